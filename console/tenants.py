@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvstore.protocol import control_pb2 as pb
 
-AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "requests_in_flight", "connections")
+AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks", "requests_in_flight", "connections")
 AT_MASTER: Final = ("pins", "reservations", "requests_in_flight", "connections")
 
 

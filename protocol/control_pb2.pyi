@@ -91,7 +91,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., protocol_version: _Optional[int] = ..., quotas_version: _Optional[int] = ...) -> None: ...
 
 class TenantQuota(_message.Message):
-    __slots__ = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections")
+    __slots__ = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections", "hbm_slabs", "dram_slabs")
     HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NVME_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,8 @@ class TenantQuota(_message.Message):
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    HBM_SLABS_FIELD_NUMBER: _ClassVar[int]
+    DRAM_SLABS_FIELD_NUMBER: _ClassVar[int]
     hbm_bytes: int
     dram_bytes: int
     nvme_bytes: int
@@ -108,7 +110,9 @@ class TenantQuota(_message.Message):
     reservations: int
     requests_in_flight: int
     connections: int
-    def __init__(self, hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pins: _Optional[int] = ..., reservations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+    hbm_slabs: int
+    dram_slabs: int
+    def __init__(self, hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., pins: _Optional[int] = ..., reservations: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ..., hbm_slabs: _Optional[int] = ..., dram_slabs: _Optional[int] = ...) -> None: ...
 
 class Quotas(_message.Message):
     __slots__ = ("version", "default", "tenants")
@@ -136,7 +140,7 @@ class QuotaOrigins(_message.Message):
     def __init__(self, operator: _Optional[_Iterable[str]] = ..., file: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TenantUse(_message.Message):
-    __slots__ = ("tenant", "hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "requests_in_flight", "connections")
+    __slots__ = ("tenant", "hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "requests_in_flight", "connections", "hbm_slabs", "dram_slabs")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     HBM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +148,8 @@ class TenantUse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    HBM_SLABS_FIELD_NUMBER: _ClassVar[int]
+    DRAM_SLABS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     hbm_bytes: int
     dram_bytes: int
@@ -151,7 +157,9 @@ class TenantUse(_message.Message):
     blocks: int
     requests_in_flight: int
     connections: int
-    def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+    hbm_slabs: int
+    dram_slabs: int
+    def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ..., hbm_slabs: _Optional[int] = ..., dram_slabs: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog", "ticket_key", "quotas", "protocol_version", "spill_at_share")

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
+from kvstore.security.quotas.quota import SLABS
 from kvstore.store.blocks.block import DRAM, TIERS
 from kvstore.store.blocks.counts import MAX_TENANTS, AccessClock, TierCounts
 from kvstore.store.blocks.table import BlockTable
@@ -142,7 +143,10 @@ def _of_tenants(table: BlockTable) -> dict[str, Reading]:
     use, quotas = table.quotas.use(), table.quotas.now
     names = heapq.nlargest(MAX_TENANTS, use, key=lambda name: use[name].tiers[DRAM])
     limits = {(tier, name): quotas.of(name).of_tier(index) for index, tier in enumerate(TIERS) for name in names}
+    may_have = {(TIERS[index], name): quotas.of(name).slabs_of_tier(index) for index in range(len(SLABS)) for name in names}
     return {
+        "kvstore_node_tenant_slabs": {(TIERS[index], name): use[name].slabs[index] for index in range(len(SLABS)) for name in names},
+        "kvstore_node_tenant_quota_slabs": {place: limit for place, limit in may_have.items() if limit is not None},
         "kvstore_node_tenant_bytes": {(tier, name): use[name].tiers[index] for index, tier in enumerate(TIERS) for name in names},
         "kvstore_node_tenant_quota_bytes": {place: limit for place, limit in limits.items() if limit is not None},
     }

@@ -8,7 +8,7 @@ from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS, Block
 from kvstore.store.blocks.leases import Leases
-from kvstore.store.blocks.quotas import Use
+from kvstore.store.blocks.quotas import NO_USE
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.page_sizes import PageSizes
 from kvstore.store.publisher import Publisher
@@ -67,7 +67,7 @@ class NodeStatus:
 
     def tenants(self) -> list[pb.TenantUse]:
         """Of the tenants that take most of DRAM: what they take, as the master hears it."""
-        use = dict.fromkeys(self._loads.tenants(), Use((0, 0, 0), 0)) | self._table.quotas.use()
+        use = dict.fromkeys(self._loads.tenants(), NO_USE) | self._table.quotas.use()
         names = heapq.nlargest(MAX_TENANT_USES, use, key=lambda name: use[name].tiers[DRAM])
         return [
             pb.TenantUse(
@@ -76,6 +76,8 @@ class NodeStatus:
                 dram_bytes=use[name].tiers[DRAM],
                 nvme_bytes=use[name].tiers[NVME],
                 blocks=use[name].blocks,
+                hbm_slabs=use[name].slabs[HBM],
+                dram_slabs=use[name].slabs[DRAM],
                 connections=self._loads.of(name)[0],
                 requests_in_flight=self._loads.of(name)[1],
             )

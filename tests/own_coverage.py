@@ -27,7 +27,7 @@ PARTS = {
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
     "store": "admission spilling",
-    "store/blocks": "crowding limits quotas",
+    "store/blocks": "crowding limits quotas slab_limits",
     "master/directory": (
         "directory draining targets following operator_quotas queries pins removing rows keys key_index membership placement records "
         "publishing removals reservations tenants holders rates heat contents usage segments recording last_copies load spilling"

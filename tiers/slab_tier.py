@@ -46,6 +46,15 @@ class SlabTier(Tier):
     def tenant_bytes(self) -> Mapping[str, int]:
         return self._slabs.tenant_bytes
 
+    @property
+    def tenant_slabs(self) -> Mapping[str, int]:
+        """Slabs of each tenant that has any in which it has slots, those in quarantine included. It changes with the tier."""
+        return self._slabs.tenant_slabs
+
+    def needs_slab(self, size_bytes: int, *, tenant: str) -> bool:
+        """Whether the next slot of this size and tenant is in a slab in which the tenant has none yet. Raises InvalidArgument."""
+        return self._slabs.needs_slab(size_bytes, tenant)
+
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
         return self._slabs.allocate(size_bytes, tenant)
 

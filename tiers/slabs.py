@@ -7,6 +7,7 @@ tenants of a few blocks each fit, and a large one has few slabs. A slab whose ev
 next block of the same size finds it mapped and warm, until another group needs its bytes.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Protocol
@@ -97,6 +98,8 @@ class SlabAllocator:
         self.quarantined_bytes = 0
         self.tenant_bytes: dict[str, int] = {}
         """Of each tenant that has any: used and quarantined."""
+        self.tenant_slabs: dict[str, int] = {}
+        """Slabs of each tenant that has any which are not vacant: nobody else can have their memory."""
         self._slab_bytes = slab_bytes
         self._first_bytes = first_bytes if first_bytes is not None else slab_bytes
         self._backing = backing
@@ -139,8 +142,7 @@ class SlabAllocator:
         if slab is None or count < 1:
             return []
         if slab.number in group.vacant:
-            del group.vacant[slab.number], self._vacant[slab.number]
-            group.open[slab.number] = slab
+            self._open(slab)
         self._generation += 1
         slots, returned, number, generation = slab.slots, slab.returned, group.number, self._generation
         base = slab.number << POSITION_BITS
@@ -200,6 +202,10 @@ class SlabAllocator:
         """What a slot for this size and tenant takes. Raises InvalidArgument."""
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).slot_bytes
 
+    def needs_slab(self, size_bytes: int, tenant: str) -> bool:
+        """Whether the next slot for this size and tenant is in a slab in which the tenant has none yet. Raises InvalidArgument."""
+        return not (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).open
+
     def reclaimable(self, group: int) -> int:
         """How many allocated slots the group has: freeing one makes room for another of the group at once."""
         return self._groups[group].used
@@ -240,6 +246,7 @@ class SlabAllocator:
             taken_bytes = (slab.used + len(slab.quarantined)) * slab.group.slot_bytes
             by_tenant[slab.group.tenant] = by_tenant.get(slab.group.tenant, 0) + taken_bytes
         assert self.tenant_bytes == {tenant: taken_bytes for tenant, taken_bytes in by_tenant.items() if taken_bytes}
+        assert self.tenant_slabs == Counter(slab.group.tenant for slab in slabs if not slab.is_vacant)
         assert set(self._vacant) == {slab.number for slab in slabs if slab.is_vacant}
         for slab in slabs:
             used = [position for position, slot in enumerate(slab.slots) if slot is not None]
@@ -272,6 +279,7 @@ class SlabAllocator:
         if slab.is_vacant:
             group.open.pop(slab.number, None)
             group.vacant[slab.number] = self._vacant[slab.number] = slab
+            self._count_slab(group.tenant, -1)
         else:
             group.open[slab.number] = slab
 
@@ -294,9 +302,23 @@ class SlabAllocator:
         slab = next(iter(group.vacant.values()), None) or self._add_slab(group)
         if slab is None:
             raise TierFull
+        self._open(slab)
+        return slab
+
+    def _open(self, slab: Slab) -> None:
+        """The vacant slab is about to have a slot in use."""
+        group = slab.group
         del group.vacant[slab.number], self._vacant[slab.number]
         group.open[slab.number] = slab
-        return slab
+        self._count_slab(group.tenant, 1)
+
+    def _count_slab(self, tenant: str, times: int) -> None:
+        """The tenant has a slot in one more slab (1), or in one less (-1)."""
+        left = self.tenant_slabs.get(tenant, 0) + times
+        if left:
+            self.tenant_slabs[tenant] = left
+        else:
+            del self.tenant_slabs[tenant]
 
     def _add_slab(self, group: Group) -> Slab | None:
         """A new, vacant slab out of unassigned bytes and, where these are few, of the slabs vacant for longest."""

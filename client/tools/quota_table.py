@@ -11,7 +11,7 @@ from rich.text import Text
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.settings import format_size
 
-AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "requests_in_flight", "connections")
+AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks", "requests_in_flight", "connections")
 AT_MASTER: Final = ("pins", "reservations", "requests_in_flight", "connections")
 
 

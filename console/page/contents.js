@@ -7,7 +7,7 @@ import { get } from "./store.js";
 
 const REFRESH_MS = 10000, REFRESH_HOT_MS = 5000;
 const SEGMENTS = 400;
-const LIMITS = { hbm_bytes: "HBM", dram_bytes: "DRAM", nvme_bytes: "NVMe", blocks: "blocks", requests_in_flight: "requests", connections: "connections", pins: "pins", reservations: "reservations" };
+const LIMITS = { hbm_bytes: "HBM", dram_bytes: "DRAM", nvme_bytes: "NVMe", hbm_slabs: "HBM slabs", dram_slabs: "DRAM slabs", blocks: "blocks", requests_in_flight: "requests", connections: "connections", pins: "pins", reservations: "reservations" };
 
 export function contents() {
   let found = null, chosen = null, loaded = 0, last = null, text = "", isLoading = false, by = "bytes", quotas = new Map();

@@ -12,6 +12,8 @@ import xxhash
 
 BYTES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes")
 """Those counted in bytes, by tier from the fastest down: each at each node, slot rounding included."""
+SLABS: Final = ("hbm_slabs", "dram_slabs")
+"""Those counted in slabs, by tier as BYTES; NVMe has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Quota:
     """Of one tenant; None: no limit.
 
     `blocks` at each node, in all its tiers together; `pins` and `reservations` (puts that the master has granted and that are not
-    published) in the cluster; `requests_in_flight` and `connections` at each daemon.
+    published) in the cluster; `requests_in_flight` and `connections` at each daemon; slabs at each node, those in which it has slots.
     """
 
     hbm_bytes: int | None = None
@@ -30,10 +32,18 @@ class Quota:
     reservations: int | None = None
     requests_in_flight: int | None = None
     connections: int | None = None
+    # By their place in this order the catalog's records name them (master/directory/records.py): new ones come last.
+    hbm_slabs: int | None = None
+    dram_slabs: int | None = None
 
     def of_tier(self, index: int) -> int | None:
         """Bytes in a tier, by its place among BYTES."""
         limit: int | None = getattr(self, BYTES[index])
+        return limit
+
+    def slabs_of_tier(self, index: int) -> int | None:
+        """Slabs in a tier, by its place among BYTES; None of one that has no slabs."""
+        limit: int | None = getattr(self, SLABS[index]) if index < len(SLABS) else None
         return limit
 
     def limits(self) -> dict[str, int]:

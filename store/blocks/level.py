@@ -9,6 +9,7 @@ from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.limits import TierLimits
 from kvstore.store.blocks.slab_index import SlabIndex
+from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -68,6 +69,7 @@ class Level:
         self.encoded = EncodedTotals()
         self._count = 0
         self._slabs = tier if isinstance(tier, SlabTier) else None
+        self.slab_limits = SlabLimits(self._slabs)
         self._by_slot = SlabIndex()
         """Kept for slabs only: elsewhere a slot has no mates."""
 
@@ -108,13 +110,20 @@ class Level:
 
     def lacks_quota(self, size_bytes: int, tenant: str) -> bool:
         """Whether one more value of this size is more than the tenant may have here. Raises InvalidArgument."""
+        return self.lacks_bytes(size_bytes, tenant) or self.slab_limits.lacks(size_bytes, tenant)
+
+    def lacks_bytes(self, size_bytes: int, tenant: str) -> bool:
+        """As `lacks_quota`, of bytes alone."""
         if not self.limits.are_any:
             return False
         left_bytes = self.limits.left_bytes(tenant)
         return left_bytes is not None and self.tier.slot_bytes(size_bytes, tenant=tenant) > left_bytes
 
     def within_limit(self, tenant: str, size_bytes: int, count: int) -> int:
-        """How many of so many values of that size the tenant may have here besides those that it has. Raises InvalidArgument."""
+        """How many of so many values of that size the tenant may have here besides those that it has: if any, perhaps more than its slabs
+        have room for. Raises InvalidArgument."""
+        if self.slab_limits.lacks(size_bytes, tenant):
+            return 0
         left_bytes = self.limits.left_bytes(tenant) if self.limits.are_any else None
         return count if left_bytes is None else min(count, left_bytes // self.tier.slot_bytes(size_bytes, tenant=tenant))
 
@@ -123,10 +132,19 @@ class Level:
         self.leaving_bytes += times * block.size_bytes
         self.limits.count_leaving(block, times)
 
-    def own_victims(self, tenant: str) -> list[Block]:
-        """Who leaves for a newcomer of a tenant at its limit: its own coldest block."""
+    def own_victims(self, size_bytes: int, tenant: str) -> list[Block]:
+        """Who leaves for a newcomer of a tenant at its limit: its own coldest block. Where it is a slab that it lacks and that block is in
+        none of the newcomer's size, all blocks of the coldest slab that can be emptied; else the coldest of that size."""
         coldest = self.order.coldest_of(tenant, self.may_leave)
-        return [coldest] if coldest is not None else []
+        if coldest is None:
+            return []
+        group = self.tier.group(size_bytes, tenant=tenant)
+        if self._slot(coldest).group == group or not self.slab_limits.lacks(size_bytes, tenant):
+            return [coldest]
+        if slab := self.own_slab(tenant):
+            return slab
+        own = self.order.victim(group, self.may_leave)
+        return [own] if own is not None else []
 
     def own_slab(self, tenant: str) -> list[Block]:
         """Who leaves once it has room in its limit, where what has left was of another size: all blocks of one of its slabs."""
@@ -135,9 +153,10 @@ class Level:
     def victims(self, group: int) -> list[Block]:
         """Who leaves for a newcomer of `group`: all blocks of a slab of a tenant above its limit; else its own coldest block, or all blocks
         of the slab that another group owes it."""
-        for tenant in self.limits.surplus:
-            if self.limits.is_above(tenant) and (found := self.own_slab(tenant)):
-                return found
+        for limits in (self.limits, self.slab_limits):
+            for tenant in limits.surplus:
+                if limits.is_above(tenant) and (found := self.own_slab(tenant)):
+                    return found
         own = self.spares.next(group, self.may_leave) or self.order.victim(group, self.may_leave)
         if own is not None:
             colder = self.order.coldest_elsewhere(group, self.may_leave)
@@ -221,6 +240,7 @@ class Level:
                 leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes
         assert self.leaving_bytes == sum(leaving.values())
         self.limits.check_integrity(leaving)
+        self.slab_limits.check_integrity()
 
 
 def is_evictable(block: Block) -> bool:

@@ -48,7 +48,7 @@ class Room:
         while True:
             try:
                 if level.lacks_quota(size_bytes, tenant):
-                    is_over, victims = True, level.own_victims(tenant)
+                    is_over, victims = True, level.own_victims(size_bytes, tenant)
                 else:
                     return level.tier.allocate(size_bytes, tenant=tenant)
             except TierFull:
@@ -88,10 +88,11 @@ class Room:
         """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
         has_left = False
         while level.within_limit(tenant, size_bytes, count) < count:
-            victims = level.own_victims(tenant)
-            if not victims or not self._can_leave_now(victims[0], level):
+            victims = level.own_victims(size_bytes, tenant)
+            if not victims or not all(self._can_leave_now(block, level) for block in victims):
                 break
-            has_left |= self.evict(victims[0], level, for_quota=True)
+            for block in victims:
+                has_left |= self.evict(block, level, for_quota=True)
         return has_left
 
     def evict(self, block: Block, level: Level, *, for_quota: bool = False) -> bool:
@@ -118,6 +119,8 @@ class Room:
         for level in self._levels.values():
             if level.limits.surplus:
                 self._take_surplus(level)
+            if level.slab_limits.surplus:
+                self._take_surplus_slabs(level)
             if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
                 self._relieve(level)
 
@@ -168,6 +171,21 @@ class Room:
                 block = level.order.coldest_of(tenant, lambda block: level.may_leave(block) and block.generation != UNDECIDED)
                 if block is None or not (self.evict(block, level, for_quota=True) or block.moving):
                     break
+
+    def _take_surplus_slabs(self, level: Level) -> None:
+        """The coldest slabs of tenants that have more than they may are emptied, at least one and then up to SURPLUS_BLOCKS blocks; none
+        while something of the tenant is being copied down: its slab may be empty then."""
+        limits, left = level.slab_limits, SURPLUS_BLOCKS
+        for tenant in list(limits.surplus):
+            while left > 0 and limits.is_above(tenant) and not level.limits.leaving_bytes(tenant):
+                slab = level.own_slab(tenant)
+                if not slab:
+                    break
+                left -= len(slab)
+                for block in slab:
+                    self.evict(block, level, for_quota=True)
+            if not limits.is_above(tenant):
+                limits.surplus.discard(tenant)
 
     def _plan_move(self, block: Block, source: Level, target: Level, *, stays: bool = False) -> bool:
         """`stays`: the copy is to make no room in the source."""

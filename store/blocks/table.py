@@ -147,7 +147,7 @@ class BlockTable:
         count = self._landing.within_limit(tenant, size_bytes, self._crowding.at_most(tenant, count))
         tier, found = self._landing.tier, list[Slot]()
         try:
-            while len(found) < count:
+            while len(found) < count and not self._landing.slab_limits.lacks(size_bytes, tenant):
                 found += tier.allocate_unused(size_bytes, tenant=tenant, count=count - len(found)) or [
                     tier.allocate(size_bytes, tenant=tenant)  # the first of another slab
                 ]

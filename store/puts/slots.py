@@ -99,7 +99,8 @@ class Slots:
 
     def exceeded(self, tenant: str, message: Open | Put) -> QuotaExceeded | None:
         """What a put fails with that was given no room, where it is for the tenant's quota."""
-        return self._table.quotas.exceeded(tenant, max(message.sizes))
+        sizes = sorted(set(message.sizes), reverse=True)
+        return next(filter(None, (self._table.quotas.exceeded(tenant, size_bytes) for size_bytes in sizes)), None)
 
     def _open_whole(self, session: Session, tenant: str, message: Open | Put) -> Opening | None:
         """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no

@@ -36,6 +36,8 @@ NODE: Final = (
     ),
     Metric("kvstore_node_tenant_bytes", G, "What a tenant takes of the tier; of those that take most of DRAM.", ("tier", "tenant")),
     Metric("kvstore_node_tenant_quota_bytes", G, "What it may take there; of those that have a limit.", ("tier", "tenant")),
+    Metric("kvstore_node_tenant_slabs", G, "Slabs in which a tenant has slots; of those that take most of DRAM.", ("tier", "tenant")),
+    Metric("kvstore_node_tenant_quota_slabs", G, "In how many it may; of those that have a limit.", ("tier", "tenant")),
     Metric("kvstore_node_quota_refused", C, "Connections and requests beyond their tenant's quota, by which.", ("reason",)),
     Metric("kvstore_node_tier_demotions", C, "Blocks copied from the tier to a lower one.", ("tier",)),
     Metric("kvstore_node_tier_promotions", C, "Blocks copied into the tier from a lower one.", ("tier",)),

@@ -30,10 +30,12 @@ def test_of_each_tenant_the_limit_is_told_that_is_nearest_where_it_is() -> None:
 
 
 def test_a_tenant_that_uses_nothing_has_a_limit_too_and_a_limit_of_none_is_reached_by_anything() -> None:
-    status = pb.StatusReply(quotas=pb.Quotas(tenants={"red": pb.TenantQuota(pins=0), "blue": pb.TenantQuota(nvme_bytes=5)}))
-    assert told(status) == [("blue", "nvme_bytes", "", 0.0), ("red", "pins", "", 0.0)]
+    status = pb.StatusReply(quotas=pb.Quotas(tenants={"red": pb.TenantQuota(pins=0), "blue": pb.TenantQuota(dram_slabs=5)}))
+    assert told(status) == [("blue", "dram_slabs", "", 0.0), ("red", "pins", "", 0.0)]
     status.grants.add(tenant="red", pins=1)
     assert told(status)[1] == ("red", "pins", "", 1.0)
+    status.nodes.append(node("a", pb.TenantUse(tenant="blue", dram_slabs=4)))
+    assert told(status)[0] == ("blue", "dram_slabs", "a", 0.8)
 
 
 def test_without_quotas_nothing_is_told() -> None:

@@ -143,6 +143,29 @@ def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> 
                 waiting.result()
 
 
+def test_a_tenant_of_values_of_many_sizes_takes_no_more_slabs_than_it_may(tmp_path: Path) -> None:
+    """Each size has a slab of its own, and red's others leave for the next one's. Blue's stay, in as many slabs as they need."""
+    file = tmp_path / "quotas.toml"
+    file.write_text("[tenants.red]\ndram_slabs = 4\n")
+    keys, wanted = values(HELD_BY_QUOTA, b"b")
+    with System(tmp_path) as system:
+        system.start_master(0, "--quotas", str(file))
+        system.start_node("n0", "--dram", "4MiB", "--policy", "lru")
+        quotas = Quotas(system, file)
+        with system.client(tenant="red") as red, system.client(tenant="blue") as blue:
+            blue.put_batch(keys, wanted)
+            many = [b"r%d" % number for number in range(12)]
+            contents = [value_of(key, 0, (number + 1) * KIB) for number, key in enumerate(many)]
+            for key, value in zip(many, contents, strict=True):
+                red.put(key, value)
+            assert red.get_batch(many) == [None] * 8 + contents[-4:]
+            assert blue.get_batch(keys) == wanted
+            until(lambda: quotas.use("red").dram_slabs == 4, "red's slabs told to the master")
+            assert all(red.pin(many[-4:]))
+            with system.client(tenant="red", deadline_s=1.0) as late, pytest.raises(QuotaExceeded, match=r"4 slabs of DRAM \(dram_slabs\)"):
+                late.put(b"one more", bytes(20 * KIB))
+
+
 def test_pins_and_reservations_beyond_the_quota_are_refused(quotas: Quotas) -> None:
     keys, wanted = values(4)
     quotas.edit("[tenants.red]\npins = 2\nreservations = 0\n")

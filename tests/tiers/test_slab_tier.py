@@ -51,6 +51,13 @@ def test_what_tenants_have_and_what_one_more_slot_takes_is_told(tier: SlabTier) 
     assert tier.slot_bytes(PAGE_BYTES, tenant="blue") == PAGE_BYTES
 
 
+def test_in_how_many_slabs_tenants_have_slots_and_whether_one_more_takes_another_is_told(tier: SlabTier) -> None:
+    tier.allocate(100, tenant="red")
+    assert tier.tenant_slabs == {"red": 1}
+    assert tier.needs_slab(50, tenant="red")
+    assert tier.needs_slab(100, tenant="blue")
+
+
 def test_a_cold_groups_slab_can_be_taken_slot_by_slot(tier: SlabTier) -> None:
     cold = [tier.allocate(PAGE_BYTES, tenant="red") for _ in range(10)]
     assert tier.reclaimable(tier.group(PAGE_BYTES, tenant="red")) == 10

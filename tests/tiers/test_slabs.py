@@ -146,6 +146,29 @@ def test_a_slot_takes_what_its_size_class_does_and_its_tenant_has_it_until_it_is
     slabs.check_integrity()
 
 
+def test_a_tenant_has_the_slabs_in_which_it_has_slots_and_those_in_quarantine_count() -> None:
+    slabs = allocator(1000)
+    assert slabs.needs_slab(50, "red")
+    first, second, third = (slabs.allocate(size_bytes, "red") for size_bytes in (50, 50, 30))
+    other = slabs.allocate(50, "blue")
+    assert slabs.tenant_slabs == {"red": 2, "blue": 1}
+    assert [slabs.needs_slab(size_bytes, "red") for size_bytes in (50, 30, 20)] == [True, False, True]
+    slabs.quarantine(first)
+    slabs.free(second)
+    slabs.free(other)
+    assert slabs.tenant_slabs == {"red": 2}
+    slabs.release(first)
+    slabs.free(third)
+    assert slabs.tenant_slabs == {}
+    assert slabs.reserve_slabs(first.group, 2), "memory made ahead of need is whoever's who needs it first"
+    assert slabs.tenant_slabs == {}
+    assert len(slabs.allocate_unused(50, "red", 9)) == 2
+    assert slabs.tenant_slabs == {"red": 1}
+    slabs.check_integrity()
+    with pytest.raises(InvalidArgument):
+        slabs.needs_slab(1001, "red")
+
+
 def test_what_a_group_can_give_is_what_it_has_allocated() -> None:
     slabs = allocator(1000)
     first, second, third = (slabs.allocate(10, "") for _ in range(3))

@@ -55,8 +55,8 @@ def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Pat
         system.start_master(0, "--quotas", str(quotas))
         default = {"connections": (50, "default"), "reservations": (5, "file")}
         assert told(system) == {**default, "pins": (7, "file")}
-        done = run(system, "set", "red", "--dram-bytes", "8GiB", "--pins", "none", "--requests-in-flight", "9")
-        assert done.output == "red: dram_bytes 8 GiB, pins none, requests_in_flight 9\n"
+        done = run(system, "set", "red", "--dram-bytes", "8GiB", "--pins", "none", "--requests-in-flight", "9", "--dram-slabs", "60")
+        assert done.output == "red: dram_bytes 8 GiB, pins none, requests_in_flight 9, dram_slabs 60\n"
         assert told(system) == {**default, "pins": (None, "operator"), "requests_in_flight": (9, "operator")}
         assert run(system, "clear", "red", "requests-in-flight").output == "red: requests_in_flight as the quotas file has it\n"
         assert told(system) == {**default, "pins": (None, "operator")}

@@ -8,7 +8,7 @@ from kvstore.protocol import control_pb2 as pb
 STATUS = pb.StatusReply(
     nodes=[
         pb.NodeStatus(name="n2", tenants=[pb.TenantUse(tenant="red", dram_bytes=1024, blocks=2, connections=1)]),
-        pb.NodeStatus(name="n1", tenants=[pb.TenantUse(tenant="blue", nvme_bytes=5)]),
+        pb.NodeStatus(name="n1", tenants=[pb.TenantUse(tenant="blue", nvme_bytes=5, dram_slabs=3)]),
     ],
     quotas=pb.Quotas(default=pb.TenantQuota(blocks=9), tenants={"red": pb.TenantQuota(dram_bytes=1024, pins=3)}),
     quota_origins={"red": pb.QuotaOrigins(operator=["pins", "connections"], file=["dram_bytes"])},
@@ -19,6 +19,7 @@ STATUS = pb.StatusReply(
 def test_each_tenant_has_a_row_for_what_it_uses_and_for_what_is_limited_at_each_daemon() -> None:
     assert rows(STATUS) == [
         Row("blue", "n1", "nvme_bytes", 5, None, ""),
+        Row("blue", "n1", "dram_slabs", 3, None, ""),
         Row("blue", "n1", "blocks", 0, 9, "default"),
         Row("red", "n1", "dram_bytes", 0, 1024, "file"),
         Row("red", "n1", "connections", 0, None, "operator"),

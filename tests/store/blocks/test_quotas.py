@@ -76,13 +76,28 @@ def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_stor
     assert store.names() == "acz"
 
 
+def test_a_put_that_lacks_a_slab_is_told_so(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    limit(store, dram_slabs=1)
+    store.put("a", 50).pinned = True
+    assert store.try_put("b", 30) is None
+    exceeded = store.table.quotas.exceeded("red", 30)
+    assert exceeded is not None
+    assert "1 slabs of DRAM (dram_slabs), none with room for 30 bytes" in str(exceeded)
+    assert store.table.quotas.exceeded("red", 50) is None, "there is a slot for it"
+    assert store.table.quotas.exceeded("blue", 30) is None
+    limit(store, dram_slabs=0)
+    with pytest.raises(QuotaExceeded, match=r"may have no dram slabs here \(dram_slabs\)"):
+        store.table.check_room(1, "red")
+
+
 def test_open_puts_count(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_bytes=200, blocks=2)
     puts = [store.open("a"), store.open("b")]
     assert None not in puts
     assert store.open("c") is None
-    assert store.table.quotas.use() == {"red": Use((0, 200, 0), 2)}
+    assert store.table.quotas.use() == {"red": Use((0, 200, 0), 2, (0, 2))}
     first = puts[0]
     assert first is not None
     store.table.abort(first)
@@ -258,5 +273,5 @@ def test_use_is_told_by_tenant_and_tier(make_store: MakeStore) -> None:
     store.table.room.warm(block)
     store.settle()
     assert [block.slots[tier] is not None for tier in (HBM, DRAM)] == [True, True]
-    assert store.table.quotas.use() == {"red": Use((100, 100, 0), 1), "blue": Use((0, 200, 0), 1)}
+    assert store.table.quotas.use() == {"red": Use((100, 100, 0), 1, (1, 1)), "blue": Use((0, 200, 0), 1, (0, 1))}
     assert store.table.quotas.now.of("red") == Quota()

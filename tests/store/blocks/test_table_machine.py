@@ -15,6 +15,7 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import is_evictable
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.quotas import NO_USE
 from kvstore.store.moves.job import MoveJob
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
@@ -34,6 +35,8 @@ QUOTAS = st.builds(
     dram_bytes=st.sampled_from([None, 0, 700, 1500]),
     nvme_bytes=st.sampled_from([None, 0, 700]),
     blocks=st.sampled_from([None, 0, 2]),
+    hbm_slabs=st.sampled_from([None, None, 1]),
+    dram_slabs=st.sampled_from([None, None, 0, 1, 2]),
 )
 SEEDS = st.integers(0, 20)
 PICK = st.integers(0, 1 << 16)
@@ -151,14 +154,16 @@ class TableMachine(RuleBasedStateMachine):
                 value = tensor_value(seed, TENSOR, dtype="float16")
                 self.store.next_value(value)
                 size_bytes = len(value)
-            left_bytes = self.table._landing.limits.left_bytes(tenant)
-            self.putting, self.is_making_room_of_own = tenant, left_bytes is not None and left_bytes < size_bytes
+            self.putting, self.is_making_room_of_own = tenant, self.table._landing.lacks_quota(size_bytes, tenant)
+            before = self.table.quotas.use().get(tenant, NO_USE)
             put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns)
             quota = self.table.quotas.now.of(tenant)
             if put is not None:
                 use = self.table.quotas.use()[tenant]
                 assert use.tiers[DRAM] <= (quota.dram_bytes if quota.dram_bytes is not None else use.tiers[DRAM])
                 assert use.blocks <= (quota.blocks if quota.blocks is not None else use.blocks)
+                may_have = quota.dram_slabs if quota.dram_slabs is not None else use.slabs[DRAM]
+                assert use.slabs[DRAM] <= max(may_have, before.slabs[DRAM]), "it took a slab more than it may"
             if put is not None:
                 self.puts.append(put)
                 if is_remote:
