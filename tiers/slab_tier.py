@@ -78,6 +78,10 @@ class SlabTier(Tier):
         """
         return self._slabs.slab_slots(slot)
 
+    def slab_used(self, slot: Slot) -> int:
+        """How many `slab_slots` would give, in O(1). Raises StaleHandle."""
+        return self._slabs.slab_used(slot)
+
     def reserve_slabs(self, group: int, count: int) -> list[int]:
         """Have the group own `count` unused slabs, so that clients can map them before they are needed: the new ones among them."""
         return self._slabs.reserve_slabs(group, count)

@@ -214,6 +214,10 @@ class SlabAllocator:
         """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes."""
         return [mate for mate in self.find(slot).slots if mate is not None]
 
+    def slab_used(self, slot: Slot) -> int:
+        """How many allocated slots there are in the slab of this one."""
+        return self.find(slot).used
+
     def slab(self, number: int) -> Slab:
         """Raises StaleHandle for a slab that does not exist (any more)."""
         slab = self._slabs.get(number)

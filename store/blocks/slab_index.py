@@ -68,6 +68,14 @@ class SlabIndex:
         position = position_of(slot)
         return blocks[position] if position < len(blocks) else None
 
+    def mates(self, slot: Slot) -> Sequence[Block | None]:
+        """By place, the blocks in the slab of this slot, which has one; the caller leaves the list as it is."""
+        return self._slabs[slab_number_of(slot)]
+
+    def count(self, slot: Slot) -> int:
+        """How many blocks there are among `mates`."""
+        return self._counts[slab_number_of(slot)]
+
     def check_integrity(self) -> None:
         """Assert that the counts are right. For tests; O(slots)."""
         found = {number: sum(block is not None for block in blocks) for number, blocks in self._slabs.items()}

@@ -62,6 +62,7 @@ def test_a_cold_groups_slab_can_be_taken_slot_by_slot(tier: SlabTier) -> None:
     cold = [tier.allocate(PAGE_BYTES, tenant="red") for _ in range(10)]
     assert tier.reclaimable(tier.group(PAGE_BYTES, tenant="red")) == 10
     assert tier.reclaimable(tier.group(2 * PAGE_BYTES, tenant="blue")) == 0
+    assert tier.slab_used(cold[0]) == len(tier.slab_slots(cold[0]))
     tier.free_batch(tier.slab_slots(cold[0]))
     newcomer = tier.allocate(2 * PAGE_BYTES, tenant="blue")
     assert newcomer.group == tier.group(2 * PAGE_BYTES, tenant="blue")

@@ -198,7 +198,7 @@ def test_a_handle_is_good_for_one_use_of_its_place() -> None:
     second = slabs.allocate(10, "")
     assert (second.index, position_of(second)) == (first.index, position_of(first))
     assert second.generation > first.generation
-    for act in (slabs.free, slabs.quarantine, slabs.find, slabs.slab_slots, slabs.release):
+    for act in (slabs.free, slabs.quarantine, slabs.find, slabs.slab_slots, slabs.slab_used, slabs.release):
         with pytest.raises(StaleHandle):
             act(first)
     assert slabs.find(second).number == slab_of(second)
@@ -253,6 +253,7 @@ def test_a_vacant_slab_goes_to_another_group_and_its_handles_stay_stale() -> Non
     with pytest.raises(TierFull):
         slabs.allocate(25, "blue")
     assert sorted(slot.index for slot in slabs.slab_slots(slots[0])) == [slot.index for slot in slots]
+    assert slabs.slab_used(slots[0]) == len(slots)
     for slot in slots:
         slabs.free(slot)
     newcomer = slabs.allocate(25, "blue")

@@ -61,6 +61,15 @@ def test_many_that_lie_in_a_row_are_added_at_once() -> None:
     assert index.get(slot(1, 0)) is blocks[1]
 
 
+def test_the_blocks_of_a_slab_lie_by_their_places() -> None:
+    index = SlabIndex()
+    first, second, other = block("a"), block("b"), block("c")
+    index.add_all([slot(2, 0), slot(2, 2), slot(3, 0)], [first, second, other])
+    assert (list(index.mates(slot(2, 0))), index.count(slot(2, 0))) == ([first, None, second], 2)
+    index.remove(slot(2, 0))
+    assert (list(index.mates(slot(2, 2))), index.count(slot(2, 2))) == ([None, None, second], 1)
+
+
 def test_many_are_added_as_one_by_one() -> None:
     at_once, each = SlabIndex(), SlabIndex()
     places = [(2, 5), (2, 6), (7, 0), (2, 0), (9, 1000), (7, 3)]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks import level
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.tiers.dram import DramTier
 from tests.store.tables import Store
@@ -190,3 +192,28 @@ def test_a_copy_up_that_takes_a_slab_too_many_is_not_made(make_store: MakeStore)
     store.table.room.warm(second)
     assert store.table.room.take_moves() == []
     assert store.table.quotas.use()["red"].slabs == (1, 2)
+
+
+def test_a_put_that_finds_no_slab_to_empty_looks_at_so_many_slots_and_holds_up_nobody(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(2000, slab_bytes=100)
+    for number in range(10):
+        store.put(f"{2 * number}", 50)
+        store.put(f"{2 * number + 1}", 50).pinned = True
+    store.put("a", 100)
+    limit(store, dram_slabs=11)
+    asked: list[str] = []
+    may_leave = store.table._landing.may_leave
+
+    def asking(block: Block) -> bool:
+        asked.append(block.key.decode())
+        return may_leave(block)
+
+    monkeypatch.setattr(store.table._landing, "may_leave", asking)
+    monkeypatch.setattr(level, "MAX_WALKED", 4)
+    assert store.try_put("b", 30) is None
+    assert len(asked) <= 8, "two slabs, and who is coldest"
+    monkeypatch.undo()
+    store.put("b", 30)
+    assert store.table.find("red", b"a") is None
