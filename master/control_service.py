@@ -76,7 +76,8 @@ class ControlService(ControlServicer):
         self._timeout_s = timeout_s
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
-        info = NodeInfo(request.name, request.instance, request.version, request.host_id, request.unix, request.tcp, request.http)
+        said = request
+        info = NodeInfo(said.name, said.instance, said.version, said.host_id, said.unix, said.tcp, said.http, said.takes_traces)
         description = Description(request.topology, request.transfer)
         seen = MasterSeen(request.seen_catalog, request.seen_master_epoch)
 

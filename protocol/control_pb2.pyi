@@ -59,7 +59,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., why_not_huge: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "protocol_version", "quotas_version")
+    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "protocol_version", "quotas_version", "takes_traces")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class RegisterRequest(_message.Message):
     HTTP_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAKES_TRACES_FIELD_NUMBER: _ClassVar[int]
     name: str
     instance: int
     version: str
@@ -88,7 +89,8 @@ class RegisterRequest(_message.Message):
     http: str
     protocol_version: int
     quotas_version: int
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., protocol_version: _Optional[int] = ..., quotas_version: _Optional[int] = ...) -> None: ...
+    takes_traces: bool
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., protocol_version: _Optional[int] = ..., quotas_version: _Optional[int] = ..., takes_traces: bool = ...) -> None: ...
 
 class TenantQuota(_message.Message):
     __slots__ = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections", "hbm_slabs", "dram_slabs")

@@ -93,6 +93,11 @@ class Channel:
             raise
         return channel
 
+    @property
+    def takes_traces(self) -> bool:
+        """The peer has said so in its Welcome."""
+        return self._exchange.takes_traces
+
     def call(self, message: Packable, answer: type[M], deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> M:
         """Ask and return the answer. If it has a payload, read it with `read_into` before the next call.
 

@@ -22,7 +22,7 @@ from kvstore.rpc.outbox import TURN_BYTES, Outbox, SendLimits, advance, first
 from kvstore.rpc.questions import Questions, Reply
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor, Timer
 from kvstore.rpc.tenant_loads import InFlight, TenantLoad
-from kvstore.rpc.tracing import Span, TracedStopwatch, Tracer
+from kvstore.rpc.tracing import CALL, Call, Span, TracedStopwatch, Tracer
 from kvstore.security.tls.subjects import CertifiedPeer
 from kvstore.security.tls.tls_socket import TlsSocket
 
@@ -92,8 +92,12 @@ class Session:
         self._send_timer: Timer | None = None
         self._events = READABLE
         self._questions = Questions(reactor)
-        self._traces = TracedStopwatch(observer, tracer) if tracer is not None else None
-        self._stopwatch = self._traces or (Stopwatch(observer) if observer is not None else None)
+        self.traces = TracedStopwatch(observer, tracer) if tracer is not None else None
+        """Of requests that come by this connection; None: this daemon traces nothing."""
+        self.takes_traces = False
+        """The peer takes Trace messages."""
+        self._is_met = False
+        self._stopwatch = self.traces or (Stopwatch(observer) if observer is not None else None)
         self.is_open = True
         reactor.register(self._fd, self._on_ready if self._tls is None else self._on_tls_ready)
         if self._tls is not None:
@@ -102,6 +106,10 @@ class Session:
     def local_host(self) -> str:
         """The host by which the peer reached this side; 127.0.0.1 over a Unix socket."""
         return "127.0.0.1" if self.is_local else str(self._sock.getsockname()[0])
+
+    def met(self, *, takes_traces: bool) -> None:
+        """This side has introduced itself, and the peer has answered: it is no stranger, and takes Trace messages or does not."""
+        self._is_met, self.takes_traces = True, takes_traces
 
     @property
     def certified(self) -> CertifiedPeer | None:
@@ -205,8 +213,8 @@ class Session:
         if header.type in NO_REQUESTS:
             if header.type != Trace.TYPE:
                 self._on_reply(header, body)
-            elif self._traces is not None and self.context is not None:  # strangers begin no spans
-                self._traces.announced(body)
+            elif self.traces is not None and (self._is_met or self.context is not None):  # strangers begin no spans
+                self.traces.announced(body)
             return
         if self._stopwatch is not None and not header.payload_bytes:
             self._stopwatch.begin(header.request_id, header.type)
@@ -343,12 +351,12 @@ class Session:
         if self.is_open:
             self._answered(request_id)
             version = min(message.SINCE, self.peer_version)
-            takes = TAKES_TRACES if self._traces is not None else 0
+            takes = TAKES_TRACES if self.traces is not None else 0
             self._send(message.TYPE, request_id, takes, message.pack_for(version), version=version)
 
     def span(self, request_id: int) -> Span | None:
         """Of a request that has no answer yet, for what takes its time; None: it is not traced."""
-        return self._traces.span(request_id) if self._traces is not None else None
+        return self.traces.span(request_id) if self.traces is not None else None
 
     def _answered(self, request_id: int) -> None:
         if self._stopwatch is not None:
@@ -370,12 +378,15 @@ class Session:
             told = typed(error)
             if self._stopwatch is not None:
                 self._stopwatch.observer.refused(told)
-            if self._traces is not None:
-                self._traces.failed(request_id, told)
+            if self.traces is not None:
+                self.traces.failed(request_id, told)
             self.reply(request_id, Failure(told.code, str(told)))
 
     def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:
-        """Ask the peer. `on_reply` is called exactly once: the answer, the peer's error, Unavailable, or DeadlineExceeded."""
+        """Ask the peer, for the sake of the CALL that is traced, if any. `on_reply` is called exactly once: the answer, the peer's error,
+        Unavailable, or DeadlineExceeded."""
+        if self.takes_traces and (call := CALL.get()) is not None:
+            self._announce(call)
         if not self.is_open:
             on_reply(None, Unavailable("the connection is closed"))
             return
@@ -383,6 +394,14 @@ class Session:
         body = message.pack_for(version)
         request_id = self._questions.ask(on_reply, deadline_s)
         self._send(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body, version=version)
+
+    def _announce(self, call: Call) -> None:
+        """For whom the request is that is sent next."""
+        if self.is_open:
+            try:
+                self._outbox.send(call.frame, (), None, ())
+            except OSError as error:
+                self.close(f"{error.strerror or error}")
 
     def _on_reply(self, header: Header, body: memoryview) -> None:
         failure = Failure.unpack(body) if header.type == Failure.TYPE else None
@@ -448,8 +467,8 @@ class Session:
             self._send_timer.cancel()
         self._destinations = None
         self._outbox.abandon()
-        if self._traces is not None:
-            self._traces.close()
+        if self.traces is not None:
+            self.traces.close()
         self.belongs_to(None)
         self._questions.close(Unavailable(f"the connection broke: {reason}"))
         self._handler.closed(self)

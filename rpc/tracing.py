@@ -1,13 +1,15 @@
 """How a trace goes from whoever asks to whoever answers: a Trace message ahead of a request that is sampled, to peers that take it; an
 entry of the metadata of gRPC calls.
 
-A client's call that is sampled is a `Call`; whoever asks on its behalf finds it by CALL. A daemon's session has a TracedStopwatch, which
-begins a span for each request that was announced so. Who makes spans is a `Tracer`: this file knows none.
+A client's call that is sampled is a `Call`, and so is what a daemon asks another one for the sake of traced requests; whoever asks on its
+behalf finds it by CALL. A daemon's session has a TracedStopwatch, which begins a span for each request that was announced so: below the
+span that the first Trace ahead of it names, linked to those of the others. Who makes spans is a `Tracer`: this file knows none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import pack_header
@@ -15,16 +17,27 @@ from kvstore.protocol.session_messages import Trace
 from kvstore.protocol.traceparent import TraceParent, parse_traceparent
 from kvstore.rpc.observing import MAX_UNANSWERED, Observer, Stopwatch
 
+T = TypeVar("T")
+
 TRACEPARENT: Final = "traceparent"
 """In metadata, as in HTTP."""
 BROKEN: Final = "the connection broke"
+MAX_LINKS: Final = 63
+"""Traced requests that one message is for, beside the first: those beyond are not named."""
 
 
 class Span(Protocol):
-    """A part of a request's time. For the reactor's thread."""
+    """A part of a request's time. For one thread at a time."""
+
+    @property
+    def place(self) -> TraceParent:
+        """Where it stands: the parent of what is asked for its sake."""
 
     def begin(self, name: str) -> "Span":
         """A part of this part."""
+
+    def follow(self, name: str) -> "Span":
+        """What it brought about, and does not wait for: below it, but with an end of its own."""
 
     def set(self, name: str, value: int | str) -> None:
         """An attribute: never a key, a value or a credential."""
@@ -36,27 +49,55 @@ class Span(Protocol):
 class Tracer(Protocol):
     """Makes spans of requests."""
 
-    def begin(self, kind: int, parent: TraceParent) -> Span:
-        """Of a request whose message has that type, asked for by that span."""
+    def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> Span:
+        """Of a request whose message has that type, asked for by that span, and for the sake of `links`, too."""
 
 
 class Call:
-    """A sampled call of a client that is under way, and what it has taken so far."""
+    """A sampled call of a client, or what a daemon asks for: under way, and what it has taken so far."""
 
     __slots__ = ("frame", "is_moved_by_engine", "parent", "requests")
 
-    def __init__(self, parent: TraceParent) -> None:
-        """`parent`: the span that the requests of this call are parts of."""
+    def __init__(self, parent: TraceParent, links: Sequence[TraceParent] = ()) -> None:
+        """`parent`: the span that the requests of this call are parts of; `links`: those that they are for beside it."""
         self.parent = parent
-        body = Trace(parent.text()).pack()
-        self.frame: Final = pack_header(Trace.TYPE, 0, len(body), version=Trace.SINCE) + body
+        self.frame: Final = b"".join(map(_announcement, (parent, *links[:MAX_LINKS])))
         """What goes ahead of each request."""
         self.requests = 0
         self.is_moved_by_engine = False
 
 
 CALL: Final[ContextVar[Call | None]] = ContextVar("kvstore_call", default=None)
-"""The call of this thread, or of this task, if it is sampled."""
+"""The call of this thread, or of this task, if it is sampled; of a loop, what it asks for at the moment."""
+
+
+@contextmanager
+def asking_for(span: Span) -> Iterator[None]:
+    """What this thread, or this task, asks within is below that span."""
+    token = CALL.set(Call(span.place))
+    try:
+        yield
+    finally:
+        CALL.reset(token)
+
+
+def on_behalf(spans: Sequence[Span], ask: Callable[..., T], *arguments: Any) -> T:
+    """Call `ask` with these, for the sake of the spans: what it asks for is below the first of them, and linked to the others. Where there
+    are none, it is just called."""
+    if not spans:
+        return ask(*arguments)
+    parent, *links = [span.place for span in spans]
+    token = CALL.set(Call(parent, links))
+    try:
+        return ask(*arguments)
+    finally:
+        CALL.reset(token)
+
+
+def _announcement(span: TraceParent) -> bytes:
+    """The frame that says for whom the next request is."""
+    body = Trace(span.text()).pack()
+    return pack_header(Trace.TYPE, 0, len(body), version=Trace.SINCE) + body
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
@@ -90,22 +131,25 @@ class TracedStopwatch(Stopwatch):
     def __init__(self, observer: Observer | None, tracer: Tracer) -> None:
         super().__init__(Unobserved() if observer is None else observer)
         self._tracer = tracer
-        self._announced: TraceParent | None = None
+        self._announced: list[TraceParent] = []
         self._spans: dict[int, Span] = {}
 
     def announced(self, body: memoryview) -> None:
-        """The next request belongs to the trace that the Trace message with this body names; one that cannot be read is as none."""
+        """The next request belongs to the trace that the Trace message with this body names; one that cannot be read is as none, and so is
+        one after the first MAX_LINKS + 1."""
         try:
-            self._announced = parse_traceparent(Trace.unpack(body).traceparent)
+            parent = parse_traceparent(Trace.unpack(body).traceparent)
         except ProtocolError:
-            self._announced = None
+            return
+        if parent is not None and len(self._announced) <= MAX_LINKS:
+            self._announced.append(parent)
 
     def begin(self, request_id: int, kind: int) -> None:
         super().begin(request_id, kind)
-        if self._announced is not None:
-            parent, self._announced = self._announced, None
+        if self._announced:
+            (parent, *links), self._announced = self._announced, []
             if request_id and len(self._spans) < MAX_UNANSWERED:
-                self._spans[request_id] = self._tracer.begin(kind, parent)
+                self._spans[request_id] = self._tracer.begin(kind, parent, links)
 
     def span(self, request_id: int) -> Span | None:
         """Of a request that has no answer yet; None: it is not traced."""

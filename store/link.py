@@ -53,6 +53,8 @@ class Identity:
     tcp: str
     instance: int
     http: str = ""
+    takes_traces: bool = False
+    """The Trace messages of its master."""
 
 
 def new_instance() -> int:
@@ -80,7 +82,7 @@ class MasterLink:
         links: Callable[[], list[pb.LinkFlow]],
         tenants: Callable[[], list[pb.TenantUse]],
         on_quotas: Callable[[pb.Quotas], None],
-        on_link: Callable[[socket.socket, pb.RegisterReply], None],
+        on_link: Callable[[socket.socket, pb.RegisterReply, bool], None],
         join_token: Callable[[], str],
         needs_tickets: bool,
         timeout_s: float,
@@ -91,9 +93,10 @@ class MasterLink:
         tls: Certificates | None = None,
     ) -> None:
         """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas` and `on_link` are called in the loop; the socket that
-        `on_link` gets is its own. `join_token` is asked in the link's thread each time that the token is shown, and may raise ConfigError.
-        With `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
-        `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
+        `on_link` gets is its own, and it is told whether the master takes Trace messages. `join_token` is asked in the link's thread each
+        time that the token is shown, and may raise ConfigError. With `needs_tickets` a master that lets everybody in is none for this node.
+        For the times see the settings: `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and
+        `reconnect_max_interval_s`."""
         self._reactor = reactor
         self._masters = Masters(masters)
         self._join_token = join_token
@@ -194,7 +197,7 @@ class MasterLink:
                 self._registration_epoch = reply.registration_epoch
                 self._take_quotas(reply)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
-                self._reactor.call(lambda: self._on_link(channel.detach(), reply), deadline_s=self._timeout_s)
+                self._reactor.call(lambda: self._on_link(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
                 self._doubtful, self._tries = None, 0
                 log.info(
                     "registered with the master of epoch %d as node %d",
@@ -269,6 +272,7 @@ class MasterLink:
                 topology=described["topology"],
                 transfer=described["transfer"],
                 protocol_version=VERSION,
+                takes_traces=identity.takes_traces,
                 quotas_version=self._quotas_version,
             ),
             timeout=self._timeout_s,

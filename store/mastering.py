@@ -11,6 +11,7 @@ from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import Tracer
 from kvstore.rpc.vanishing import notice_vanished_host
 from kvstore.store.admission import Admission
 from kvstore.store.asking import ask
@@ -43,9 +44,10 @@ class MasterSession:
         peer_timeout_s: float,
         on_synced: Callable[[], None],
         on_lost: Callable[[int], None],
+        tracer: Tracer | None = None,
     ) -> None:
-        """`service` carries out the master's commands. `on_synced` is called each time that the master knows the whole inventory,
-        `on_lost` with the registration's epoch when the connection is gone."""
+        """`service` carries out the master's commands; those that belong to a trace have spans of `tracer`. `on_synced` is called each
+        time that the master knows the whole inventory, `on_lost` with the registration's epoch when the connection is gone."""
         self._reactor = reactor
         self._service = service
         self._publisher = publisher
@@ -58,17 +60,19 @@ class MasterSession:
         self._peer_timeout_s = peer_timeout_s
         self._on_synced = on_synced
         self._on_lost = on_lost
+        self._tracer = tracer
         self._session: Session | None = None
         self._registration_epoch = 0
         publisher.on_refused = self._refused
 
-    def begin(self, sock: socket.socket, registration: pb.RegisterReply) -> None:
-        """A registered connection to the master: introduce the inventory over it."""
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
+        """A registered connection to the master, which takes Trace messages or does not: introduce the inventory over it."""
         old, self._session = self._session, None
         if old is not None:
             old.close("a newer registration")
         notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
-        session = Session(self._reactor, sock, _Commands(self._service, self._lost))
+        session = Session(self._reactor, sock, _Commands(self._service, self._lost), tracer=self._tracer)
+        session.met(takes_traces=takes_traces and self._tracer is not None)
         self._session = session
         self._registration_epoch = registration.registration_epoch
         self._admission.registered(

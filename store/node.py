@@ -278,7 +278,8 @@ class Node:
             opened.callback(self.http.close)
         told = settings.advertise or tcp
         http = self.http.told(parse_address(told).host) if self.http is not None else ""
-        self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http)
+        traces = self._tracing is not None
+        self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
 
     def _serve(self) -> None:
         """Who connects has the service from now on."""
@@ -336,6 +337,7 @@ class Node:
             peer_timeout_s=settings.peer_timeout_s,
             on_synced=on_synced,
             on_lost=lambda registration_epoch: self._link.lost(registration_epoch),
+            tracer=self._tracing,
         )
         listens_on = parse_address(settings.listen).host
         self._link = MasterLink(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.block import Block
 
 Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
@@ -69,6 +70,8 @@ class Publisher:
         self._on_synced: Callable[[], None] = lambda: None
         self._waiters: list[tuple[int, int, Published]] = []
         self._next_waiter = 0
+        self._causes: list[tuple[int, Span]] = []
+        """Traced requests that wait for events which are not said yet, by these events."""
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
         """Called when the master refuses a message: the link must be made anew."""
 
@@ -94,13 +97,18 @@ class Publisher:
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
 
-    def when_published(self, seq: int, callback: Published) -> None:
-        """Call back when every event up to `seq` is durable at the master: at once if it is, however long it takes if not."""
+    def when_published(self, seq: int, callback: Published, span: Span | None = None) -> None:
+        """Call back when every event up to `seq` is durable at the master: at once if it is, however long it takes if not. `span`: of the
+        request that waits, if it is traced."""
         if seq <= self._durable_seq:
             callback(None)
-        else:
-            heapq.heappush(self._waiters, (seq, self._next_waiter, callback))
-            self._next_waiter += 1
+            return
+        heapq.heappush(self._waiters, (seq, self._next_waiter, callback))
+        self._next_waiter += 1
+        if span is not None:
+            span.begin("kvstore.node.wait_for_master")
+            if self._send is not None and seq > self._seq - len(self._queue):
+                self._causes.append((seq, span))
 
     @property
     def last_seq(self) -> int:
@@ -122,6 +130,7 @@ class Publisher:
         self._link += 1
         self._in_flight.clear()
         self._queue.clear()
+        self._causes.clear()
         self._inventory = None
         self._is_synced = False
 
@@ -182,7 +191,13 @@ class Publisher:
             self._advance()
             self.flush()
 
-        self._send(_message(self._epoch, phase, events), answered)
+        on_behalf(self._said_for(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
+
+    def _said_for(self, seq: int) -> list[Span]:
+        """The traced requests that wait for events up to that one; each is given once."""
+        found = [span for awaited_seq, span in self._causes if awaited_seq <= seq]
+        self._causes = [cause for cause in self._causes if cause[0] > seq]
+        return found
 
     def _advance(self) -> None:
         """Take in the answers that came, in the order of the messages: one may be answered before its predecessor is durable."""

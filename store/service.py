@@ -329,7 +329,7 @@ class NodeService:
     def _copy(self, session: Session, header: Header, message: Copy) -> None:
         self._check_epoch(message.epoch)
         hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown)
-        session.reply(header.request_id, Flags(self._copies.take(message, hello)))
+        session.reply(header.request_id, Flags(self._copies.take(message, hello, session.span(header.request_id))))
 
     def _drain(self, session: Session, header: Header, message: Drain) -> None:
         self._check_epoch(message.epoch)

@@ -71,6 +71,8 @@ class NodeInfo:
     unix: str = ""
     tcp: str = ""
     http: str = ""
+    takes_traces: bool = False
+    """Trace messages, over its link."""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
+from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
 from kvstore.master.frames.turns import Turns
@@ -35,6 +37,7 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.identity import Identity
 
 SLICE_ROWS: Final = 4096
@@ -65,15 +68,17 @@ class ClientFrames:
         links: NodeLinks,
         tickets: Tickets | None,
         counters: dict[str, int],
+        causes: CopyCauses,
         *,
         order_copies: Callable[[int], None],
     ) -> None:
-        """`order_copies`, told the time, has replicas made that targets ask for."""
+        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced."""
         self._directory = directory
         self._committer = committer
         self._links = links
         self._tickets = tickets
         self._counters = counters
+        self._causes = causes
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: Header, message: Lookup) -> None:
@@ -143,12 +148,16 @@ class ClientFrames:
         if not asked.ops:
             session.reply(header.request_id, Flags(asked.flags))
             return
-        self._order_copies(session.reactor.now_ns())
+        now_ns, span = session.reactor.now_ns(), session.span(header.request_id)
+        if span is not None:
+            self._causes.note(_tenant(session), message.keys, span, now_ns)
+        self._order_copies(now_ns)
         self._committer.commit(asked.ops, lambda: session.reply(header.request_id, Flags(asked.flags)))
 
     def _pinned(self, session: Session, header: Header, pinning: Pinning) -> None:
         def durable() -> None:
-            self._links.command(pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
+            span = session.span(header.request_id)
+            self._command(span, pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
 
         self._committer.commit(pinning.ops, durable)
 
@@ -160,7 +169,8 @@ class ClientFrames:
 
     def remove(self, session: Session, header: Header, message: Remove) -> None:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
-        self._remove(_tenant(session), message.keys, bool(message.force), lambda gone: session.reply(header.request_id, Flags(gone)))
+        span = session.span(header.request_id)
+        self._remove(_tenant(session), message.keys, bool(message.force), lambda gone: session.reply(header.request_id, Flags(gone)), span)
 
     def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
         """Answered when all has been looked at, and each block that was there removed as by `remove`."""
@@ -198,7 +208,11 @@ class ClientFrames:
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
         turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
 
-    def _remove(self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None]) -> None:
+    def _command(self, span: Span | None, commands: Commands, then: Callable[[Answers], None]) -> None:
+        """Send commands, for the sake of a request that is traced, or not."""
+        on_behalf((span,) if span is not None else (), self._links.command, commands, then)
+
+    def _remove(self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: Span | None = None) -> None:
         """Remove blocks, and call `then` with 1 for each key that was there and is gone."""
         removal = self._directory.removing.plan(tenant, keys, force=force)
 
@@ -217,7 +231,7 @@ class ClientFrames:
         def durable() -> None:
             if removal.raises_floors:
                 self._committer.commit(self._directory.floors_written())
-            self._links.command(removal.commands, told)
+            self._command(span, removal.commands, told)
 
         self._committer.commit(removal.ops, durable)
 

@@ -56,6 +56,7 @@ class NodeFrames:
         if node is None or node.epoch != message.epoch or not node.is_live:
             raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
         session.context = NodePeer(node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
+        session.met(takes_traces=node.info.takes_traces)
         self._links.enter(node.node_id, session)
         return node.node_id
 
@@ -65,12 +66,14 @@ class NodeFrames:
         if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
             self._tickets.linked(peer.node_id)
         self._counters["published"] += len(message.keys)
+        _tell(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
 
     def claim(self, session: Session, header: Header, message: Claim) -> None:
         """Reserve and publish in one: answered when what was granted is durable and visible."""
         peer = _node(session, "claim")
         self._directory.members.check(peer.node_id, message.epoch)
+        _tell(session, header, message)
         now_ns = session.reactor.now_ns()
         if message.held:
             grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=now_ns)
@@ -119,6 +122,7 @@ class NodeFrames:
     def copied(self, session: Session, header: Header, message: Copied) -> None:
         """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
         peer = _node(session, "report copies")
+        _tell(session, header, message)
         entered = self._directory.replication.enter(peer.node_id, message)
         self._counters["copies_entered"] += sum(entered.flags)
         session.reply(header.request_id, Flags(bytes(entered.flags)))
@@ -169,6 +173,13 @@ def _node(session: Session, purpose: str) -> NodePeer:
     if not isinstance(peer, NodePeer):
         raise Unauthorized(f"only a registered node may {purpose}")
     return peer
+
+
+def _tell(session: Session, header: Header, message: Publish | Claim | Copied) -> None:
+    """How many blocks it is about, where it is traced."""
+    span = session.span(header.request_id)
+    if span is not None:
+        span.set("kvstore.blocks", len(message.keys))
 
 
 def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
+from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
@@ -31,6 +33,7 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
+from kvstore.rpc.tracing import on_behalf
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
 from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal
@@ -89,9 +92,10 @@ class FramesService:
                 self.links, master_epoch=master_epoch, holds=guard.holds, ticket_ttl_s=ticket_ttl_s, key_ttl_s=ticket_key_ttl_s
             )
         self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters)
+        self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
         self.clients = clients = ClientFrames(
-            directory, committer, self.links, self.tickets, self.counters, order_copies=self.make_replicas
+            directory, committer, self.links, self.tickets, self.counters, self._causes, order_copies=self.make_replicas
         )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
@@ -145,7 +149,8 @@ class FramesService:
     def make_replicas(self, now_ns: int) -> None:
         """Order copies of what is at fewer nodes than it is to be."""
         for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns):
-            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
     def _spill(self, now_ns: int) -> None:
         """Order copies of what nodes without room would have leave next."""

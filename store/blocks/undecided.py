@@ -4,10 +4,12 @@ A block is undecided from its put (generation UNDECIDED) until the master grants
 three states: to be claimed, claimed, or put off because another writer is at its key. Bookkeeping only; the node's loop is the only caller.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.blocks.block import Block
 
 UNDECIDED: Final = 0
@@ -41,6 +43,8 @@ class Undecided:
         """By tenant, and by the number of its newest block then."""
         self._due: list[Callable[[], None]] = []
         self._last_number = 0
+        self._causes: deque[tuple[str, str | None, Span]] = deque(maxlen=MAX_LINKS + 1)
+        """Traced requests that the next claims are for, with tenant and namespace; None: whatever it is. The latest ones."""
 
     def __len__(self) -> int:
         return sum(map(len, self._numbers.values()))
@@ -135,6 +139,27 @@ class Undecided:
                 self.begin(taken)
                 return taken
         return []
+
+    def put_by(self, tenant: str, namespace: str | None, span: Span | None) -> None:
+        """A request put what is to be claimed of that namespace, or waits for all claims of the tenant (None); nothing where it is not
+        traced."""
+        if span is not None:
+            self._causes.append((tenant, namespace, span))
+
+    def claimed_for(self, block: Block) -> list[Span]:
+        """The traced requests that a claim of blocks of that one's tenant and namespace is for; each is given once."""
+        if not self._causes:
+            return []
+        left, found = list[tuple[str, str | None, Span]](), list[Span]()
+        for cause in self._causes:
+            tenant, namespace, span = cause
+            if tenant == block.tenant and namespace in (None, block.namespace):
+                found.append(span)
+            else:
+                left.append(cause)
+        self._causes.clear()
+        self._causes.extend(left)
+        return found
 
     @property
     def claims(self) -> int:

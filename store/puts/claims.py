@@ -13,6 +13,7 @@ from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import PutFrame
@@ -26,10 +27,11 @@ Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
 class _UndecidedPut:
     """A Put whose claim the master has not answered yet."""
 
-    __slots__ = ("_answer", "_frame", "_publisher", "_table", "_wanted")
+    __slots__ = ("_answer", "_frame", "_publisher", "_span", "_table", "_wanted")
 
-    def __init__(self, table: BlockTable, publisher: Publisher, frame: PutFrame, answer: PendingAnswer) -> None:
+    def __init__(self, table: BlockTable, publisher: Publisher, frame: PutFrame, answer: PendingAnswer, span: Span | None) -> None:
         self._table = table
+        self._span = span
         self._publisher = publisher
         self._frame = frame
         self._answer = answer
@@ -80,7 +82,7 @@ class _UndecidedPut:
             stored = [put.block for at, put in self._wanted if flags[at] == STORED]
             self._table.events.stored(self._wanted[0][1].block.tenant, stored)
         # What was there already may not be durable yet: "already there" is said once it is.
-        self._publisher.when_published(self._frame.wait_seq, self._answer.give)
+        self._publisher.when_published(self._frame.wait_seq, self._answer.give, self._span)
 
     def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
         """Carry out the decision on one put; its flag."""
@@ -115,14 +117,15 @@ class Claims:
         does until its deadline: another one takes over within seconds."""
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
-        undecided = _UndecidedPut(self._table, self._publisher, frame, answer)
+        span = session.span(header.request_id)
+        undecided = _UndecidedPut(self._table, self._publisher, frame, answer, span)
         self._publisher.flush_now()  # else the master may take this node for a holder by what has left since
         ask = self._ask  # to send what there was may have been what showed that the link is gone
         if ask is None:
             undecided.ask_again()
             return
         try:
-            ask(undecided.claim(self._epoch), undecided.decided)
+            on_behalf((span,) if span is not None else (), ask, undecided.claim(self._epoch), undecided.decided)
         except BaseException:
             self._table.undecided.end(put.block for put in frame.puts if put is not None)
             self._answers.take(answer)

@@ -19,6 +19,7 @@ from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import Flush
 from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.session import Session
+from kvstore.rpc.tracing import on_behalf
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -111,6 +112,8 @@ class Deciding:
         """Answer once the master has decided about all that this tenant has here now."""
         tenant = peer_of(session).tenant
         answer = self._answers.begin(session, header, bytearray())
+        if self._undecided.has_to_claim:
+            self._undecided.put_by(tenant, None, session.span(header.request_id))
         self._undecided.when_decided(tenant, lambda: answer.give(None))
 
     def _claim(self, ask: Ask, blocks: list[Block]) -> None:
@@ -131,7 +134,7 @@ class Deciding:
 
         self._in_flight += 1
         try:
-            ask(self._message(blocks), decided)
+            on_behalf(self._undecided.claimed_for(blocks[0]), ask, self._message(blocks), decided)
         except Exception as error:
             decided(typed(error))
 

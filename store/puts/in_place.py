@@ -119,6 +119,8 @@ class InPlacePuts:
             return False
         self._table.commit_all_undecided(puts, message.checksums)
         self.in_bytes += sum([put.block.size_bytes for put in puts])
+        if session.traces is not None:
+            self._table.undecided.put_by(caller.tenant, puts[0].block.namespace, session.traces.span(header.request_id))
         if self._table.events.is_recording:
             self._table.events.stored(caller.tenant, [put.block for put in puts])
         session.reply(header.request_id, Flags(bytes((STORED,)) * len(puts)))
@@ -148,11 +150,14 @@ class InPlacePuts:
             stored.append(put.block)
             flags.append(STORED)
         table.commit_all_undecided([put for put, _ in kept.values()], [checksum for _, checksum in kept.values()])
+        if kept and session.traces is not None:
+            table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
         self.in_bytes += sum(block.size_bytes for block in stored)
         table.events.stored(caller.tenant, stored)
         wait_seq = max((block.event_seq for block in stored), default=0)
         if wait_seq:
-            self._publisher.when_published(wait_seq, self._answers.begin(session, header, flags).give)
+            answer = self._answers.begin(session, header, flags)
+            self._publisher.when_published(wait_seq, answer.give, session.span(header.request_id))
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

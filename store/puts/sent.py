@@ -66,6 +66,8 @@ class SentPuts:
                 return False
             self._dram.fill(slot, value)
             table.keep(block)
+            if session.traces is not None:
+                table.undecided.put_by(tenant, namespace, session.traces.span(header.request_id))
             if table.events.is_recording:
                 table.events.stored(tenant, [block])
             self.in_bytes += size_bytes
@@ -147,8 +149,11 @@ class SentPuts:
                 self._table.abort(put)
             flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
         self._table.events.stored(caller.tenant, stored)
+        if frame.is_kept and stored and session.traces is not None:
+            self._table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
         if frame.wait_seq:
-            self._publisher.when_published(frame.wait_seq, self._answers.begin(session, header, flags).give)
+            answer = self._answers.begin(session, header, flags)
+            self._publisher.when_published(frame.wait_seq, answer.give, session.span(header.request_id))
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

@@ -18,6 +18,7 @@ from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHand
 from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
@@ -44,13 +45,14 @@ log = logging.getLogger("kvstore.store")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CopyOrder:
-    """What the blocks of one Copy have in common. `epoch` is the registration under which it came."""
+    """What the blocks of one Copy have in common. `epoch` is the registration under which it came, `span` that of a Copy that is traced."""
 
     source: Source
     hello: Hello
     namespace: str
     epoch: int
     are_guests: bool = False
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +75,17 @@ class _Batch:
     items: list[_Item] = field(default_factory=list)
     puts: list[OpenPut | None] = field(default_factory=list)
     errors: list[KVStoreError] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    """From its begin to the master's last word, if its order is traced: one, or none."""
+
+    def begin(self) -> None:
+        if self.order.span is not None:
+            self.spans.append(self.order.span.follow("kvstore.node.fetch_copies"))
+            self.spans[0].set("kvstore.blocks", len(self.items))
+
+    def end(self, error: str = "") -> None:
+        for span in self.spans:
+            span.end(error)
 
     def add(self, item: _Item, put: OpenPut | None) -> None:
         self.items.append(item)
@@ -142,14 +155,15 @@ class ReplicaQueue:
         self.failed += len(self._queue)
         self._queue.clear()
 
-    def take(self, message: Copy, hello: Hello) -> bytes:
-        """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`.
+    def take(self, message: Copy, hello: Hello, span: Span | None = None) -> bytes:
+        """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`; `span` is the
+        order's, if it is traced.
 
         What was put here and is undecided is taken on, too, and queued once it is decided: the cluster may have another version. To refuse
         it would have the master take this node for a full one.
         """
         source = Source(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
-        order = _CopyOrder(source, hello, message.namespace, self._epoch, bool(message.guests))
+        order = _CopyOrder(source, hello, message.namespace, self._epoch, bool(message.guests), span)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags, undecided = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
@@ -187,6 +201,7 @@ class ReplicaQueue:
             return
         self._stuck_ns = 0
         self._batch = batch
+        batch.begin()
         wanted = [
             Wanted(item.key, item.generation, item.checksum, self._dram.view(put.slot))
             for item, put in zip(batch.items, batch.puts, strict=True)
@@ -260,7 +275,8 @@ class ReplicaQueue:
         results: list[int | KVStoreError]
         measured = None
         try:
-            results = fetch(batch.order.source, batch.order.hello, wanted, Deadline(self._timeout_s), self._engine, self._tls)
+            order, deadline = batch.order, Deadline(self._timeout_s)
+            results = on_behalf(batch.spans, fetch, order.source, order.hello, wanted, deadline, self._engine, self._tls)
             measured = self._measured(batch.order.source)
         except KVStoreError as error:
             results = [error] * len(wanted)
@@ -314,7 +330,7 @@ class ReplicaQueue:
             return
         arrived = bytes(put is not None for put in batch.puts)
         message = Copied(order.epoch, order.hello.tenant, [item.key for item in items], [item.generation for item in items], arrived)
-        self._ask(message, lambda reply: self._decided(batch, reply))
+        on_behalf(batch.spans, self._ask, message, lambda reply: self._decided(batch, reply))
 
     def _decided(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
         """Show what the master says may be seen, and forget the rest; whatever is raised, the next batch can begin."""
@@ -322,6 +338,7 @@ class ReplicaQueue:
             self._settle(batch, reply)
         finally:
             self._batch = None
+            batch.end(_name(reply) if isinstance(reply, KVStoreError) else _name(batch.errors[0]) if batch.errors else "")
             for put in batch.puts:
                 if put is not None:
                     self._table.abort(put)  # nothing to one that was shown

@@ -4,7 +4,7 @@ wanted: see opening.py.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Token
 from typing import Final
@@ -14,7 +14,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.protocol.version import VERSION
@@ -38,10 +38,18 @@ class RecordedSpan:
         self._span = span
         self._parts: list[RecordedSpan] = []
 
+    @property
+    def place(self) -> TraceParent:
+        here = self._span.get_span_context()
+        return TraceParent(here.trace_id, here.span_id)
+
     def begin(self, name: str) -> "RecordedSpan":
-        part = RecordedSpan(self._tracer, self._tracer.start_span(name, trace.set_span_in_context(self._span)))
+        part = self.follow(name)
         self._parts.append(part)
         return part
+
+    def follow(self, name: str) -> "RecordedSpan":
+        return RecordedSpan(self._tracer, self._tracer.start_span(name, trace.set_span_in_context(self._span)))
 
     def set(self, name: str, value: int | str) -> None:
         self._span.set_attribute(name, value)
@@ -83,7 +91,7 @@ class Tracing:
     """All spans of one daemon, or of one client, and the way to the collector. Threads may share it."""
 
     def __init__(self, settings: TracingSettings, *, role: str, instance: str) -> None:
-        """`role`: "node", "master" or "client"; `instance`: which of them."""
+        """`role`: "node", "master", "client", "router" or "sidecar"; `instance`: which of them."""
         self._role = role
         self._ratio = settings.sample_ratio
         self._until_next = self._draw()
@@ -93,15 +101,15 @@ class Tracing:
         provider.add_span_processor(self.queue)
         self._tracer = provider.get_tracer(SCOPE, VERSION)
 
-    def begin(self, kind: int, parent: TraceParent) -> RecordedSpan:
+    def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> RecordedSpan:
         """Of a request to this daemon: see `rpc.tracing.Tracer`."""
-        return self.begin_named(OPERATIONS.get(kind, "unknown"), parent)
+        return self.begin_named(OPERATIONS.get(kind, "unknown"), parent, links)
 
-    def begin_named(self, name: str, parent: TraceParent) -> RecordedSpan:
-        """Of a request of that name."""
-        there = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-        within = trace.set_span_in_context(NonRecordingSpan(there))
-        span = self._tracer.start_span(f"kvstore.{self._role}.{name}", within, kind=SpanKind.SERVER)
+    def begin_named(self, name: str, parent: TraceParent | None, links: Sequence[TraceParent] = ()) -> RecordedSpan:
+        """Of a request of that name. Without a parent it begins a trace."""
+        within = trace.set_span_in_context(NonRecordingSpan(_there(parent))) if parent is not None else None
+        linked = [Link(_there(link)) for link in links]
+        span = self._tracer.start_span(f"kvstore.{self._role}.{name}", within, kind=SpanKind.SERVER, links=linked)
         return RecordedSpan(self._tracer, span)
 
     def samples(self) -> bool:
@@ -143,3 +151,8 @@ class Tracing:
         if self._ratio >= 1:
             return 0
         return int(math.log(1.0 - random.random()) / math.log1p(-self._ratio)) if self._ratio > 0 else NEVER
+
+
+def _there(parent: TraceParent) -> SpanContext:
+    """Another process's span."""
+    return SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))

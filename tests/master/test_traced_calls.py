@@ -19,8 +19,12 @@ TOLD: list[tuple[str, TraceParent, str]] = []
 class Noting:
     def __init__(self, name: str, parent: TraceParent) -> None:
         self._of = name, parent
+        self.place = parent
 
     def begin(self, name: str) -> "Noting":
+        return self
+
+    def follow(self, name: str) -> "Noting":
         return self
 
     def set(self, name: str, value: int | str) -> None:

@@ -24,9 +24,9 @@ from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, Session
 from kvstore.rpc.tenant_loads import TenantLoad
-from kvstore.rpc.tracing import BROKEN, Tracer
+from kvstore.rpc.tracing import BROKEN, Tracer, asking_for
 from tests.rpc.encrypted_pair import tls_pair
-from tests.rpc.traced import Spans
+from tests.rpc.traced import Part, Spans
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
 
 
@@ -738,3 +738,44 @@ def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_go
     assert load.requests == 1
     line.session.close()
     assert load.requests == 0
+
+
+def test_what_is_asked_on_behalf_of_a_span_is_announced_to_who_takes_it_and_all_else_is_as_ever(traced: tuple[Line, Spans]) -> None:
+    line, spans = traced
+    plain = len(asked_by(line))
+    with asking_for(Part(spans, "", place=PARENT)):
+        assert len(asked_by(line)) == plain, "the peer takes no traces"
+        line.session.met(takes_traces=True)
+        assert asked_by(line)[: len(TRACE)] == TRACE
+    assert len(asked_by(line)) == plain, "it is for nobody's sake"
+    line.session.close()
+    errors = list[object]()
+    with asking_for(Part(spans, "", place=PARENT)):
+        line.session.request(EXISTS, lambda _header, error: errors.append(error), deadline_s=5)
+    assert [type(error) for error in errors] == [Unavailable]
+
+
+def asked_by(line: Line) -> bytes:
+    """What a request takes on the wire."""
+    line.session.request(EXISTS, lambda _header, _body: None, deadline_s=5)
+    return line.peer.recv(4096)
+
+
+def test_whoever_this_side_introduced_itself_to_may_announce(traced: tuple[Line, Spans]) -> None:
+    line, spans = traced
+    line.session.context = None
+    line.session.met(takes_traces=False)
+    line.send(TRACE + frame(EXISTS, 1))
+    assert read_frame(line.peer)[0].type == Ok.TYPE
+    assert spans.told == [(Exists.TYPE, PARENT, "")]
+
+
+def test_a_connection_that_breaks_at_the_announcement_fails_the_request(traced: tuple[Line, Spans]) -> None:
+    line, spans = traced
+    line.session.met(takes_traces=True)
+    line.peer.close()
+    errors = list[object]()
+    with asking_for(Part(spans, "", place=PARENT)):
+        line.session.request(EXISTS, lambda _header, error: errors.append(error), deadline_s=5)
+    line.session.close()
+    assert [type(error) for error in errors] == [Unavailable]

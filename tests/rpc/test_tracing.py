@@ -2,15 +2,16 @@
 
 import pytest
 
+from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import Full
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import Exists, Lookup
 from kvstore.protocol.session_messages import Trace
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tracing
-from kvstore.rpc.tracing import BROKEN, Call, TracedStopwatch, parent_in, trace_metadata
+from kvstore.rpc.tracing import BROKEN, CALL, MAX_LINKS, Call, TracedStopwatch, asking_for, on_behalf, parent_in, trace_metadata
 from tests.rpc.test_observing import Noted
-from tests.rpc.traced import Spans, sampled
+from tests.rpc.traced import Part, Spans, sampled
 
 PARENT = TraceParent(7, 11)
 ANNOUNCED = memoryview(Trace(PARENT.text()).pack())
@@ -68,10 +69,15 @@ def test_an_error_is_named_and_told_once(spans: Spans) -> None:
 @pytest.mark.parametrize("body", [b"", b"\1\0\0\0\xff", Trace("garbage").pack(), Trace(PARENT.text()[:-1] + "0").pack()])
 def test_what_cannot_be_read_is_as_nothing(spans: Spans, body: bytes) -> None:
     stopwatch = TracedStopwatch(None, spans)
-    stopwatch.announced(ANNOUNCED)
     stopwatch.announced(memoryview(body))
     stopwatch.begin(1, Lookup.TYPE)
     assert stopwatch.span(1) is None
+    stopwatch.announced(ANNOUNCED)
+    stopwatch.announced(memoryview(body))
+    stopwatch.begin(2, Lookup.TYPE)
+    stopwatch.close()
+    assert spans.told == [(Lookup.TYPE, PARENT, BROKEN)]
+    assert spans.linked == [()]
 
 
 def test_a_message_without_an_answer_has_no_span_and_uses_the_announcement_up(spans: Spans) -> None:
@@ -80,6 +86,49 @@ def test_a_message_without_an_answer_has_no_span_and_uses_the_announcement_up(sp
     stopwatch.begin(0, Lookup.TYPE)
     stopwatch.begin(1, Lookup.TYPE)
     assert stopwatch.span(1) is None
+
+
+def announcement(span_id: int) -> memoryview:
+    return memoryview(Trace(TraceParent(7, span_id).text()).pack())
+
+
+def test_a_message_for_several_requests_is_below_the_first_and_linked_to_the_others(spans: Spans) -> None:
+    stopwatch = TracedStopwatch(None, spans)
+    for span_id in range(1, MAX_LINKS + 10):
+        stopwatch.announced(announcement(span_id))
+    stopwatch.begin(1, Publish.TYPE)
+    stopwatch.begin(2, Publish.TYPE)
+    stopwatch.answered(1)
+    stopwatch.answered(2)
+    assert spans.told == [(Publish.TYPE, TraceParent(7, 1), "")]
+    assert spans.linked == [tuple(TraceParent(7, span_id) for span_id in range(2, MAX_LINKS + 2))]
+
+
+def test_what_is_asked_on_behalf_of_spans_announces_each_of_them(spans: Spans) -> None:
+    asked = list[Call | None]()
+
+    def ask(number: int) -> int:
+        asked.append(CALL.get())
+        return number
+
+    assert on_behalf((), ask, 1) == 1
+    assert asked == [None]
+    one, other = (Part(spans, "", place=TraceParent(7, span_id)) for span_id in (1, 2))
+    assert on_behalf([one, other], ask, 2) == 2
+    call = asked[1]
+    assert call is not None
+    assert call.parent == TraceParent(7, 1)
+    assert call.frame == Call(one.place).frame + Call(other.place).frame
+    assert CALL.get() is None
+    with pytest.raises(Full):
+        on_behalf([one], full)
+    with asking_for(other):
+        assert trace_metadata() == (("traceparent", other.place.text()),)
+    assert CALL.get() is None
+
+
+def full() -> None:
+    raise Full("no room")
 
 
 def test_of_one_peer_only_so_many_spans_are_open_and_they_end_with_the_connection(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:

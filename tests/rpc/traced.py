@@ -1,11 +1,15 @@
 """A tracer that notes the spans which have ended, and a call that is sampled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
+
+PLACE: Final = TraceParent(3, 5)
+"""Where a span stands that nobody has said it of."""
 
 
 @dataclass
@@ -15,8 +19,12 @@ class Part:
     spans: "Spans"
     name: str
     attributes: dict[str, int | str] = field(default_factory=dict)
+    place: TraceParent = PLACE
 
     def begin(self, name: str) -> "Part":
+        return Part(self.spans, name)
+
+    def follow(self, name: str) -> "Part":
         return Part(self.spans, name)
 
     def set(self, name: str, value: int | str) -> None:
@@ -31,10 +39,12 @@ class Request(Part):
     """A span of a request."""
 
     kind: int = 0
-    parent: TraceParent = TraceParent(0, 0)  # noqa: RUF009
+    parent: TraceParent = PLACE
+    links: Sequence[TraceParent] = ()
 
     def end(self, error: str = "") -> None:
         self.spans.told.append((self.kind, self.parent, error))
+        self.spans.linked.append(tuple(self.links))
 
 
 @dataclass
@@ -43,9 +53,11 @@ class Spans:
 
     told: list[tuple[int, TraceParent, str]] = field(default_factory=list)
     parts: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
+    linked: list[tuple[TraceParent, ...]] = field(default_factory=list)
+    """What each request's span is linked to."""
 
-    def begin(self, kind: int, parent: TraceParent) -> Request:
-        return Request(self, "", kind=kind, parent=parent)
+    def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> Request:
+        return Request(self, "", kind=kind, parent=parent, links=links)
 
 
 @contextmanager

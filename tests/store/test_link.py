@@ -422,7 +422,7 @@ def a_link(*masters: str, needs_tickets: bool = False, timeout_s: float = 10.0) 
         links=lambda: [pb.LinkFlow(device="eth0", in_bytes=5)],
         tenants=list,
         on_quotas=lambda _quotas: None,
-        on_link=lambda sock, reply: linked.put((sock, reply)),
+        on_link=lambda sock, reply, _takes_traces: linked.put((sock, reply)),
         join_token=lambda: "",
         needs_tickets=needs_tickets,
         timeout_s=timeout_s,

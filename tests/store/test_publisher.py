@@ -17,9 +17,12 @@ from kvstore.protocol.catalog_messages import (
     Publish,
 )
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import Block
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot
+from tests.rpc.traced import Part, Spans
 
 Answer = Callable[[KVStoreError | None], None]
 
@@ -428,3 +431,61 @@ def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_howev
     assert node.publisher.backlog == 0
     assert len(node.heard) == len(set(node.heard))
     assert set(node.heard) >= set(node.blocks)
+
+
+# --- traces ---
+
+
+class TracedLink(Link):
+    """It notes for whom each message is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[bytes] = []
+
+    def send(self, message: Publish, answered: Answer) -> None:
+        super().send(message, answered)
+        call = CALL.get()
+        self.calls.append(call.frame if call is not None else b"")
+
+
+def announced(*span_ids: int) -> bytes:
+    return b"".join(Call(TraceParent(7, span_id)).frame for span_id in span_ids)
+
+
+def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> None:
+    node, spans, link = Node(batch_events=2, max_in_flight=9), Spans(), TracedLink()
+    publisher = node.publisher
+    publisher.link_up(link.send, 1, lambda: None)
+    link.answer_all()
+    link.calls.clear()
+    waits = [Part(spans, "", place=TraceParent(7, number)) for number in range(1, 5)]
+    for name, span in zip("abc", waits, strict=False):
+        block = Block("red", name.encode(), 1, 1, "ns", dram=Slot(0, 0, 1))
+        publisher.emit(EVENT_COMMIT, block)
+        publisher.when_published(publisher.last_seq, lambda _error: None, span)
+    publisher.when_published(publisher.last_seq, lambda _error: None)
+    publisher.flush()
+    assert link.calls == [announced(1, 2), announced(3)]
+    publisher.when_published(publisher.last_seq, lambda _error: None, waits[3])
+    publisher.emit(EVENT_GONE, Block("red", b"a", 1, 1, "ns"))
+    publisher.flush()
+    assert link.calls[2:] == [b""], "what the last one waits for had been said before"
+    link.answer_all()
+    heard = list[object]()
+    publisher.when_published(publisher.last_seq, heard.append, waits[0])
+    assert heard == [None], "nothing is left to wait for"
+
+
+def test_what_a_new_inventory_says_is_for_nobody() -> None:
+    node, spans, link = Node(), Spans(), TracedLink()
+    publisher, span = node.publisher, Part(spans, "", place=TraceParent(7, 1))
+    publisher.link_up(link.send, 1, lambda: None)
+    publisher.emit(EVENT_COMMIT, Block("red", b"a", 1, 1, "ns", dram=Slot(0, 0, 1)))
+    publisher.when_published(publisher.last_seq, lambda _error: None, span)
+    publisher.link_down()
+    publisher.when_published(publisher.last_seq, lambda _error: None, span)
+    link.calls.clear()
+    publisher.link_up(link.send, 2, lambda: None)
+    link.answer_all()
+    assert set(link.calls) == {b""}

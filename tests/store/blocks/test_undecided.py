@@ -6,8 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvstore.rpc.tracing import MAX_LINKS
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
+from tests.rpc.traced import Part, Spans
 
 
 def block(key: bytes, *, tenant: str = "red", namespace: str = "ns") -> Block:
@@ -54,6 +56,27 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
     assert waited == ["first"], "those that came later are not waited for"
     assert [undecided.take(9) for _ in range(3)] == [[a, c], [b], []]
     assert (undecided.has_to_claim, undecided.claims) == (False, 3)
+
+
+def test_a_claim_is_for_the_traced_puts_of_its_namespace_and_for_who_waits_for_all_of_its_tenant() -> None:
+    undecided, spans = Undecided(), Spans()
+    one, other, flush, blue = (Part(spans, name) for name in ("one", "other", "flush", "blue"))
+    a, b, c = block(b"a"), block(b"b", namespace="other"), block(b"a", tenant="blue")
+    assert undecided.claimed_for(a) == []
+    undecided.put_by("red", "ns", one)
+    undecided.put_by("red", "other", other)
+    undecided.put_by("red", None, flush)
+    undecided.put_by("blue", "ns", blue)
+    undecided.put_by("red", "ns", None)
+    assert [undecided.claimed_for(each) for each in (a, a, b, c, c)] == [[one, flush], [], [other], [blue], []]
+
+
+def test_no_more_traced_puts_are_kept_than_a_message_names() -> None:
+    undecided, spans = Undecided(), Spans()
+    puts = [Part(spans, str(number)) for number in range(MAX_LINKS + 5)]
+    for put in puts:
+        undecided.put_by("red", "ns", put)
+    assert undecided.claimed_for(block(b"a")) == puts[4:]
 
 
 def test_it_says_whether_anybody_waits() -> None:

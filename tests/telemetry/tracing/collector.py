@@ -22,6 +22,8 @@ class Came:
     attributes: dict[str, str | int]
     error: str
     duration_ns: int
+    links: tuple[str, ...] = ()
+    """Ids of the spans that it is for, beside its parent."""
 
 
 class Collector:
@@ -62,6 +64,12 @@ class Collector:
             assert self._news.wait_for(has_come, deadline_s), self._spans
         return found[0]
 
+    def span(self, span_id: str, deadline_s: float = 60) -> Came:
+        """The one with that id, once it has come."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(span.span_id == span_id for span in self._spans), deadline_s), self._spans
+            return next(span for span in self._spans if span.span_id == span_id)
+
     def all(self) -> list[Came]:
         with self._news:
             return list(self._spans)
@@ -81,6 +89,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Iterator[Came]:
                     {entry.key: entry.value.string_value or entry.value.int_value for entry in span.attributes},
                     span.status.message,
                     span.end_time_unix_nano - span.start_time_unix_nano,
+                    tuple(link.span_id.hex() for link in span.links),
                 )
 
 

@@ -107,3 +107,19 @@ def test_the_programs_own_span_decides_where_there_is_one() -> None:
         assert tracing.samples() is (ratio == 1.0), "a context without a span decides nothing"
         detach(token)
         tracing.close()
+
+
+def test_what_a_request_brought_about_may_outlast_it_and_a_message_for_several_is_linked_to_them(collector: Collector) -> None:
+    tracing, other = to(collector.endpoint), TraceParent(7, 11)
+    span = tracing.begin(Lookup.TYPE, PARENT, [other])
+    after = span.follow("kvstore.node.after")
+    span.end("Full")
+    after.end()
+    assert span.place.trace_id == PARENT.trace_id
+    tracing.begin_named("alone", None).end()
+    tracing.close()
+    spans = collector.spans("kvstore.node.lookup", "kvstore.node.after", "kvstore.node.alone")
+    assert spans["kvstore.node.lookup"].links == (f"{other.span_id:016x}",)
+    assert spans["kvstore.node.lookup"].span_id == f"{span.place.span_id:016x}"
+    assert (spans["kvstore.node.after"].parent_id, spans["kvstore.node.after"].error) == (f"{span.place.span_id:016x}", "")
+    assert spans["kvstore.node.alone"].parent_id == ""
