@@ -81,7 +81,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     ),
     (
         "Traces",
-        "Of masters, nodes and clients; [tracing.md](tracing.md) says what they do. They have no flags. In Python pass\n"
+        "Of masters, nodes, clients, routers and sidecars; [tracing.md](tracing.md) says what they do. They have no flags. In Python pass\n"
         "`tracing=TracingSettings(...)` to `Client` and `AsyncClient`, which else take them from environment and file.\n\n",
         TRACING,
         TracingSettings,

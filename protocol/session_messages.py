@@ -104,8 +104,9 @@ class Flags(Message):
 class Trace(Message):
     """Ahead of a request: the trace that it belongs to, as a W3C traceparent (protocol/traceparent.py). Has no answer.
 
-    It goes only to a peer whose Welcome says that it takes it (frames.TAKES_TRACES), and only ahead of what is sampled. One that cannot be
-    read is as none.
+    Ahead of a request that is for several there is one for each: the first names its parent, the others its links. It goes only to a peer
+    whose Welcome says that it takes it (frames.TAKES_TRACES), or its registration (`takes_traces`), and only ahead of what is sampled. One
+    that cannot be read is as none.
     """
 
     TYPE = 7

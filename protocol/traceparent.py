@@ -1,6 +1,6 @@
 """The parent of a span as W3C Trace Context writes it: which trace a request belongs to, and which span of it asks.
 
-It travels in a Trace message, and as metadata of a gRPC call. Only of what is sampled: for all else nothing is sent.
+It travels in a Trace message, as metadata of a gRPC call, and in a header of HTTP. Only of what is sampled: for all else nothing is sent.
 Source: W3C Trace Context, https://www.w3.org/TR/trace-context/#traceparent-header.
 """
 
@@ -28,9 +28,27 @@ class TraceParent:
 
 def parse_traceparent(text: str) -> TraceParent | None:
     """None for what is no traceparent, and for one that is not sampled: a bad one is worth no error to the request that it came with."""
+    match = _read(text)
+    return _span(match) if match is not None and _has_sampled(match) else None
+
+
+def is_sampled(text: str) -> bool | None:
+    """Whether who wrote it has its trace recorded; None: it is no traceparent."""
+    match = _read(text)
+    return _has_sampled(match) if match is not None else None
+
+
+def _read(text: str) -> re.Match[str] | None:
     match = _FORM.fullmatch(text)
     if match is None or match[1] == _NO_VERSION or (match[1] == _FIRST_VERSION and match[5]):
         return None
-    found = TraceParent(int(match[2], 16), int(match[3], 16))
-    is_sampled = bool(int(match[4], 16) & _SAMPLED)
-    return found if is_sampled and found.trace_id and found.span_id else None
+    span = _span(match)
+    return match if span.trace_id and span.span_id else None
+
+
+def _span(match: re.Match[str]) -> TraceParent:
+    return TraceParent(int(match[2], 16), int(match[3], 16))
+
+
+def _has_sampled(match: re.Match[str]) -> bool:
+    return bool(int(match[4], 16) & _SAMPLED)

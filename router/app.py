@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
@@ -26,7 +26,11 @@ from kvstore.router.relay import Answer, Relay, Whole
 from kvstore.router.serving import hang_up
 from kvstore.router.sse import done, event
 from kvstore.router.tokenizing import Tokenizer
+from kvstore.router.tracing import RequestTraces, fail, tell
 from kvstore.scheduler.request import Slo
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
 
 DECISION_HEADER: Final = "x-kvstore-decision"
 """Where a request went and what was foreseen: JSON, for whoever wants to know."""
@@ -39,7 +43,14 @@ class RouterApp:
     """The handlers. `web` is served by whoever made it."""
 
     def __init__(
-        self, relay: Relay, tokenizer: Tokenizer, naming: Naming, settings: RouterSettings, counters: Counters, threads: Executor
+        self,
+        relay: Relay,
+        tokenizer: Tokenizer,
+        naming: Naming,
+        settings: RouterSettings,
+        counters: Counters,
+        threads: Executor,
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._relay = relay
         self._tokenizer = tokenizer
@@ -49,7 +60,7 @@ class RouterApp:
         self._naming = naming
         self._slo = Slo(settings.ttft_slo_s or Slo().ttft_s, settings.tbt_slo_s or Slo().tbt_s)
         self._started_s = int(time.time())
-        self.web = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_with_problems])
+        self.web = web.Application(client_max_size=settings.max_body_bytes, middlewares=[RequestTraces(tracing).middleware, _with_problems])
         self.web.add_routes(
             [
                 web.post("/v1/completions", self._completion),
@@ -106,6 +117,8 @@ class RouterApp:
         if isinstance(outcome, Refusal):
             self._counters.rejected[outcome.reason.value] += 1
             return _refused(refusal_problem(outcome))
+        tell("kvstore.prompt_tokens", len(work.tokens))
+        tell("kvstore.prefix_blocks", outcome.placement.prefix_blocks)
         self._counters.prompt_tokens += len(work.tokens)
         self._counters.prefix_tokens += outcome.placement.prefix_blocks * self._settings.block_tokens
         head = _head(order, work)
@@ -173,6 +186,7 @@ class RouterApp:
             self._completed(tokens)
         except KVStoreError as error:
             self._counters.failed += 1
+            fail(error)
             await self._send(response, event(problem_of(error).body()))
         await self._send(response, done())
 

@@ -33,6 +33,9 @@ from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 from kvstore.telemetry.http.opening import open_http
 from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.tracing.config import SECTION as TRACING
+from kvstore.telemetry.tracing.config import TracingSettings
+from kvstore.telemetry.tracing.opening import open_tracing
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,6 +46,7 @@ def main(config: str | None, **flags: Any) -> None:
     begin_logging()
     try:
         settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
+        traces = load_settings(TracingSettings, TRACING, flags={}, config=config)
         check_settings(settings)
         write_logs(settings.log_level, settings.log_format)
         tokenizer = load_tokenizer(settings.tokenizer)
@@ -55,13 +59,13 @@ def main(config: str | None, **flags: Any) -> None:
         )
         allow_many_descriptors()
         on_hangup(None)
-        asyncio.run(_run(settings, tokenizer, naming))
+        asyncio.run(_run(settings, traces, tokenizer, naming))
     except KVStoreError as error:
         click.echo(f"kvstore-router: error: {error}", err=True)
         sys.exit(2)
 
 
-async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -> None:
+async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tokenizer, naming: Naming) -> None:
     of_master = ClientSettings(
         master=settings.master,
         tenant=settings.tenant,
@@ -70,21 +74,24 @@ async def _run(settings: RouterSettings, tokenizer: Tokenizer, naming: Naming) -
         **tls_of(settings),
     )
     listener = listening(settings.listen)
+    tracing = open_tracing(traces, role="router", instance=host_port(listener))
     http = open_http(settings)
     facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
     engines, counters = Engines(settings), Counters()
     with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
         try:
             if http is not None:
-                add_router_signals(http, counters, client, asyncio.get_running_loop())
+                add_router_signals(http, counters, client, asyncio.get_running_loop(), tracing)
                 http.start()
             scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
-            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads)
+            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads, tracing)
             await serve(app.web, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=lambda: None)
         finally:
             if http is not None:
                 await asyncio.to_thread(http.close)
             await engines.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
 
 if __name__ == "__main__":

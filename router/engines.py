@@ -19,6 +19,8 @@ from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreEr
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
 from kvstore.router.sse import DONE, EventParser
+from kvstore.router.tracing import step, trace_headers
+from kvstore.rpc.tracing import Span
 
 PATH: Final = "/v1/completions"
 SHOWN_CHARACTERS: Final = 300
@@ -53,7 +55,9 @@ class FirstToken:
 class DecodeStream:
     """An answer on its way from an engine. Iterate once; close it, which cancels what has not come."""
 
-    def __init__(self, response: aiohttp.ClientResponse, address: str) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, address: str, span: Span | None) -> None:
+        """`span`, of a request that is traced, is ended by `close`."""
+        self._span = span
         self._response = response
         self._address = address
         self._pieces = self._read()
@@ -86,6 +90,8 @@ class DecodeStream:
 
     def close(self) -> None:
         self._response.close()
+        if self._span is not None:
+            self._span.end()
 
 
 class Engines:
@@ -114,7 +120,7 @@ class Engines:
         }
         body = {**_body(work, work.tokens, 1, params), "stream": False}
         timeout_s = self._settings.first_token_timeout_s
-        with _Translated(placement.prefill_address):
+        with step("prefill", instance=placement.prefill), _Translated(placement.prefill_address):
             async with await self._post(placement.prefill_address, body, work.id, timeout_s) as response:
                 async with asyncio.timeout(timeout_s):
                     return _first_token(_object(await response.text(errors="replace")))
@@ -126,22 +132,22 @@ class Engines:
         """
         params = {"request_id": placement.request_id, "prefix_blocks": placement.prefix_blocks}
         body = {**_body(work, work.tokens, work.max_tokens, params), "stream": True}
-        with _Translated(placement.prefill_address):
+        with step("serve", instance=placement.prefill, lasts=True) as span, _Translated(placement.prefill_address):
             response = await self._post(placement.prefill_address, body, work.id, self._settings.first_token_timeout_s)
-            return DecodeStream(response, placement.prefill_address)
+            return DecodeStream(response, placement.prefill_address, span)
 
     async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
         """Have the tokens after the first one made. When it returns, the engine has accepted. Raises as `prefill`."""
         params = {**first.handle, "request_id": placement.request_id}
         tokens = work.tokens + first.token_ids
         body = {**_body(work, tokens, work.max_tokens - len(first.token_ids), params), "stream": True}
-        with _Translated(placement.decode_address):
+        with step("decode", instance=placement.decode, lasts=True) as span, _Translated(placement.decode_address):
             response = await self._post(placement.decode_address, body, work.id, self._settings.next_token_timeout_s)
-            return DecodeStream(response, placement.decode_address)
+            return DecodeStream(response, placement.decode_address, span)
 
     async def _post(self, address: str, body: Mapping[str, Any], request_id: str, timeout_s: float) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s)
-        headers = {"X-Request-Id": request_id}
+        headers = {"X-Request-Id": request_id, **trace_headers()}
         response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, timeout=timeout)
         if response.status == 200:
             return response

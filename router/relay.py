@@ -15,6 +15,7 @@ from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
 from kvstore.router.counters import Counters
 from kvstore.router.engines import DecodeStream, Engines, Work
+from kvstore.router.tracing import step
 from kvstore.scheduler.request import Slo
 
 T = TypeVar("T")
@@ -110,7 +111,8 @@ class Relay:
 
     async def _attempt(self, work: Work, slo: Slo) -> Answer | Refusal:
         predicted = min(work.max_tokens, self._settings.predicted_output_tokens)
-        placed = await self._scheduler.schedule(work.keys, input_tokens=len(work.tokens), output_tokens=predicted, slo=slo)
+        with step("schedule"):
+            placed = await self._scheduler.schedule(work.keys, input_tokens=len(work.tokens), output_tokens=predicted, slo=slo)
         if isinstance(placed, Refusal):
             return placed
         if placed.decode == placed.prefill:

@@ -1,6 +1,7 @@
 """The master's scheduler, asked from an event loop: each question is a blocking call in one of a few threads."""
 
 import asyncio
+import contextvars
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -22,4 +23,5 @@ class AsyncScheduler:
         ask = partial(
             self._client.schedule, keys, block_tokens=self._block_tokens, input_tokens=input_tokens, output_tokens=output_tokens, slo=slo
         )
-        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        here = contextvars.copy_context()  # the trace of the request
+        return await asyncio.get_running_loop().run_in_executor(self._threads, here.run, ask)

@@ -2,14 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.router.counters import Counters
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import ROUTER
-from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.metrics.metric import Reading, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
+from kvstore.telemetry.tracing.opening import spans_told
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
 
 SAME = {
     "requests": "requests",
@@ -25,7 +30,13 @@ SAME = {
 """From the counters to the metrics' names, less `kvstore_router_`."""
 
 
-def add_router_signals(server: HttpServer, counters: Counters, client: SchedulerClient, loop: asyncio.AbstractEventLoop) -> None:
+def add_router_signals(
+    server: HttpServer,
+    counters: Counters,
+    client: SchedulerClient,
+    loop: asyncio.AbstractEventLoop,
+    tracing: "Tracing | None" = None,
+) -> None:
     """Of the router whose requests `loop` serves. It is ready while the scheduler answers."""
 
     def alive() -> None:
@@ -42,10 +53,11 @@ def add_router_signals(server: HttpServer, counters: Counters, client: Scheduler
             return [f"no scheduler: {error}"]
         return []
 
-    add_signals(server, ROUTER, lambda: readings(counters), alive=alive, unready=unready)
+    add_signals(server, ROUTER, lambda: readings(counters, spans_told(tracing)), alive=alive, unready=unready)
 
 
-def readings(counters: Counters) -> Readings:
+def readings(counters: Counters, trace_spans: Reading) -> Readings:
     return {f"kvstore_router_{metric}": getattr(counters, field) for field, metric in SAME.items()} | {
-        "kvstore_router_rejections": {(reason,): count for reason, count in dict(counters.rejected).items()}
+        "kvstore_router_rejections": {(reason,): count for reason, count in dict(counters.rejected).items()},
+        "kvstore_router_trace_spans": trace_spans,
     }

@@ -22,6 +22,7 @@ from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Masters, find_owner, looks, pauses
+from kvstore.rpc.tracing import trace_metadata
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
@@ -238,14 +239,14 @@ class SchedulerClient:
             time.sleep(pause_s)
             is_first = False
 
-    def _shown(self, method: str) -> tuple[tuple[str, bytes], ...]:
-        """The credential that goes with a call: an engine's own where it speaks of itself."""
+    def _shown(self, method: str) -> tuple[tuple[str, bytes | str], ...]:
+        """The credential that goes with a call, an engine's own where it speaks of itself; and the trace that the call belongs to."""
         settings = self.settings
-        if method in ("Report", "Leave") and settings.instance_token:
-            return as_metadata("", settings.instance_token)
-        return as_metadata(settings.tenant, settings.token)
+        of_engine = method in ("Report", "Leave") and settings.instance_token
+        shown = as_metadata("", settings.instance_token) if of_engine else as_metadata(settings.tenant, settings.token)
+        return *shown, *trace_metadata()
 
-    def _ask(self, method: Any, request: Any, deadline: Deadline, shown: tuple[tuple[str, bytes], ...]) -> Any:
+    def _ask(self, method: Any, request: Any, deadline: Deadline, shown: tuple[tuple[str, bytes | str], ...]) -> Any:
         """One question to one master. Raises Unavailable, too, when it has not answered and another one owns the catalog."""
         try:
             if not self._masters.are_several:

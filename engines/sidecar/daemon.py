@@ -24,6 +24,9 @@ from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.opening import open_http
 from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.tracing.config import SECTION as TRACING
+from kvstore.telemetry.tracing.config import TracingSettings
+from kvstore.telemetry.tracing.opening import open_tracing
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,15 +39,16 @@ def main(config: str | None, **flags: Any) -> None:
         for package in ("msgspec", "prometheus_client", "zmq"):
             need(package, "sidecar")
         settings = load_settings(SidecarSettings, SECTION, flags=flags, config=config)
+        traces = load_settings(TracingSettings, TRACING, flags={}, config=config)
         check_settings(settings)
         write_logs(settings.log_level, settings.log_format)
-        _run(settings)
+        _run(settings, traces)
     except KVStoreError as error:
         click.echo(f"kvstore-sidecar: error: {error}", err=True)
         sys.exit(2)
 
 
-def _run(settings: SidecarSettings) -> None:
+def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
     # Here, since their libraries may be missing.
     from kvstore.engines.sidecar.blocks import EngineBlocks
     from kvstore.engines.sidecar.signals import add_sidecar_signals
@@ -60,6 +64,9 @@ def _run(settings: SidecarSettings) -> None:
         **tls_of(settings),
     )
     with ExitStack() as open_parts:
+        tracing = open_tracing(traces, role="sidecar", instance=settings.name or settings.engine)
+        if tracing is not None:
+            open_parts.callback(tracing.close)
         client = open_parts.enter_context(SchedulerClient(of_master))
         blocks = subscriber = None
         if settings.events:
@@ -75,10 +82,10 @@ def _run(settings: SidecarSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts))
+        telling = Telling(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
         if http is not None:
             open_parts.callback(http.close)
-            add_sidecar_signals(http, telling)
+            add_sidecar_signals(http, telling, tracing)
             http.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: telling.stop())

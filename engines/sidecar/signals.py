@@ -2,19 +2,24 @@
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.engines.sidecar.telling import Telling
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import SIDECAR
+from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.signals import add_signals
+from kvstore.telemetry.tracing.opening import spans_told
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
 
 HANGS_S: Final = 120.0
 """A thread that has not come round for so long hangs: engine and master have a minute each at most."""
 
 
-def add_sidecar_signals(server: HttpServer, telling: Telling) -> None:
+def add_sidecar_signals(server: HttpServer, telling: Telling, tracing: "Tracing | None" = None) -> None:
     """It is ready while the scheduler knows the engine."""
 
     def alive() -> None:
@@ -27,11 +32,12 @@ def add_sidecar_signals(server: HttpServer, telling: Telling) -> None:
             [] if telling.is_in else [f"the scheduler does not know engine {telling.name}: it, its metrics or the master does not answer"]
         )
 
-    def read() -> dict[str, float]:
+    def read() -> Readings:
         return {
             "kvstore_sidecar_reporting": int(telling.is_in),
             "kvstore_sidecar_reports": telling.reports,
             "kvstore_sidecar_failures": telling.failures,
+            "kvstore_sidecar_trace_spans": spans_told(tracing),
         }
 
     add_signals(server, SIDECAR, read, alive=alive, unready=unready)

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
 from kvstore.engines.sidecar.blocks import EngineBlocks
@@ -18,6 +18,10 @@ from kvstore.engines.sidecar.events import Event
 from kvstore.engines.sidecar.load import Load, read_load
 from kvstore.engines.sidecar.subscriber import Subscriber
 from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.rpc.tracing import trace_metadata
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
 
 ROLES: Final = {"both": Role.BOTH, "prefill": Role.PREFILL, "decode": Role.DECODE}
 MAX_METRICS_BYTES: Final = 16 << 20
@@ -38,13 +42,16 @@ class Telling:
         subscriber: Subscriber | None,
         *,
         on_first: Callable[[], None],
+        tracing: "Tracing | None" = None,
     ) -> None:
-        """`blocks` and `subscriber` go together; None: what the engine has is not told. `on_first`: once the master has heard of it."""
+        """`blocks` and `subscriber` go together; None: what the engine has is not told. `on_first`: once the master has heard of it.
+        Some of the reports are traced, by chance, as `tracing` says."""
         self._settings = settings
         self._client = client
         self._blocks = blocks
         self._subscriber = subscriber
         self._on_first = on_first
+        self._tracing = tracing
         self.is_in = False
         """The scheduler knows the engine."""
         self.reports = self.failures = 0
@@ -61,12 +68,22 @@ class Telling:
     def run(self) -> None:
         """Tell until `stop`, then leave."""
         while not self._is_ending:
-            self._listen(self._tell())
+            self._listen(self._told())
         self._leave()
 
     def stop(self) -> None:
         """Have `run` end within the time of a question. For signal handlers too: takes no lock."""
         self._is_ending = True
+
+    def _told(self) -> float:
+        """As `_tell`, in a trace where chance has it."""
+        if self._tracing is None or not self._tracing.samples():
+            return self._tell()
+        with self._tracing.begin_call("sidecar.report") as recorded:
+            failures = self.failures
+            wait_s = self._tell()
+            recorded.span.set_attribute("kvstore.failures", self.failures - failures)
+        return wait_s
 
     def _tell(self) -> float:
         """Report once: seconds until the next time."""
@@ -146,7 +163,8 @@ class Telling:
 def _fetch(url: str, timeout_s: float) -> str:
     """Raises Unavailable."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        request = urllib.request.Request(url, headers=dict(trace_metadata()))
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             text: bytes = response.read(MAX_METRICS_BYTES)
     except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
         raise Unavailable(f"its metrics at {url} cannot be had: {error}") from None

@@ -133,11 +133,13 @@ ROUTER: Final = (
     Metric("kvstore_router_prompt_tokens", C, "Tokens of prompts."),
     Metric("kvstore_router_prefix_tokens", C, "Of these, not computed."),
     Metric("kvstore_router_output_tokens", C, "Tokens of answers."),
+    Metric("kvstore_router_trace_spans", C, SPANS, ("outcome",)),
 )
 SIDECAR: Final = (
     Metric("kvstore_sidecar_reporting", G, "1 while the scheduler knows the engine."),
     Metric("kvstore_sidecar_reports", C, "Reports that the master took."),
     Metric("kvstore_sidecar_failures", C, "Metrics of the engine that could not be had, and reports that were not taken."),
+    Metric("kvstore_sidecar_trace_spans", C, SPANS, ("outcome",)),
 )
 PUBLISHER: Final = (
     Metric("kvstore_publisher_nodes", G, "Nodes whose events are published."),

@@ -20,7 +20,8 @@ class TracingSettings:
     sample_ratio: float = setting(
         0.01,
         "Share of a client's calls that are traced. A call within a span of the program's own is traced where that one is, and else not. "
-        "Daemons trace the requests of these calls, and none besides.",
+        "Likewise of a router's requests, unless their header `traceparent` says whether they are, and of a sidecar's reports. "
+        "Masters and nodes trace what is asked for these, and nothing besides.",
         minimum=0,
         maximum=1,
     )

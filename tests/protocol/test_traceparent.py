@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.protocol.traceparent import TraceParent, parse_traceparent
+from kvstore.protocol.traceparent import TraceParent, is_sampled, parse_traceparent
 
 EXAMPLE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def test_the_example_of_the_standard() -> None:
     assert parse_traceparent(EXAMPLE) == TraceParent(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7)
+    assert is_sampled(EXAMPLE) is True
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1))
@@ -35,6 +36,7 @@ def test_what_is_written_is_read(trace_id: int, span_id: int) -> None:
 )
 def test_what_is_malformed_or_not_sampled_is_as_nothing(text: str) -> None:
     assert parse_traceparent(text) is None
+    assert is_sampled(text) is (False if text == EXAMPLE[:-1] + "0" else None)
 
 
 def test_later_versions_may_have_more_fields() -> None:

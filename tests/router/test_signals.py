@@ -30,9 +30,10 @@ class Scheduler:
 def test_what_is_told_is_what_is_listed() -> None:
     counters = Counters(active=1, requests=5, hung_up=2)
     counters.rejected["busy"] += 3
-    found = readings(counters)
+    found = readings(counters, {("exported",): 4})
     assert found.keys() == {metric.name for metric in ROUTER}
     assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
+    assert found["kvstore_router_trace_spans"] == {("exported",): 4}
 
 
 def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
