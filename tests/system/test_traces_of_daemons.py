@@ -18,6 +18,8 @@ from tests.telemetry.tracing.collector import Came, Collector, collecting
 
 BY_MESSAGE: Final = TransferSettings(transports="tcp")
 """As from another host: the writer reserves, and its put is published."""
+LARGE: Final = 300_000
+"""Not sent in a message where there is shared memory."""
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +83,20 @@ def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: Clu
     assert collector.part_of(put.span_id, "kvstore.node.wait_for_master").duration_ns <= put.duration_ns
 
 
-def test_what_the_cluster_learns_after_a_put_is_below_that_put_and_names_the_flush(traced: Client, collector: Collector) -> None:
+def test_a_large_put_through_shared_memory_shows_its_publication_too(traced: Client, collector: Collector) -> None:
     with step() as root:
-        assert traced.put(b"kept", b"x" * 1000)
+        assert traced.put(b"large", b"x" * LARGE, ack="cluster")
+    chain(collector, root, "put", "node.commit", "master.publish")
+
+
+@pytest.mark.parametrize(("size", "by"), [(1000, "node.put"), (LARGE, "node.commit")])
+def test_what_the_cluster_learns_after_a_put_is_below_that_put_and_names_the_flush(
+    traced: Client, collector: Collector, size: int, by: str
+) -> None:
+    with step() as root:
+        assert traced.put(b"kept %d" % size, b"x" * size)
         traced.flush()
-    claim = chain(collector, root, "put", "node.put", "master.claim")[-1]
+    claim = chain(collector, root, "put", by, "master.claim")[-1]
     flush = chain(collector, root, "flush", "node.flush")[-1]
     assert claim.links in ((flush.span_id,), ()), "the claim went out with the flush, or before it"
 

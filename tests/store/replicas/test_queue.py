@@ -11,13 +11,16 @@ import pytest
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, Copied, Copy
 from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.node_messages import Read
+from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas import queue as copies
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
 from tests.store.served import Client, Master, Served, digest, in_background, served
 from tests.store.tensors import after, tensor_value
@@ -32,6 +35,8 @@ class Ruler:
 
     def __init__(self) -> None:
         self.reports: list[Copied] = []
+        self.calls: list[Call | None] = []
+        """For whose sake each report is made."""
         self.refuses: set[bytes] = set()
         self.failure: KVStoreError | None = None
         self.is_silent = False
@@ -39,6 +44,7 @@ class Ruler:
 
     def ask(self, message: Copied, decided: Callable[[Flags | KVStoreError], None]) -> None:
         self.reports.append(message)
+        self.calls.append(CALL.get())
         self.waiting.append((message, decided))
         if not self.is_silent:
             self.decide()
@@ -608,3 +614,20 @@ def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_t
         client.close()
         pair.check()
         pair.master.close()
+
+
+def test_the_batches_of_a_traced_order_are_below_it_and_so_is_what_they_ask_for_and_of_others_nothing_is(pair: Pair) -> None:
+    spans = Spans()
+    pair.source.server.tracer = spans
+    assert pair.copy("k1") == [1]
+    assert (spans.told, pair.ruler.calls) == ([], [None])
+    order = pair.order(["k2", "k3"])
+    hello = Hello(ROLE_NODE, order.tenant, "", "target", order.epoch)
+    assert list(pair.target.call(lambda: pair.target.copies.take(order, hello, Part(spans, "order")))) == [1, 1]
+    pair.settle()
+    assert spans.parts == [("kvstore.node.fetch_copies", {"kvstore.blocks": 2})]
+    assert {(kind, parent) for kind, parent, _error in spans.told} == {(Read.TYPE, PLACE)}
+    [_, call] = pair.ruler.calls
+    assert call is not None
+    assert call.parent == PLACE
+    pair.check()
