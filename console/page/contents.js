@@ -20,8 +20,8 @@ export function contents() {
   const keys = h("ul", { className: "legend" }, Object.entries({ ...TIERS, unknown: "tier not told" }).map(([name, label]) => h("li", {}, swatch(name), label)));
   const which = choice("Which prefixes", [["bytes", "Largest"], ["reads", "Hottest"]], by, (value) => { by = value; if (found) found.segments = []; draw(); load(); });
   const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Contents"),
-    h("section", { className: "panel w7", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),
-    h("section", { className: "panel w5", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true], ["Quota", true], ["Actions", true]), tenants))),
+    h("section", { className: "panel w7 roomy", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),
+    h("section", { className: "panel w5 roomy", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true], ["Quota", true], ["Actions", true]), tenants))),
     h("section", { className: "panel", ariaLabel: "Prefixes" }, h("header", {}, title, treeNote, h("div", { className: "push" }, which)), tree.element, keys));
 
   /** The limit that is nearest to being reached, as the share of it that is used. */

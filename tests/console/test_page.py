@@ -122,6 +122,16 @@ def test_tenants_show_the_limit_that_they_are_nearest_to(browser: BrowserContext
         assert watched.wrong == []
 
 
+@pytest.mark.parametrize("width", [1280, 1440, 1920])
+def test_what_is_done_with_tenants_and_namespaces_is_in_sight_without_scrolling(browser: BrowserContext, many: Served, width: int) -> None:
+    with Watched(browser, many.address, width=width) as watched:
+        page = watched.show("contents")
+        for table, button in (("Table of tenants", "Quota"), ("Table of namespaces", "Remove")):
+            region = page.get_by_role("region", name=table)
+            expect(region.get_by_text(button, exact=True).last).to_be_visible()
+            assert region.evaluate("(region) => region.scrollWidth - region.clientWidth") == 0, table
+
+
 def test_what_nics_carry_is_shown_while_the_network_is_looked_at(browser: BrowserContext) -> None:
     with simulated(2, looks=2) as (found, _source, clock), Watched(browser, found.address) as watched:
         with watched.page.expect_response(re.compile("/api/flows")):
