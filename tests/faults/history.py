@@ -151,15 +151,15 @@ class History:
         self._keys.setdefault((tenant, key), _Key()).removals.append(removal)
         return removal
 
-    def end_remove(self, removal: Removal, *, is_gone: bool, at: int) -> None:
-        """It was answered: whether the block was there and is gone. What all knew of before it began, and what its own caller had put, is
-        over then."""
+    def end_remove(self, removal: Removal, *, is_gone: bool, at: int, nodes_were_away: bool = False) -> None:
+        """It was answered: whether the block was there and is gone. What all knew of before it began is over then, and what its own caller
+        had put, unless `nodes_were_away`: one of them may have been the only one to know of that."""
         removal.ended_at = at
         if not is_gone:
             return
         for version in self._keys[removal.tenant, removal.key].versions:
             was_there = version.known_at is not None and version.known_at <= removal.begun_at
-            is_own = version.writer == removal.writer and version.told is Told.STORED and _before(version.ended_at, removal.begun_at)
+            is_own = not nodes_were_away and version.writer == removal.writer and version.told is Told.STORED and _before(version.ended_at, removal.begun_at)
             if (was_there or is_own) and version.over_at is None:
                 version.over_at = at
 

@@ -154,3 +154,11 @@ def test_a_version_has_no_rivals_in_those_that_were_over_before_its_put_began(hi
     version = put(history, 16)
     assert history.rivals(version) == [failed], "it may be stored any time"
     assert history.rivals(former) == [failed, version]
+
+
+def test_a_removal_while_a_node_was_away_ends_what_all_knew_and_not_what_perhaps_that_node_alone_did(history: History) -> None:
+    known, early = put(history, 10), put(history, 20, ack="node", writer=2)
+    history.end_remove(history.begin_remove(TENANT, KEY, writer=2, at=30), is_gone=True, at=35, nodes_were_away=True)
+    assert (known.over_at, early.over_at) == (35, None)
+    history.end_remove(history.begin_remove(TENANT, KEY, writer=2, at=40), is_gone=True, at=45)
+    assert early.over_at == 45

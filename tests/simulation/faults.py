@@ -3,9 +3,10 @@ started anew.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from kvstore.protocol.errors import TierFailed
-from tests.simulation.cluster import Cluster, Daemon
+from tests.simulation.cluster import ClientProcess, Cluster, Daemon
 from tests.simulation.network import SimSocket
 from tests.simulation.schedule import Step
 from tests.simulation.world import MS, Host, Process, S
@@ -145,7 +146,7 @@ class Faults:
             if client.host is host:
                 self._silence(client.process)
                 client.process.die()
-                self._later(span_ms + 10, client.start)
+                self._later(span_ms + 10, partial(_start_again, client))
 
     def _silence(self, process: Process | None) -> None:
         """Its ends of connections to other hosts stay as they are: nobody is told."""
@@ -174,6 +175,12 @@ class Faults:
             daemon.disk.failure = None
 
         self._later(span_ms, over)
+
+
+def _start_again(client: ClientProcess) -> None:
+    """Unless another fault has: of two processes nobody would look after the first."""
+    if not client.process.is_alive:
+        client.start()
 
 
 def _drop(end: SimSocket) -> None:

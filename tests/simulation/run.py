@@ -143,7 +143,7 @@ class Run:
         if world.findings:
             return
         for removal in self._away:
-            self.history.end_remove(removal, is_gone=True, at=world.now_ns)
+            self.history.end_remove(removal, is_gone=True, at=world.now_ns, nodes_were_away=True)
         self._read_all()
         world.run(world.now_ns + LEFTOVERS_NS)
         if not world.findings:
@@ -231,7 +231,8 @@ class Run:
     def _operate(self, client: ClientProcess, step: Step) -> None:
         _, tenant, *rest = step.args
         world, began_ns = self.world, self.world.now_ns
-        world.trace(client.process.name, step)
+        process = client.process
+        world.trace(process.name, step)
         try:
             match step.kind:
                 case "put":
@@ -259,9 +260,9 @@ class Run:
         except KVStoreError as error:
             told = type(error).__name__
             world.finding("an unexpected error", f"{step}: {type(error).__name__}: {error}", error)
-        world.trace(client.process.name, step.kind, *rest[:1], "->", told)
+        world.trace(process.name, step.kind, *rest[:1], "->", told)
         late_ns = world.now_ns - began_ns - int(DEADLINE_S * S)
-        if late_ns > LATE_NS and not client.process.was_stopped_since(began_ns):
+        if late_ns > LATE_NS and not process.was_stopped_since(began_ns):
             world.finding("beyond its deadline", f"{step}: {late_ns / S:.3f} s late")
 
     def _may_fail(self, step: Step) -> bool:
