@@ -14,6 +14,7 @@ from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.tenants import Tenant
 from kvstore.master.frames.nodes import NodeFrames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
+from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.copies import Copies
 from kvstore.store.publisher import Published, Publisher
@@ -28,7 +29,7 @@ Bug = Callable[[], AbstractContextManager[Any]]
 def acknowledged_before_published() -> Iterator[None]:
     """The node answers a put for the cluster without waiting until its event is durable at the master."""
 
-    def when_published(self: Publisher, seq: int, callback: Published) -> None:
+    def when_published(self: Publisher, seq: int, callback: Published, _span: Span | None = None) -> None:
         callback(None)
 
     with patch.object(Publisher, "when_published", when_published):
