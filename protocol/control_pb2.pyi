@@ -250,14 +250,16 @@ class LinkFlow(_message.Message):
     def __init__(self, device: _Optional[str] = ..., in_bytes: _Optional[int] = ..., out_bytes: _Optional[int] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
 
 class HotBlocks(_message.Message):
-    __slots__ = ("tenant", "keys", "reads_per_s")
+    __slots__ = ("tenant", "keys", "reads_per_s", "far_reads_per_s")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     READS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FAR_READS_PER_S_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     reads_per_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., reads_per_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    far_reads_per_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., reads_per_s: _Optional[_Iterable[float]] = ..., far_reads_per_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerRate(_message.Message):
     __slots__ = ("node_id", "bytes_per_s", "basis_bytes", "age_s")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
 from kvstore.rpc.tenant_loads import TenantLoads
-from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS, Block
+from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS
+from kvstore.store.blocks.hot import BlockReads
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.quotas import NO_USE
 from kvstore.store.blocks.table import BlockTable
@@ -148,11 +149,12 @@ def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.Li
     ]
 
 
-def hot_blocks(found: Iterable[tuple[Block, float]]) -> list[pb.HotBlocks]:
-    """Blocks and their reads a second, by tenant."""
+def hot_blocks(found: Iterable[BlockReads]) -> list[pb.HotBlocks]:
+    """Blocks and how often they are read, by tenant."""
     by_tenant: dict[str, pb.HotBlocks] = {}
-    for block, reads_per_s in found:
+    for block, reads_per_s, far_reads_per_s in found:
         one = by_tenant.setdefault(block.tenant, pb.HotBlocks(tenant=block.tenant))
         one.keys.append(block.key)
         one.reads_per_s.append(reads_per_s)
+        one.far_reads_per_s.append(far_reads_per_s)
     return list(by_tenant.values())

@@ -1,11 +1,12 @@
-"""Which blocks clients read most, as nodes tell it: asked of them only while somebody wants to know, and forgotten then. Sans-I/O;
-`now_ns` is passed in.
+"""Which blocks clients read most, and of that those of other hosts than the node's, as nodes tell it: asked of them only while somebody
+wants to know, and forgotten then. Sans-I/O; `now_ns` is passed in.
 
 Each node counts for itself (store/blocks/hot.py) and tells of its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kvstore.protocol.errors import InvalidArgument
@@ -34,6 +35,8 @@ class HotReport(Protocol):
     def keys(self) -> Sequence[bytes]: ...
     @property
     def reads_per_s(self) -> Sequence[float]: ...
+    @property
+    def far_reads_per_s(self) -> Sequence[float]: ...
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class _Node:
     asked_ns: int
     told_ns: int = 0
     blocks: "dict[str, dict[bytes, float]] | None" = None
+    far: list[tuple[str, bytes, float]] = field(default_factory=list)
 
 
 class Heat:
@@ -72,17 +76,25 @@ class Heat:
     def take(self, node_id: int, reports: Sequence[HotReport], now_ns: int) -> None:
         """What a node tells, in place of what it told before; of one that was not asked nothing is kept. Raises InvalidArgument for what it
         cannot have counted."""
-        if any(len(report.keys) != len(report.reads_per_s) for report in reports):
+        if any(
+            len(report.keys) != len(report.reads_per_s) or len(report.far_reads_per_s) not in (0, len(report.keys)) for report in reports
+        ):
             raise InvalidArgument("a node tells of hot blocks and how often they are read, but not as many of both")
         blocks = {report.tenant: dict(zip(report.keys, report.reads_per_s, strict=True)) for report in reports}
         count = sum(map(len, blocks.values()))
         if count > MAX_OF_NODE:
             raise InvalidArgument(f"a node tells of {count} hot blocks: at most {MAX_OF_NODE}")
-        if not all(0 <= rate <= MAX_READS_PER_S for of_tenant in blocks.values() for rate in of_tenant.values()):
+        if not all(0 <= rate <= MAX_READS_PER_S for report in reports for rate in (*report.reads_per_s, *report.far_reads_per_s)):
             raise InvalidArgument(f"a node tells of a block that is read more than {MAX_READS_PER_S:g} times a second, or less than never")
         node = self._nodes.get(node_id)
         if node is not None and blocks:
             node.blocks, node.told_ns = blocks, now_ns
+            node.far = [
+                (report.tenant, key, far_reads_per_s)
+                for report in reports
+                for key, far_reads_per_s in zip(report.keys, report.far_reads_per_s, strict=False)  # none where the release tells none
+                if far_reads_per_s
+            ]
 
     def of(self, tenant: str, now_ns: int) -> dict[bytes, float]:
         """The tenant's blocks that were told of, with their reads a second at all nodes."""
@@ -93,3 +105,9 @@ class Heat:
             for key, reads_per_s in node.blocks.get(tenant, {}).items():
                 found[key] = found.get(key, 0.0) + reads_per_s
         return found
+
+    def far_reads(self, now_ns: int) -> Iterator[tuple[str, bytes, float]]:
+        """Tenant, key, and reads a second by other hosts than the node's, of each block that each node told of: as it is now, whatever is
+        told while it is gone through."""
+        told = [node.far for node in self._nodes.values() if now_ns - node.told_ns <= TOLD_S * NS_PER_S]
+        return itertools.chain.from_iterable(told)

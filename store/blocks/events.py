@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, READ, REMOVED, STORED, EventBatch, Events
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.hot import HotBlocks
+from kvstore.store.blocks.hot import BlockReads, HotBlocks
 
 RING_EVENTS: Final = 131_072
 """Events (blocks) kept for each tenant: 50 MB where all of them are of blocks that are gone, and a second of the busiest node's."""
@@ -75,10 +75,10 @@ class EventLog:
         """A client wrote these."""
         self._add(STORED, tenant, blocks)
 
-    def read(self, tenant: str, blocks: Sequence[Block]) -> None:
-        """A client was given these, in this order."""
+    def read(self, tenant: str, blocks: Sequence[Block], *, is_far: bool) -> None:
+        """A client was given these, in this order; one of another host where `is_far`."""
         if self._hot.is_counting:
-            self._hot.read(blocks)
+            self._hot.read(blocks, is_far=is_far)
         self._add(READ, tenant, blocks)
 
     def missed(self, tenant: str, count: int) -> None:
@@ -126,7 +126,7 @@ class EventLog:
         self._look()
         return self._rings[tenant]
 
-    def hottest(self, most: int, now_ns: int) -> list[tuple[Block, float]]:
+    def hottest(self, most: int, now_ns: int) -> list[BlockReads]:
         """See HotBlocks.told: who asks has reads counted from then on, and until nobody does for a while."""
         found = self._hot.told(most, now_ns)
         self._look()

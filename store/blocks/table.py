@@ -274,7 +274,7 @@ class BlockTable:
             self.hit(block)
             self.room.warm(block)
         for begin in range(0, len(blocks), READ_EVENT_BLOCKS):
-            self.events.read(tenant, blocks[begin : begin + READ_EVENT_BLOCKS])
+            self.events.read(tenant, blocks[begin : begin + READ_EVENT_BLOCKS], is_far=False)
         if others:
             self._landing.counts.hit(tenant, others)
             self.events.missed(tenant, others)

@@ -89,7 +89,7 @@ class ReadService:
         table.copies.acquire(block)  # and for this call: it is not over once the answer is sent
         try:
             if table.events.is_recording and not caller.is_node:
-                table.events.read(caller.tenant, [block])
+                table.events.read(caller.tenant, [block], is_far=not session.is_local)
             session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.copies.release(block))
             self.out_bytes += size_bytes
             table.hit(block)
@@ -108,7 +108,7 @@ class ReadService:
                 return False
             self._table.misses += misses
             if self._table.events.is_recording and not caller.is_node:
-                self._table.events.read(caller.tenant, self._hits(request))
+                self._table.events.read(caller.tenant, self._hits(request), is_far=not session.is_local)
             if request.slow:
                 request.begin_fetching()
                 self._mover.read([entry.read for entry in request.slow], lambda results: self._fetched(request, results))

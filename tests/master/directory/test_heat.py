@@ -67,6 +67,8 @@ def test_all_is_forgotten_when_nobody_looks_any_more_and_who_was_not_asked_is_no
         (hot(a=nan), "less than never"),
         (hot(a=2e9), "more than 1e"),
         (pb.HotBlocks(tenant="red", keys=[b"a"]), "not as many of both"),
+        (pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[1.0, 1.0], far_reads_per_s=[1.0]), "not as many of both"),
+        (pb.HotBlocks(tenant="red", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[-1.0]), "less than never"),
         (pb.HotBlocks(keys=[b"%d" % number for number in range(MAX_OF_NODE + 1)], reads_per_s=[1.0] * (MAX_OF_NODE + 1)), "at most 1024"),
     ],
 )
@@ -77,3 +79,20 @@ def test_what_cannot_have_been_counted_is_refused(report: pb.HotBlocks, says: st
     with pytest.raises(InvalidArgument, match=says):
         heat.take(1, [report], 0)
     assert heat.of("red", 0) == {}
+
+
+def test_reads_from_other_hosts_are_gone_through_as_they_were_told_and_not_once_they_are_old() -> None:
+    heat = Heat()
+    heat.want(0)
+    for node_id in (1, 2, 3):
+        heat.ask(node_id, 3, 0)
+    heat.take(1, [pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[3.0, 1.0], far_reads_per_s=[2.0, 0.0])], S)
+    heat.take(2, [hot(a=3.0)], 3 * S)
+    heat.take(3, [pb.HotBlocks(tenant="blue", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[0.5])], 3 * S)
+    found = heat.far_reads(3 * S)
+    assert next(found) == ("red", b"a", 2.0)
+    heat.take(3, [hot("blue", a=1.0)], 4 * S)
+    assert list(found) == [("blue", b"a", 0.5)], (
+        "node 2 is of a release that tells nothing of it, and what is told meanwhile comes next time"
+    )
+    assert list(heat.far_reads(int((2 + TOLD_S) * S))) == []

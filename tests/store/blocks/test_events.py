@@ -73,7 +73,7 @@ def test_what_happens_after_the_first_question_is_told_in_order_with_times_and_p
     clock.now_us = 5
     log.stored("red", [block("a"), block("bb", parent="a")])
     clock.now_us = 7
-    log.read("red", blocks("a"))
+    log.read("red", blocks("a"), is_far=False)
     log.removed(block("bb", parent="a"))
     batch = ask(log, first.next_cursor)
     assert told(first) == []
@@ -88,7 +88,7 @@ def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: 
     assert log.is_recording
     log.stored("blue", blocks("a", tenant="blue"))
     log.removed(block("b", tenant="blue"))
-    log.read("red", [])
+    log.read("red", [], is_far=False)
     assert told(ask(log, cursor)) == []
     log.forget_asker("recorder")
     assert not log.is_recording
@@ -96,12 +96,12 @@ def test_nothing_is_kept_while_nobody_records_and_nothing_of_other_tenants(log: 
 
 def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_records_or_not(log: EventLog) -> None:
     (read,) = blocks("a")
-    log.read("red", [read])
+    log.read("red", [read], is_far=False)
     assert log.hottest(5, 0) == []
     assert log.is_recording
-    log.read("red", [read, read])
+    log.read("red", [read, read], is_far=False)
     log.stored("red", [read])
-    assert log.hottest(5, 1_000_000_000) == [(read, 2.0)]
+    assert log.hottest(5, 1_000_000_000) == [(read, 2.0, 0.0)]
     ask(log, 0)
     log.hottest(0, 100_000_000_000)
     assert log.is_recording, "somebody records yet"
@@ -112,9 +112,9 @@ def test_reads_are_counted_while_somebody_asks_for_the_hottest_whether_anybody_r
 def test_what_nothing_is_known_of_is_lost_wherever_it_comes(log: EventLog) -> None:
     cursor = ask(log, 0).next_cursor
     log.missed("red", 2)
-    log.read("red", blocks("ab"))
+    log.read("red", blocks("ab"), is_far=False)
     log.missed("red", 3)
-    log.read("red", blocks("c"))
+    log.read("red", blocks("c"), is_far=False)
     log.missed("red", 4)
     log.missed("blue", 100)
     heard = []

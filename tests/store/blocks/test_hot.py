@@ -21,7 +21,7 @@ def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobod
     assert not hot.is_counting
     assert hot.told(5, 2 * S) == []
     assert hot.is_counting
-    hot.read([block(1)])
+    hot.read([block(1)], is_far=True)
     hot.told(0, int((2 + IDLE_S) * S))
     assert hot.is_counting
     hot.told(0, int((2.1 + IDLE_S) * S))
@@ -33,19 +33,32 @@ def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobod
 def test_reads_a_second_are_told_the_hottest_first_and_no_more_than_asked_for() -> None:
     hot, blocks = HotBlocks(), [block(number) for number in range(4)]
     hot.told(1, 0)
-    hot.read(blocks[:1] * 20 + blocks[1:2] * 40 + blocks[2:3] * 10 + blocks[3:] * 50)
+    hot.read(blocks[:1] * 20 + blocks[1:2] * 40 + blocks[2:3] * 10 + blocks[3:] * 50, is_far=False)
     blocks[3].is_gone = True
-    assert hot.told(2, 10 * S) == [(blocks[1], 4.0), (blocks[0], 2.0)]
+    assert hot.told(2, 10 * S) == [(blocks[1], 4.0, 0.0), (blocks[0], 2.0, 0.0)]
     assert hot.told(2, 10 * S) == [], "no time has passed"
+
+
+def test_reads_from_other_hosts_are_told_besides_and_age_as_the_others() -> None:
+    hot, one = HotBlocks(), block(1)
+    hot.told(1, 0)
+    hot.read([one] * 60, is_far=False)
+    hot.read([one] * 20, is_far=True)
+    assert hot.told(1, 10 * S) == [(one, 8.0, 2.0)]
+    [(_, reads_per_s, far_reads_per_s)] = hot.told(1, 70 * S)
+    assert far_reads_per_s == pytest.approx(reads_per_s / 4) != 0
+    one.is_gone = True
+    hot.told(1, 80 * S)
+    assert not hot._far
 
 
 def test_a_steady_rate_stays_what_it_is_and_what_is_over_is_forgotten_within_some_spans() -> None:
     hot, steady, over = HotBlocks(), block(1), block(2)
     hot.told(9, 0)
-    hot.read([over] * 500)
+    hot.read([over] * 500, is_far=False)
     for step in range(1, 41):
-        hot.read([steady] * 50)
-        rates = dict(hot.told(9, step * 5 * S))
+        hot.read([steady] * 50, is_far=False)
+        rates = {one: rate for one, rate, _far in hot.told(9, step * 5 * S)}
         assert rates[steady] == pytest.approx(10.0)
     assert rates[over] < 500 / SPAN_S * 0.1
 
@@ -57,9 +70,10 @@ def test_of_more_blocks_than_counters_the_frequent_ones_are_found_and_none_is_sa
     for _ in range(600):
         batch = [*chosen.choices(blocks, k=100), *chosen.choices(blocks[:10], k=20)]
         true.update(batch)
-        hot.read(batch)
-    assert len(hot._counts) <= 2 * MAX_COUNTED + 120
-    told = dict(hot.told(10, 1 * S))
-    assert set(told) == set(blocks[:10])
-    for one, rate in told.items():
+        hot.read(batch, is_far=True)
+    assert max(len(hot._counts), len(hot._far)) <= 2 * MAX_COUNTED + 120
+    told = hot.told(10, 1 * S)
+    assert {one for one, _rate, _far in told} == set(blocks[:10])
+    for one, rate, far_rate in told:
+        assert far_rate == rate
         assert true[one] - true.total() / MAX_COUNTED <= rate <= true[one]
