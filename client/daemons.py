@@ -160,6 +160,7 @@ class Daemons:
                 if note is not None:
                     note(reply)
                 self.nodes.heard_from(loan.channel.welcome.epoch)
+                self.nodes.spreads_reads = loan.channel.spreads_reads
                 loan.give_back()
                 return reply
             if not (yield from self._find_owner(asking, deadline)):

@@ -32,7 +32,7 @@ class Hint(NamedTuple):
     generation: int
     size_bytes: int
     asked_ns: int = 0
-    """When the master said so, of a block on another host while this one has a node, where a copy may come to be; else 0."""
+    """When the master said so, of a block on another host where a copy may come to be at a better place; else 0."""
     replicas: int = 1
     """How many nodes had the block, but for one that was to be avoided."""
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import xxhash
+
 from kvstore.client.unshared import Unshared
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
@@ -133,14 +135,17 @@ class KnownNodes:
     """The nodes as the master named them last."""
 
     def __init__(self, is_here: IsHere, spread: int, unshared: Unshared, hello: Hello = Hello(ROLE_CLIENT)) -> None:  # noqa: B008
-        """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes. `unshared` is told of
-        nodes of this host that cannot be reached as such. `hello` is what nodes are told, but for their tickets: not the token."""
+        """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes, nor of the others.
+        `unshared` is told of nodes of this host that cannot be reached as such. `hello` is what nodes are told, but for their tickets: not
+        the token."""
         self._hello = hello
         self._is_here = is_here
         self._unshared = unshared
         self._spread = spread
         self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
+        self.spreads_reads = False
+        """The master has blocks copied to further nodes when they are read much, as it said last."""
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
         self.closed: set[int] = set()
@@ -161,6 +166,16 @@ class KnownNodes:
     def is_local(self, node_id: int) -> bool:
         node = self._nodes.get(node_id)
         return node is not None and node.route.is_local
+
+    @property
+    def may_come_nearer(self) -> bool:
+        """A block of another host may be at a better place after a while: on this host, or where fewer ask for it."""
+        return bool(self.local_id) or self.spreads_reads
+
+    def turn(self, node_id: int) -> int:
+        """Of nodes that are as good the one with the least is to be asked: another one for each client, and for all keys of a client the
+        same, so that clients spread and chains stay together."""
+        return xxhash.xxh32_intdigest(b"%d" % node_id, self._spread)
 
     def is_live(self, who: Who) -> bool:
         """Whether the master named this very process last."""

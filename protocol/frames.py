@@ -5,7 +5,7 @@
     2       1     protocol version in which the message got the form that it has; in a Hello, the one that the sender speaks
     3       1     message type
     4       4     request id, chosen by the asker and echoed in the answer; 0 for messages that have no answer
-    8       4     milliseconds the asker still waits; in a Welcome what its sender takes besides (TAKES_TRACES); 0 in other answers
+    8       4     milliseconds the asker still waits; in a Welcome what its sender does besides (SPREADS_READS and others), else 0
     12      4     body length in bytes
     16      8     payload length in bytes
 
@@ -42,6 +42,9 @@ MAX_BLOB_BYTES: Final = 256 << 10
 TAKES_TRACES: Final = 1
 """A bit of the deadline in the header of a Welcome: Trace messages are taken. In the header, which is not a part of any message's form: a
 peer of a release that knows nothing of it neither sets it nor looks at it."""
+SPREADS_READS: Final = 2
+"""Another one, of a master's Welcome: what other hosts read much gets copies at further nodes, so that where a block of another host is is
+worth asking again after a while."""
 MAX_DEADLINE_MS: Final = 3_600_000
 """An hour: a deadline further away is a mistake, and is cut to this."""
 

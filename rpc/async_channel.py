@@ -257,6 +257,11 @@ class AsyncChannel:
         """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
         return not self._is_midway and not self._exchange.payload_left
 
+    @property
+    def spreads_reads(self) -> bool:
+        """A master that has what is read much copied to further nodes answered."""
+        return self._exchange.spreads_reads
+
     def has_hung_up(self) -> bool:
         """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""
         return not self.is_open or has_hung_up(self._sock)

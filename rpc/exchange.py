@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
-from kvstore.protocol.frames import MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, VERSION, Header, pack_header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure
@@ -25,14 +25,14 @@ MAX_REQUEST_ID = 0xFFFFFFFF
 class Exchange:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
-    __slots__ = ("_address", "_request_id", "payload_left", "takes_traces", "version")
+    __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces", "version")
 
     def __init__(self, address: Address, version: int = VERSION) -> None:
         """`version`: what the peer speaks, as far as is known."""
         self._address = address
         self.version = version
         """Of a peer that could not read us, that of its answer: what it speaks."""
-        self.takes_traces = False
+        self.takes_traces = self.spreads_reads = False
         """The peer has said so in its Welcome."""
         self._request_id = 0
         self.payload_left = 0
@@ -73,6 +73,7 @@ class Exchange:
             self.payload_left = header.payload_bytes
             if header.deadline_ms:  # of a Welcome; of other answers it is 0
                 self.takes_traces = bool(header.deadline_ms & TAKES_TRACES)
+                self.spreads_reads = bool(header.deadline_ms & SPREADS_READS)
             return reply
         if header.type != Failure.TYPE or header.request_id not in (0, self._request_id) or header.payload_bytes:
             raise ProtocolError(f"{self._address} answered with a message of type {header.type} where {kind.__name__} belongs")

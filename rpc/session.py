@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable, Untrusted, typed
-from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, TAKES_TRACES, VERSION, Header, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, SPREADS_READS, TAKES_TRACES, VERSION, Header, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import NO_REQUESTS
 from kvstore.protocol.session_messages import Failure, Hello, Trace, Welcome
@@ -346,13 +346,13 @@ class Session:
         elif on_sent is not None:
             on_sent()
 
-    def welcome(self, request_id: int, message: Welcome) -> None:
-        """Answer a Hello, and say what is taken besides requests."""
+    def welcome(self, request_id: int, message: Welcome, *, spreads_reads: bool = False) -> None:
+        """Answer a Hello, and say what is done besides answering requests."""
         if self.is_open:
             self._answered(request_id)
             version = min(message.SINCE, self.peer_version)
-            takes = TAKES_TRACES if self.traces is not None else 0
-            self._send(message.TYPE, request_id, takes, message.pack_for(version), version=version)
+            does = (TAKES_TRACES if self.traces is not None else 0) | (SPREADS_READS if spreads_reads else 0)
+            self._send(message.TYPE, request_id, does, message.pack_for(version), version=version)
 
     def span(self, request_id: int) -> Span | None:
         """Of a request that has no answer yet, for what takes its time; None: it is not traced."""

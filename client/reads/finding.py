@@ -89,9 +89,9 @@ class Finding:
         return found
 
     def _old(self, found: Places) -> dict[int, Hint]:
-        """What was on another host some time ago: a copy of it may be on this one by now."""
+        """What was on another host some time ago: a copy of it may be on this one by now, or where fewer ask for it."""
         nodes, until_ns = self._daemons.nodes, self._begun_ns - FAR_HINT_NS
-        if not nodes.local_id:
+        if not nodes.may_come_nearer:
             return {}
         far = (wanted for node_id, wanted in found.items() if not nodes.is_local(node_id))
         return {i: hint for wanted in far for i, hint in wanted if 0 < hint.asked_ns <= until_ns}
@@ -109,17 +109,23 @@ class Finding:
 
     def _best(self, reply: Locations, avoid: int) -> Iterator[Hint | None]:
         """For each key the replica to read: on this host if possible, then in the fastest tier, then at the node that this client writes to
-        (its slabs are mapped already)."""
+        (its slabs are mapped already), then whose turn it is."""
         nodes, replica = self._daemons.nodes, 0
         for count, size, generation in zip(reply.replicas, reply.sizes, reply.generations, strict=True):
             best = None
             for at in range(replica, replica + count):
                 node_id, tiers = reply.nodes[at], reply.tiers[at]
                 if node_id != avoid:
-                    rank = (not nodes.is_local(node_id), tiers & -tiers, node_id != nodes.local_id, node_id)
+                    rank = (
+                        not nodes.is_local(node_id),
+                        tiers & -tiers,
+                        node_id != nodes.local_id,
+                        nodes.turn(node_id) if count > 1 else 0,
+                        node_id,
+                    )
                     best = min(best, rank) if best is not None else rank
             replica += count
             if best is None:
                 yield None
             else:
-                yield Hint(best[-1], generation, size, self._begun_ns if best[0] and nodes.local_id else 0, count)
+                yield Hint(best[-1], generation, size, self._begun_ns if best[0] and nodes.may_come_nearer else 0, count)

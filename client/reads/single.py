@@ -55,7 +55,7 @@ class SingleReads:
         hint = self._hints.find_one(key) if type(key) is bytes else None
         if hint is None or hint.replicas > 1 or hint.size_bytes > self._small_bytes:
             return None
-        is_old = hint.asked_ns and self._nodes.local_id and hint.asked_ns <= self._clock_ns() - FAR_HINT_NS
+        is_old = hint.asked_ns and self._nodes.may_come_nearer and hint.asked_ns <= self._clock_ns() - FAR_HINT_NS
         return None if is_old else hint
 
     def _read(self, key: bytes, hint: Hint, room: memoryview, deadline: Deadline) -> bool:

@@ -53,7 +53,8 @@ BIG, OTHER = b"B" * 100_000, b"C" * 100_000
 class OracleChannel:
     """A channel to one of the oracle's daemons."""
 
-    def __init__(self, address: Address, welcome: Welcome) -> None:
+    def __init__(self, address: Address, welcome: Welcome, *, spreads_reads: bool = False) -> None:
+        self.spreads_reads = spreads_reads
         self.address = address
         self.welcome = welcome
         self.is_open = self.is_settled = True
@@ -134,6 +135,8 @@ class Oracle:
         """What is raised instead of a connection, by address."""
         self.strangers: dict[str, str] = {}
         """Names of those that answer in the place of the daemon, by address or path."""
+        self.spreads_reads = False
+        """Whether the master has what is read much copied to further nodes."""
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
         self.log: list[Message] = []
         self.loans: list[Loan[OracleChannel]] = []
@@ -233,7 +236,8 @@ class Oracle:
             if self.ticket and self.node_at(address) is not None and (hello is None or hello.ticket != self.ticket):
                 raise InvalidTicket("this ticket has ended")
             welcome = self._welcome(address)
-            channel = OracleChannel(address, replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name)))
+            welcome = replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name))
+            channel = OracleChannel(address, welcome, spreads_reads=self.spreads_reads)
         loan = Loan(channel, lambda channel: None, reused=reused)
         self.loans.append(loan)
         return loan

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, QuotaExceeded, StaleEpoch, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, TAKES_TRACES, VERSION, Header
+from kvstore.protocol.frames import HEADER_BYTES, SPREADS_READS, TAKES_TRACES, VERSION, Header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release
@@ -702,12 +702,14 @@ def test_who_does_not_trace_passes_over_a_trace(unix: Line) -> None:
     assert unix.session.span(1) is None
 
 
+@pytest.mark.parametrize("spreads_reads", [False, True])
 @pytest.mark.parametrize("tracer", [None, Spans()], ids=["plain", "traced"])
-def test_a_welcome_says_whether_traces_are_taken(tracer: Spans | None) -> None:
+def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Spans | None, spreads_reads: bool) -> None:
     line = Line(tracer=tracer)
-    line.session.welcome(1, Welcome(SERVER_NODE, "n"))
+    line.session.welcome(1, Welcome(SERVER_NODE, "n"), spreads_reads=spreads_reads)
     header, message, _ = read_frame(line.peer)
-    assert (header.request_id, header.deadline_ms, message) == (1, TAKES_TRACES if tracer else 0, Welcome(SERVER_NODE, "n"))
+    does = (TAKES_TRACES if tracer else 0) + (SPREADS_READS if spreads_reads else 0)
+    assert (header.request_id, header.deadline_ms, message) == (1, does, Welcome(SERVER_NODE, "n"))
     line.close()
     line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
 

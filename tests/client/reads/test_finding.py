@@ -35,7 +35,7 @@ def test_a_known_block_is_read_without_asking_the_master(nodes: Pair) -> None:
         ((True, True), (4, 2), 1, 2),
         ((True, True), (2, 2), 1, 1),
         ((True, True), (2, 2), 2, 2),
-        ((False, False), (2, 2), 0, 1),
+        ((False, False), (2, 2), 0, 2),
     ],
     ids=["this host", "this host again", "faster tier", "faster tier of this host", "own node", "own node again", "any"],
 )
@@ -49,6 +49,19 @@ def test_a_replica_on_this_host_is_preferred_then_the_faster_tier_then_ones_own_
     get(oracle, b"k")
     assert oracle.resources.daemons.nodes.local_id == own
     assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [chosen], "from the first question on"
+
+
+def test_of_nodes_that_are_as_good_clients_ask_different_ones_and_each_the_same_one_for_all_keys(nodes: Pair) -> None:
+    nodes[0].local = False
+    chosen = set()
+    for spread in range(16):
+        oracle = Oracle(*nodes, spread=spread)
+        for key in (b"k", b"other"):
+            oracle.store(key, b"v", 1, 2)
+        assert get(oracle, b"k", b"other") == [b"v"] * 2
+        [node_id] = {hint.node_id for hint in oracle.resources.hints.find([b"k", b"other"]) if hint is not None}
+        chosen.add(node_id)
+    assert chosen == {1, 2}
 
 
 def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +101,19 @@ def test_while_no_master_answers_a_block_is_read_where_it_was(nodes: Pair, monke
     assert get(oracle, b"k") == [b"v"]
 
 
-def test_a_client_on_no_nodes_host_does_not_ask_anew(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spreads_reads", [False, True])
+def test_a_client_on_no_nodes_host_asks_anew_only_where_what_is_read_much_is_copied(
+    nodes: Pair, monkeypatch: pytest.MonkeyPatch, spreads_reads: bool
+) -> None:
     monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
     nodes[0].local = False
     oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
+    oracle.spreads_reads = spreads_reads
+    oracle.store(b"k", b"v", 1)
     get(oracle, b"k")
+    nodes[1].blocks[b"k"] = nodes[0].blocks[b"k"]
+    oracle.replicas[b"k"] = [1, 2]
     asked = len(oracle.sent(Lookup))
     assert get(oracle, b"k") == [b"v"]
-    assert len(oracle.sent(Lookup)) == asked
+    assert len(oracle.sent(Lookup)) == asked + spreads_reads
+    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [2 if spreads_reads else 1]
