@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
 from kvstore.master.directory.recording import ALL, RECORDS
+from kvstore.protocol.message import MAX_REPLICAS
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
@@ -122,7 +123,8 @@ class MasterSettings(ServerTlsSettings):
     )
     copy_blocks: int = setting(
         4096,
-        "Blocks of drained nodes that are on their way to others at once; as many again for replicas, and for what is spilled.",
+        "Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, "
+        "and for what is hot.",
         minimum=1,
         maximum=1 << 16,
     )
@@ -138,6 +140,20 @@ class MasterSettings(ServerTlsSettings):
         "this free in its lowest tier spills.",
         minimum=0.01,
         maximum=0.9,
+    )
+    hot_copies: int = setting(
+        0,
+        "Nodes besides one that get a copy of a block which other hosts read often, so that reads spread, as far as there is room; 0: none "
+        "(docs/operations.md).",
+        minimum=0,
+        maximum=MAX_REPLICAS - 1,
+    )
+    hot_reads_per_s: float = setting(
+        100.0,
+        "With `hot_copies`: reads a second from hosts without a copy of the block, over the last minute, for each such copy. One that is "
+        "read less than half as often is kept no longer than others.",
+        minimum=0.1,
+        maximum=1e6,
     )
     sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
     command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)

@@ -74,6 +74,9 @@ def of_owner(leading: Leading) -> Readings:
         "kvstore_master_copies_entered": counters["copies_entered"],
         "kvstore_master_spilled_blocks": counters["spilled_blocks"],
         "kvstore_master_spilled_bytes": counters["spilled_bytes"],
+        "kvstore_master_hot_copies": counters["hot_copies"],
+        "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
+        "kvstore_master_hot_blocks": counters["hot_blocks"],
         "kvstore_master_instances": len(leading.scheduling.instances.each()),
         "kvstore_master_scheduled": scheduled["scheduled"],
         "kvstore_master_schedule_rejections": {

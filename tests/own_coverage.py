@@ -30,7 +30,7 @@ PARTS = {
     "store/blocks": "crowding limits quotas slab_limits",
     "master/directory": (
         "directory draining targets following operator_quotas queries pins removing rows keys key_index membership placement records "
-        "publishing removals reservations tenants holders rates heat contents usage segments recording last_copies load spilling"
+        "publishing removals reservations tenants holders rates heat hot_copies contents usage segments recording last_copies load spilling"
     ),
     "master/roles": "relay standing",
     "console": "cached documents events flows history model rates tenants watch",

@@ -69,6 +69,9 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("console", f"{url_of(status.http)}/")
     if spilled := status.counters.get("spilled_blocks", 0):
         table.add_row("spilled", f"{spilled:,} blocks, {format_size(status.counters['spilled_bytes'])}, from nodes that were nearly full")
+    if copies := status.counters.get("hot_copies", 0):
+        size = format_size(status.counters["hot_copied_bytes"])
+        table.add_row("hot", f"{status.counters['hot_blocks']:,} blocks, {copies:,} copies made of such, {size}")
     if drained := [node.name for node in _by_name(status) if node.HasField("drain")]:
         table.add_row("drained", ", ".join(drained))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))

@@ -9,18 +9,20 @@ costs a miss and never a wrong byte.
 import random
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.claiming import Claiming
-from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.draining import Draining
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.heat import Heat
+from kvstore.master.directory.hot_block import HotBlock
+from kvstore.master.directory.hot_copies import HotCopies
 from kvstore.master.directory.last_copies import LastCopies
+from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import LinkReport, Member, Membership, NodeInfo, TenantReport, TierReport
 from kvstore.master.directory.operator_quotas import OperatorQuotas
 from kvstore.master.directory.pins import Pins
@@ -48,32 +50,6 @@ from kvstore.security.quotas.quota import Quota, unlimited
 NS_PER_S: Final = 1_000_000_000
 GENERATIONS_AHEAD: Final = 1 << 40
 """Allowed at a time: months of puts, so that an owner writes this down once or twice. As wall clock they are 18 minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds a reservation lasts, a silent node is believed, a new node warms up, a dead node's blocks are remembered, a measured rate
-    counts, and the replicas of a dead node are waited for before others are made."""
-
-    reserve_ttl_s: float = 30.0
-    node_ttl_s: float = 10.0
-    slow_start_s: float = 30.0
-    forget_node_s: float = 60.0
-    measured_rate_ttl_s: float = 60.0
-    repair_after_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet published, what drains
-    have under way, and the share of its capacity that a node keeps free where others spill to it (0: nothing is spilled)."""
-
-    nodes: int = 1024
-    absent_nodes: int = 1024
-    kept_removals: int = 100_000
-    reservations: int = 1 << 20
-    pace: Pace = field(default_factory=Pace)
-    spill_free_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +108,18 @@ class Directory:
             self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
         )
         guests: dict[tuple[str, bytes], Guest] = {}
-        self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests)
+        hot: dict[tuple[str, bytes], HotBlock] = {}
+        self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests, hot)
         self.spilling = Spilling(
             *(self._rows, self._tenants, self.members, self.replication, guests, limits.pace), free_share=limits.spill_free_share
+        )
+        self.heat = Heat()
+        self.hot_copies = HotCopies(
+            *(self._rows, self._tenants, self.members, self.replication, self.heat, hot, limits.pace), spread=limits.spread, rng=rng
         )
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.quotas())
         self.queries = Queries(self._rows, self._tenants)
-        self.heat = Heat()
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
         self.pins = Pins(
             *(self._rows, self._tenants, self.queries, self.recording, master_epoch), quota_of=quota_of, wall_ns=wall_ns, now_ns=now_ns
@@ -359,6 +339,7 @@ class Directory:
         self._removals.check_integrity()
         self.pins.check_integrity()
         self.replication.check_integrity()
+        self.hot_copies.check_integrity()
         self.recording.check_integrity()
 
     def _set_live(self) -> None:

@@ -1,14 +1,16 @@
 """Which blocks that are about to leave a node are at others as well, so that the last copy leaves last. Sans-I/O.
 
-Of a block's holders as many keep it as its replica target wants, one without a target; which, says the block's generation, so that all
-are told the same and two nodes that ask at once do not both give it up. What was spilled the nodes that took
-it keep, and its source does not (guests.py). Nothing is remembered, and no holder is held to it.
+Of a block's holders as many keep it as its replica target wants, one without a target, more while it is hot (hot_copies.py); which, says
+the block's generation, so that all are told the same and two nodes that ask at once do not both give it up. Those that got it for its heat
+are the first to give it up. What was spilled the nodes that took it keep, and its source does not (guests.py). Nothing is remembered, and
+no holder is held to it.
 """
 
 from collections.abc import Mapping, Sequence
 
 from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.hot_block import HotBlock
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import ALIVE, Membership
 from kvstore.master.directory.rows import Rows
@@ -18,9 +20,16 @@ from kvstore.master.directory.tenants import Tenants
 class LastCopies:
     """Not thread-safe."""
 
-    def __init__(self, rows: Rows, tenants: Tenants, members: Membership, guests: Mapping[tuple[str, bytes], Guest]) -> None:
-        """`guests`: blocks that were spilled, by tenant and key."""
-        self._rows, self._tenants, self._members, self._guests = rows, tenants, members, guests
+    def __init__(
+        self,
+        rows: Rows,
+        tenants: Tenants,
+        members: Membership,
+        guests: Mapping[tuple[str, bytes], Guest],
+        hot: Mapping[tuple[str, bytes], HotBlock],
+    ) -> None:
+        """`guests`: blocks that were spilled, by tenant and key. `hot`: those that are, or have copies for that."""
+        self._rows, self._tenants, self._members, self._guests, self._hot = rows, tenants, members, guests, hot
 
     def may_leave(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
         """A flag a key, 1: others hold it and keep it, all of them nodes that live and stay. Raises StaleEpoch."""
@@ -31,11 +40,15 @@ class LastCopies:
         for key in keys:
             row = owner.rows.get(key, NO_ROW)
             holders = [holder for holder, state in self._rows.pairs(row) if holder in stay and not state & HINT]
-            kept = owner.targets.get(key, 1)
+            hot = self._hot.get((tenant, key)) if self._hot else None
+            kept = max(owner.targets.get(key, 1), 1 + hot.count if hot is not None else 0)
             guest = self._guests.get((tenant, key)) if self._guests else None
             if guest is not None and len(holders) > kept and {guest.node_id, guest.source_node_id} <= set(holders):
                 holders.remove(guest.source_node_id)
             first = self._rows.generations[row] % len(holders) if holders else 0
-            keepers = {holders[(first + at) % len(holders)] for at in range(min(kept, len(holders)))}
+            in_turn = holders[first:] + holders[:first]
+            if hot is not None:
+                in_turn.sort(key=hot.made_at.__contains__)
+            keepers = in_turn[:kept]
             flags.append(len(keepers) == kept and node_id not in keepers)
         return bytes(flags)

@@ -79,7 +79,7 @@ class FramesService:
         self._guard = guard
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered")
-            + ("spilled_blocks", "spilled_bytes"),
+            + ("spilled_blocks", "spilled_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
             0,
         )
         self.loads = TenantLoads()
@@ -143,6 +143,7 @@ class FramesService:
         self.drains.tick(now_ns)
         self.make_replicas(now_ns)
         self._spill(now_ns)
+        self._spread_reads(now_ns)
         if self.tickets is not None:
             self.tickets.tick(now_ns)
 
@@ -158,6 +159,14 @@ class FramesService:
         for tenant, keys, node_id, source_node_id in spilling.step(now_ns, self.nodes.takes_guests):
             self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, as_guests=True)
         self.counters["spilled_blocks"], self.counters["spilled_bytes"] = spilling.spilled_blocks, spilling.spilled_bytes
+
+    def _spread_reads(self, now_ns: int) -> None:
+        """Order copies of what is read much."""
+        hot_copies = self._directory.hot_copies
+        for tenant, keys, node_id, source_node_id in hot_copies.step(now_ns):
+            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+        self.counters["hot_blocks"] = hot_copies.hot_blocks
+        self.counters["hot_copies"], self.counters["hot_copied_bytes"] = hot_copies.copied_blocks, hot_copies.copied_bytes
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if message.role == ROLE_NODE:
@@ -177,7 +186,9 @@ class FramesService:
             raise InvalidArgument(f"there is no role {message.role}")
         at = self.reachable
         session.welcome(
-            header.request_id, Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session))
+            header.request_id,
+            Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session)),
+            spreads_reads=self._directory.hot_copies.is_on,
         )
 
 

@@ -14,8 +14,9 @@ from kvstore.master.catalogs.committing import Committer
 from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
-from kvstore.master.directory.directory import Directory, Limits, Timing
+from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
 from kvstore.master.frames.service import FramesService, Reachable
@@ -87,6 +88,7 @@ class Leading:
             settings.max_reservations,
             Pace(settings.copy_blocks, settings.copy_bytes, settings.sweep_rows),
             settings.spill_free_share if settings.spill else 0.0,
+            Spread(settings.hot_copies, settings.hot_reads_per_s),
         )
         self.directory = Directory(
             epoch,

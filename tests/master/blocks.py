@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
-from kvstore.master.directory.directory import Directory, Limits, Timing
+from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.recording import ALL
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix

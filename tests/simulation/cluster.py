@@ -23,6 +23,8 @@ NODE_TTL_S: Final = 3.0
 RESERVE_TTL_S: Final = 4.0
 PUT_TTL_S: Final = 4.0
 PEER_TIMEOUT_S: Final = 4.0
+HOT_READS_PER_S: Final = 0.1
+"""Few operations are in a run: some reads by another host make a block hot."""
 RUN_DIR: Final = "/run/kvstore"
 
 
@@ -38,6 +40,7 @@ class Shape:
     uses_index: bool = False
     max_kept_removals: int = 100
     policy: str = "lru"
+    hot_copies: int = 0
 
 
 @dataclass
@@ -114,6 +117,8 @@ class Cluster:
             control_timeout_s=2.0,
             peer_timeout_s=PEER_TIMEOUT_S,
             max_kept_removals=self.shape.max_kept_removals,
+            hot_copies=self.shape.hot_copies,
+            hot_reads_per_s=HOT_READS_PER_S,
             allow_unauthenticated=True,
             http="",
         )

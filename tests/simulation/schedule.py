@@ -93,6 +93,7 @@ def make_schedule(seed: int, *, operations: int = 24) -> Schedule:
         uses_index=rng.random() < 0.5,
         max_kept_removals=rng.choice((1, 100, 100)),
         policy=rng.choice(("lru", "lru", "lru", "prefix")),
+        hot_copies=random.Random(f"hot copies {seed}").choice((0, 0, 1, 2)),  # by itself: the rest of a seed stays what it is
     )
     length_ms: int = operations * rng.choice((40, 150, 400))
     keys = [b"%d" % index for index in range(rng.choice((1, 2, 2, 4, 10)))]

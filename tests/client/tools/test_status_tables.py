@@ -70,6 +70,12 @@ def test_what_nodes_have_spilled_is_shown_where_they_do() -> None:
     assert "1,234 blocks, 3 MiB, from nodes that were nearly full" in text(status_lines(spilling))
 
 
+def test_which_copies_were_made_of_hot_blocks_is_shown_where_there_are_any() -> None:
+    assert "copies made of such" not in text(status_lines(STATUS))
+    hot = pb.StatusReply(counters={"hot_blocks": 12, "hot_copies": 1234, "hot_copied_bytes": 3 << 20})
+    assert "12 blocks, 1,234 copies made of such, 3 MiB" in text(status_lines(hot))
+
+
 def test_no_whole_has_no_percentage() -> None:
     assert (percent(1, 0), percent(1, 8)) == ("-", "12.5 %")
 

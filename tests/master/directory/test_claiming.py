@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.master.directory.directory import Limits
+from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
 from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.errors import Full

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
-from kvstore.master.directory.directory import Limits, Timing
+from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.publishing import Plan
 from kvstore.master.directory.recording import ALL, MEMBERSHIP, OUTLIVING

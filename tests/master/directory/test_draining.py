@@ -3,8 +3,8 @@
 import pytest
 
 from kvstore.master.directory.copying import FULL_SHARE, REFUSED_NS, CopyOrder, Pace
-from kvstore.master.directory.directory import Limits
 from kvstore.master.directory.draining import LOOK_NS, Draining, Progress
+from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, Copied
 from kvstore.protocol.errors import InvalidArgument, Unavailable

@@ -1,6 +1,6 @@
 """Promises of removing.py, held by a directory with nodes."""
 
-from kvstore.master.directory.directory import Limits
+from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.records import RemovedRecord, decode
 from kvstore.protocol.catalog_messages import Drop, Hold

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.master.directory import spilling as module
 from kvstore.master.directory.copying import REFUSED_NS, CopyOrder, Pace
-from kvstore.master.directory.directory import Limits
+from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.protocol.catalog_messages import EVENT_GONE, Copied
 from tests.master.blocks import TENANT, Event, Master, Tier, die

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.master.directory.copying import REFUSED_NS, CopyOrder, Pace
-from kvstore.master.directory.directory import Limits, Timing
+from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.targets import PAUSE_NS
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, Copied

@@ -1,0 +1,13 @@
+"""kvstore-node for which a read counts for some seconds and not for a minute, so that what nobody reads any more cools while a test waits.
+
+The rest is the real node.
+"""
+
+from kvstore.store import daemon
+from kvstore.store.blocks import hot
+
+SPAN_S = 2.0
+
+if __name__ == "__main__":
+    setattr(hot, "SPAN_S", SPAN_S)  # noqa: B010 - a constant
+    daemon.main()
