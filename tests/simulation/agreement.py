@@ -24,6 +24,14 @@ def is_settled(cluster: Cluster) -> bool:
     return True
 
 
+def copies_nothing(cluster: Cluster) -> bool:
+    """No copy is on its way, and the owner has heard of all that left for one."""
+    owner = cluster.owner()
+    if owner is None or len(owner.standing.leading().directory.replication) or not is_settled(cluster):
+        return False
+    return not any(len(daemon.node._copies) for daemon in cluster.nodes if daemon.node is not None)
+
+
 def has_all_nodes(cluster: Cluster, *, owing: bool = False) -> bool:
     """Every node has a link to the master that owns the catalog, which has its inventory; `owing`: also one that has not said to have
     dropped what was removed, for its disk failed then: it is asked again when it next registers."""
@@ -46,7 +54,8 @@ def disagreements(cluster: Cluster) -> Iterator[tuple[str, str]]:
         directory.check_integrity()
         for daemon in cluster.nodes:
             assert daemon.node is not None
-            daemon.node._table.check_integrity()
+            with cluster.world.within(daemon.process):  # policies look at its clock
+                daemon.node._table.check_integrity()
     except AssertionError as error:
         yield "integrity", str(error)
     yield from _places(cluster)

@@ -25,7 +25,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from tests.faults.history import History, Removal, Told, Version, Violation
-from tests.simulation.agreement import disagreements, has_all_nodes, is_settled
+from tests.simulation.agreement import copies_nothing, disagreements, has_all_nodes, is_settled
 from tests.simulation.cluster import NODE_TTL_S, PUT_TTL_S, RESERVE_TTL_S, ClientProcess, Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.machine import installed
@@ -146,6 +146,7 @@ class Run:
             self.history.end_remove(removal, is_gone=True, at=world.now_ns, nodes_were_away=True)
         self._read_all()
         world.run(world.now_ns + LEFTOVERS_NS)
+        world.run(world.now_ns + RECOVERY_NS, until=lambda: copies_nothing(cluster))  # of what was read just now
         if not world.findings:
             for kind, detail in disagreements(cluster):
                 world.finding(kind, detail)

@@ -9,7 +9,8 @@ import hashlib
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -204,6 +205,15 @@ class World:
         process = Process(self, host, name, next(self._pids))
         self.processes.append(process)
         return process
+
+    @contextmanager
+    def within(self, process: Process | None) -> Iterator[None]:
+        """What is called from outside, a check, is as if this process did it."""
+        self.process = process
+        try:
+            yield
+        finally:
+            self.process = None
 
     # --- what code of a process calls ---
 
