@@ -1,7 +1,6 @@
 """Which nodes answered puts of this client before the cluster knew the blocks (`ack="node"`), and how the client waits until it does.
 Sans-I/O: see effects.py."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -97,10 +96,16 @@ class EarlyPuts:
             raise failure
 
     def settle(self, deadline: Deadline) -> Operation[None]:
-        """As `flush`, for what is done to all blocks that there are: those that are lost are none. Raises DeadlineExceeded, Unavailable."""
+        """As `flush`, for what is done to all blocks that there are: those that are lost are none. Raises DeadlineExceeded;
+        Unavailable, too, of a node that lives and cannot be reached: what is there would come to be known afterwards."""
+        failure: Unreachable | None = None
         for who, early in list(self._nodes.items()):
-            with contextlib.suppress(Unreachable):
+            try:
                 yield from self._flush(who, early, deadline)
+            except Unreachable as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def settle_soon(self, deadline: Deadline) -> Operation[bool]:
         """As `settle`, for a question that has an answer all the same, and does not wait for long. False: there was nothing to wait for."""

@@ -137,11 +137,16 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     flush(oracle)
 
 
-def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, node: OracleNode) -> None:
-    put(oracle, b"a")
+def cut_off(oracle: Oracle, node: OracleNode) -> None:
+    """It lives, as the master says, and cannot be reached."""
     oracle.idle.clear()
     there = {str(channel.address) for channel in (loan.channel for loan in oracle.loans)} | {node.tcp}
     oracle.unreachable |= there - {"master:1"}
+
+
+def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, node: OracleNode) -> None:
+    put(oracle, b"a")
+    cut_off(oracle, node)
     with pytest.raises(Unavailable, match="cannot connect"):
         flush(oracle)
     assert len(oracle.resources.early_puts) == 1
@@ -179,6 +184,17 @@ def test_a_remove_does_not_go_on_before_the_master_has_decided(oracle: Oracle) -
     with pytest.raises(DeadlineExceeded):
         oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False))
     assert oracle.sent(Remove) == []
+
+
+def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracle: Oracle, node: OracleNode) -> None:
+    put(oracle, b"a")
+    cut_off(oracle, node)
+    with pytest.raises(Unavailable, match="cannot connect"):
+        oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False))
+    assert oracle.sent(Remove) == []
+    assert oracle.run(Questions(oracle.resources).exists([b"a"], oracle.deadline())) == [True], "a question has an answer all the same"
+    oracle.unreachable.clear()
+    assert oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
 
 
 def test_a_remove_goes_on_without_a_node_that_is_gone_and_the_next_flush_tells_of_it(oracle: Oracle, node: OracleNode) -> None:

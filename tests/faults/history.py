@@ -159,7 +159,8 @@ class History:
             return
         for version in self._keys[removal.tenant, removal.key].versions:
             was_there = version.known_at is not None and version.known_at <= removal.begun_at
-            is_own = not nodes_were_away and version.writer == removal.writer and version.told is Told.STORED and _before(version.ended_at, removal.begun_at)
+            had_put = version.writer == removal.writer and version.told is Told.STORED
+            is_own = not nodes_were_away and had_put and _before(version.ended_at, removal.begun_at)
             if (was_there or is_own) and version.over_at is None:
                 version.over_at = at
 
