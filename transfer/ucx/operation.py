@@ -17,7 +17,7 @@ class Message(NamedTuple):
 class Operation:
     """Messages posted together. Its fields are guarded by the worker's lock."""
 
-    __slots__ = ("error", "is_interrupted", "messages", "requests", "wakeups")
+    __slots__ = ("error", "is_interrupted", "messages", "requests", "waiters", "wakeups")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self.messages = messages
@@ -27,6 +27,8 @@ class Operation:
         """Why the first one that failed did."""
         self.is_interrupted = False
         """Whoever waits for it has something else to do."""
+        self.waiters = 0
+        """Threads that sleep until it is over, or until they are to lead."""
         self.wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def settle(self, failures: type[Exception]) -> bool:

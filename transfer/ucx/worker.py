@@ -170,19 +170,33 @@ class UcxWorker:
     def wait(self, operation: Operation, timeout_s: float) -> None:
         """Until the operation is over or interrupted, or the time is. Raises Unreachable: the worker is closed."""
         end_s = time.monotonic() + timeout_s
+        may_be_heir = False
         while operation.requests and not operation.is_interrupted:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
-            if self._leadership.acquire(blocking=False):
-                self._lead(operation, end_s)
+            may_be_heir = not self._leadership.acquire(blocking=False)
+            if may_be_heir:
+                self._sleep(operation, left_s)
             else:
-                with contextlib.suppress(queue.Empty):
-                    operation.wakeups.get(timeout=left_s)
-        if operation.requests:
+                self._lead(operation, end_s)
+        if operation.requests or may_be_heir:
             with self._lock:
-                self._check_open()
+                if operation.requests:
+                    self._check_open()
                 self._hand_over(operation)
+
+    def _sleep(self, operation: Operation, timeout_s: float) -> None:
+        """Until the operation is over, this thread is to lead, or the time is over."""
+        with self._lock:
+            operation.waiters += 1
+        try:
+            if self._leadership.locked():  # whoever leads sees from now on that this thread waits
+                with contextlib.suppress(queue.Empty):
+                    operation.wakeups.get(timeout=timeout_s)
+        finally:
+            with self._lock:
+                operation.waiters -= 1
 
     def flush(self) -> None:
         """Take note of what has arrived."""
@@ -255,10 +269,11 @@ class UcxWorker:
                 self._hand_over(operation)
 
     def _hand_over(self, left: Operation) -> None:
-        """Have somebody lead, now that the thread of this operation may have been about to and does not. With the lock held."""
+        """Have somebody lead, now that the thread of this operation may have been about to and does not: one that waits, which not every
+        operation has. With the lock held."""
         if self._leadership.locked():
             return
-        heir = next((other for other in self._waiting if other is not left), None)
+        heir = next((other for other in self._waiting if other is not left and other.waiters), None)
         if heir is not None:
             heir.wakeups.put(None)
         elif self._is_parked:

@@ -100,28 +100,48 @@ def test_threads_that_wait_serve_one_another(worker: UcxWorker, endpoint: Any) -
     assert parts == [bytes([tag]) for tag in range(1, 9)]
 
 
+def leads(worker: UcxWorker, endpoint: Any, operation: Operation) -> bool:
+    if worker._leading is worker._background:  # it was quicker than the threads that wait: a message sends it away
+        worker.post(send(endpoint, b"x", 9))
+    return worker._leading is operation
+
+
 def test_a_leader_that_leaves_is_followed_by_the_next_that_waits_or_the_background(worker: UcxWorker, endpoint: Any) -> None:
     first, second = receive(endpoint, bytearray(1), 1), receive(endpoint, bytearray(1), 2)
-
-    def leads(operation: Operation) -> bool:
-        if worker._leading is worker._background:  # it was quicker than the threads that wait: a message sends it away
-            worker.post(send(endpoint, b"x", 3))
-        return worker._leading is operation
-
     worker.post(first)
     leading = in_background(lambda: worker.wait(first, PATIENCE_S))
-    eventually(lambda: leads(first), "the one that waits leads")
+    eventually(lambda: leads(worker, endpoint, first), "the one that waits leads")
     worker.post(second)
     waiting = in_background(lambda: worker.wait(second, PATIENCE_S))
     worker.interrupt(first)
     leading.result(SOON_S)
-    eventually(lambda: leads(second), "the other one leads")
+    eventually(lambda: leads(worker, endpoint, second), "the other one leads")
     worker.interrupt(second)
     waiting.result(SOON_S)
     worker.close_endpoint(endpoint, is_busy=False)
     for operation in (first, second):
         worker.finish(operation, writes=True)
     eventually(lambda: worker._leading is worker._background, "the background leads")
+
+
+def test_a_leader_is_not_followed_by_what_nobody_waits_for(worker: UcxWorker, endpoint: Any) -> None:
+    """It lies before what somebody does wait for."""
+    first, nobodys, second = (receive(endpoint, bytearray(1), tag) for tag in (1, 2, 3))
+    worker.post(first)
+    leading = in_background(lambda: worker.wait(first, PATIENCE_S))
+    eventually(lambda: leads(worker, endpoint, first), "the one that waits leads")
+    worker.post(nobodys)
+    worker.post(second)
+    waiting = in_background(lambda: worker.wait(second, PATIENCE_S))
+    eventually(lambda: second.waiters > 0 and worker._is_parked, "it waits, and the background leaves it to those that do")
+    worker.interrupt(first)
+    leading.result(SOON_S)
+    outgoing = send(endpoint, b"x", 3)
+    worker.post(outgoing)
+    waiting.result(SOON_S)
+    worker.close_endpoint(endpoint, is_busy=False)
+    for operation in (first, nobodys):
+        worker.finish(operation, writes=True)
 
 
 def test_what_nobody_waits_for_is_progressed_all_the_same(worker: UcxWorker, endpoint: Any) -> None:
