@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from kvstore.client import Client
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import Cluster
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
-from tests.forked import Forked
+from tests.system.traced_cluster import traced_cluster
 from tests.telemetry.tracing.collector import Came, Collector, collecting
 
 BY_MESSAGE: Final = TransferSettings(transports="tcp")
@@ -30,12 +30,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes, whose daemons trace and send at once."""
-    config = tmp_path_factory.mktemp("tracing") / "kvstore.toml"
-    config.write_text(f'[tracing]\nendpoint = "{collector.endpoint}"\nflush_interval_s = 0.01\n')
-    plan = ClusterPlan(dram="8MiB", nodes=2, is_private=True, config=str(config))
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
-        cluster.wait_ready()
+    with traced_cluster(collector, tmp_path_factory.mktemp("tracing"), nodes=2) as cluster:
         yield cluster
 
 

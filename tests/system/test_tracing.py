@@ -10,11 +10,11 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import Cluster
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
-from tests.forked import Forked
+from tests.system.traced_cluster import traced_cluster
 from tests.telemetry.tracing.collector import Collector, collecting
 
 BY_MESSAGE = TransferSettings(transports="tcp")
@@ -29,12 +29,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def cluster(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its daemons trace, and send at once."""
-    config = tmp_path_factory.mktemp("tracing") / "kvstore.toml"
-    config.write_text(f'[tracing]\nendpoint = "{collector.endpoint}"\nflush_interval_s = 0.01\n')
-    plan = ClusterPlan(dram="8MiB", is_private=True, config=str(config))
-    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
-        cluster.wait_ready()
+    with traced_cluster(collector, tmp_path_factory.mktemp("tracing")) as cluster:
         yield cluster
 
 
