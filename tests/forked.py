@@ -1,5 +1,5 @@
-"""Daemons as processes of their own that need not load their modules: forked from one that has, the template, of which each process of
-the tests has one, or one for each host (tests/namespaces.py).
+"""Daemons and commands as processes of their own that need not load their modules: forked from one that has, the template, of which each
+process of the tests has one, or one for each host (tests/namespaces.py) and each set of Python's options.
 
 To load them takes 0.6 s of processor time, five times as long as all else that a daemon does to begin. What follows is the same: its
 `main` with flags, environment, signals and exit status. Tests of the program itself and of whoever starts it start it by its name.
@@ -18,11 +18,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final
 
+from kvstore.client.cli.main import COMMANDS
 from kvstore.client.tools.launch import end_with
 
 MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
@@ -30,13 +32,25 @@ LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.metrics.rou
 """What they load when somebody asks them over HTTP: here once for all of them."""
 FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client")
 """What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
+COMMAND: Final = "kvstore.client.cli.main"
+"""It has a `main` too, and loads the module of a subcommand when that is asked for; so does the template."""
 FDS: Final = 3
 """That come with a request: standard output, standard error, and where the status goes."""
 _LENGTH_BYTES: Final = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to run. `folder` is "" for the checkout."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+
+
 class Forked:
-    """One daemon. What it can be asked is what `subprocess.Popen` has of the same name."""
+    """One daemon, or command. What it can be asked is what `subprocess.Popen` has of the same name."""
 
     def __init__(
         self,
@@ -46,15 +60,19 @@ class Forked:
         environment: Mapping[str, str],
         stderr: IO[Any] | None = None,
         prefix: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        folder: Path | None = None,
     ) -> None:
         """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own.
-        `prefix` goes before the command line of the template, of which there is one for each prefix: all of them run on that host."""
+        `prefix` goes before the command line of the template, and `options` are those of its Python. There is one for each of both: all
+        that it forks run on that host. `folder` is where it runs; without, in the checkout."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
         out, out_end = os.pipe()
         error, error_end = os.pipe() if stderr is None else (-1, os.dup(stderr.fileno()))
         self._status, status_end = os.pipe()
-        self.pid = _template(prefix).fork(module, arguments, environment, [out_end, error_end, status_end])
+        request = Request(module, list(arguments), dict(environment), str(folder or ""))
+        self.pid = template(prefix, options).fork(request, [out_end, error_end, status_end])
         for descriptor in (out_end, error_end, status_end):
             os.close(descriptor)
         self.stdout: IO[str] | None = open(out, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by whoever started it
@@ -90,24 +108,24 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class _Template:
-    """The process that forks them, and ends with this one."""
+class Template:
+    """The process that forks them, and ends with this one. Thread-safe."""
 
-    def __init__(self, prefix: tuple[str, ...]) -> None:
+    def __init__(self, prefix: tuple[str, ...], options: tuple[str, ...]) -> None:
         ours, theirs = socket.socketpair()
         self._sock = ours
         self._lock = threading.Lock()
         with theirs:
-            command = [*prefix, sys.executable, "-m", "tests.forked", str(theirs.fileno())]
+            command = [*prefix, sys.executable, *options, "-m", "tests.forked", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
         atexit.register(self.close)
 
-    def fork(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
-        """The new process's pid."""
-        request = json.dumps({"module": module, "arguments": list(arguments), "environment": dict(environment)}).encode()
+    def fork(self, request: Request, descriptors: Sequence[int]) -> int:
+        """The new process's pid. Its status is written to the last of the descriptors, in decimal, and that is closed."""
+        text = json.dumps(asdict(request)).encode()
         with self._lock:
-            socket.send_fds(self._sock, [len(request).to_bytes(_LENGTH_BYTES)], descriptors)
-            self._sock.sendall(request)
+            socket.send_fds(self._sock, [len(text).to_bytes(_LENGTH_BYTES)], descriptors)
+            self._sock.sendall(text)
             return int.from_bytes(_exactly(self._sock, _LENGTH_BYTES))
 
     def close(self) -> None:
@@ -116,8 +134,9 @@ class _Template:
 
 
 @cache
-def _template(prefix: tuple[str, ...]) -> _Template:
-    return _Template(prefix)
+def template(prefix: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Template:
+    """The one of this process for these."""
+    return Template(prefix, options)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -133,16 +152,16 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 # --- in the template ---
 
 
-def _request(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _request(sock: socket.socket) -> tuple[Request, list[int]]:
     """Raises EOFError when nobody asks any more."""
     length, descriptors, _flags, _place = socket.recv_fds(sock, _LENGTH_BYTES, FDS)
     if not length:
         raise EOFError
     length += _exactly(sock, _LENGTH_BYTES - len(length))
-    return json.loads(_exactly(sock, int.from_bytes(length))), list(array.array("i", descriptors))
+    return Request(**json.loads(_exactly(sock, int.from_bytes(length)))), list(array.array("i", descriptors))
 
 
-def serve(sock: socket.socket) -> dict[str, Any] | None:
+def serve(sock: socket.socket) -> Request | None:
     """Fork as asked until nobody asks any more: None then. In each new process it returns the request."""
     template_pid = os.getpid()
     statuses: dict[int, tuple[int, int]] = {}
@@ -163,7 +182,7 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
                 request, descriptors = _request(sock)
             except (EOFError, ConnectionError):
                 return None
-            _load(request["module"])
+            _load(request)
             pid = os.fork()
             if not pid:
                 os.setpgid(0, 0)
@@ -178,24 +197,32 @@ def serve(sock: socket.socket) -> dict[str, Any] | None:
             sock.sendall(pid.to_bytes(_LENGTH_BYTES))
 
 
-def _load(module: str) -> None:
-    """Once for all that are forked from then on. One that cannot be loaded is the business of the process that runs it."""
-    if module not in sys.modules:
+def _load(request: Request) -> None:
+    """Once for all that are forked from then on. What cannot be loaded is the business of the process that runs it."""
+    wanted = [request.module]
+    if request.module == COMMAND and request.arguments:
+        room, _, _ = COMMAND.rpartition(".")
+        wanted.append(f"{room}.{COMMANDS.get(request.arguments[0], 'main')}")
+    missing = [module for module in wanted if module not in sys.modules]
+    for module in missing:
         with contextlib.suppress(ImportError):
             import_module(module)
+    if missing:
         gc.collect()
         gc.freeze()
 
 
-def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+def _become(request: Request, descriptors: Sequence[int]) -> None:
     """Take on what `subprocess.Popen` would have given it."""
     null = os.open(os.devnull, os.O_RDONLY)
     for ours, given in enumerate((null, *descriptors[:2])):
         os.dup2(given, ours)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
-    os.environ.update(request["environment"])
-    sys.argv = [request["module"], *request["arguments"]]
+    os.environ.update(request.environment)
+    if request.folder:
+        os.chdir(request.folder)
+    sys.argv = [request.module, *request.arguments]
 
 
 def main() -> None:
@@ -207,7 +234,7 @@ def main() -> None:
     request = serve(sock)
     if request is not None:
         sock.detach()
-        import_module(request["module"]).main()
+        import_module(request.module).main()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
+from kvstore.console import web
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.protocol.errors import Unavailable
@@ -17,6 +19,9 @@ from tests.console.serving import Clock, Served, served, simulated
 from tests.console.simulated import Simulated
 
 expect.set_options(timeout=WAIT_MS)
+PAGE = Path(web.__file__).parent / "page"
+TOKENS = (PAGE / "tokens.css").read_text()
+LOOKS = "[...document.querySelectorAll('main *')].map((part) => `${part.tagName} ${part.getAttribute('class')} ${part.dataset.heat}`)"
 WIDTHS = (360, 768, 1280, 2560)
 LOOK_MS = 250
 """Between looks at a cluster that a page waits for: each one has it draw."""
@@ -40,12 +45,19 @@ def few() -> Iterator[tuple[Served, Simulated, Clock]]:
         yield found
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.fixture(scope="module")
+def sixty() -> Iterator[Served]:
+    """In all the states that `many` has."""
+    with simulated(60, looks=4, dead=(12, 50, 51)) as (found, _source, _clock):
+        yield found
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(
-    browser: BrowserContext, many: Served, view: str, theme: str
+    browser: BrowserContext, many: Served, sixty: Served, view: str
 ) -> None:
-    with Watched(browser, many.address, theme=theme) as watched:
+    """Dark, in which nothing but the colours is another, is judged by sixty nodes that look in all the ways in which a thousand do."""
+    with Watched(browser, many.address) as watched:
         page = watched.show(view)
         if view == "overview":
             expect(page.locator(".cell[role=option]")).to_have_count(1000)
@@ -53,11 +65,30 @@ def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(
             expect(page.locator(".host")).to_have_count(12)
         if view == "contents":
             expect(page.locator(".icicle rect").first).to_be_visible()
+        looks = set(page.evaluate(LOOKS))
         assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0)
         watched.overflow(1280)
         assert watched.violations() == ""
-        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
         assert watched.wrong == []
+    with Watched(browser, sixty.address, theme="dark") as watched:
+        page = watched.show(view)
+        page.wait_for_selector(".icicle rect" if view == "contents" else "main .panel")
+        assert set(page.evaluate(LOOKS)) >= looks
+        assert watched.violations() == ""
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert watched.wrong == []
+
+
+def test_dark_changes_nothing_but_colours() -> None:
+    """So that whatever fits in light does in dark."""
+    dark, light = (
+        dict(re.findall(r"([a-z-][\w-]*): ([^;]+);", TOKENS.partition(f"{root} {{")[2].partition("}")[0]))
+        for root in (':root[data-theme="dark"]', ":root")
+    )
+    assert {name for name, value in dark.items() if not value.startswith("#")} == {"color-scheme", "--shadow"}
+    assert {name for name in dark if not light[name].startswith("#")} == {"color-scheme", "--shadow"}
+    assert [path.name for path in PAGE.glob("*.css") if "data-theme" in path.read_text()] == ["tokens.css"]
 
 
 def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:

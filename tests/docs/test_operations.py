@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +11,13 @@ import pytest
 from kvstore.client import Client
 from tests.client.processes import cluster
 from tests.etcd_server import EtcdServer, found
+from tests.shell import functions
 
 ANSWERS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text().partition("## At three in the morning")[2]
 SCRIPTS = {
     title: "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
     for title, section in re.findall(r"^### ([^\n]+)\n(.*?)(?=^##|\Z)", ANSWERS.partition("\n## ")[0], re.MULTILINE | re.DOTALL)
 }
-HEAD = """
-set -euo pipefail
-kvstore() { "$PYTHON" -m kvstore.client.cli.main "$@"; }
-"""
 
 
 def test_each_question_of_an_operator_has_an_answer_with_commands() -> None:
@@ -46,7 +42,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
                 client.put_batch([b"%d" % number for number in range(100)], [b"value"] * 100, namespace="answers", ack="cluster")
             yield {
                 **os.environ,
-                "PYTHON": sys.executable,
                 "KVSTORE_MASTER": started.address,
                 "ETCDCTL_API": "3",
                 "ETCDCTL_ENDPOINTS": etcd.host_port,
@@ -57,7 +52,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.mark.parametrize("question", SCRIPTS)
 def test_the_commands_of_an_answer_run_as_printed(question: str, environment: dict[str, str], tmp_path: Path) -> None:
-    command = ["bash", "-c", HEAD + SCRIPTS[question]]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    with functions() as head:
+        command = ["bash", "-euo", "pipefail", "-c", head + SCRIPTS[question]]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
     assert done.returncode == 0, done.stdout
     assert "Traceback" not in done.stdout

@@ -24,6 +24,7 @@ from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.kvcache.models.named import find_model
 from tests.client.embedded import embedded
 from tests.credentials import JOIN, tokens_file
+from tests.forked import Forked
 from tests.namespaces import TwoHosts, two_hosts
 from tests.telemetry.tracing.collector import collecting
 
@@ -76,6 +77,12 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
+LINES: dict[str, list[Path]] = {}
+"""The pages on which each command of ours is printed."""
+for printed, line in ((page, shlex.join(words)) for page in PAGES for words in commands(page)):
+    LINES.setdefault(line, []).append(printed)
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with embedded(ClusterPlan(dram="192MiB", is_private=True)) as cluster:
@@ -92,17 +99,16 @@ def endpoint() -> Iterator[str]:
     ("page", "program"),
     [pytest.param(page, program, id=f"{page.name}-{at}") for page in PAGES for at, program in enumerate(blocks(page, "python"))],
 )
-def test_a_program_runs_as_printed(page: Path, program: str, address: str, endpoint: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program.replace(MASTER, address).replace(COLLECTOR, endpoint)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "False" not in done.stdout, "a program of the page says that it found something wrong"
-    assert done.stdout
+def test_a_program_runs_as_printed(page: Path, program: str, address: str, endpoint: str, tmp_path: Path) -> None:
+    code = program.replace(MASTER, address).replace(COLLECTOR, endpoint)
+    with (tmp_path / "errors").open("w") as errors:
+        done = Forked("tests.docs.program", [code], environment=os.environ, stderr=errors, options=("-W", "error"))
+    assert done.stdout is not None
+    with done.stdout:
+        said = done.stdout.read()
+    assert (done.wait(PATIENCE_S), (tmp_path / "errors").read_text()) == (0, "")
+    assert "False" not in said, "a program of the page says that it found something wrong"
+    assert said
 
 
 class LosesBlock(Client):
@@ -144,19 +150,16 @@ def test_there_are_programs_with_and_without_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "words"),
+    "words",
     [
-        pytest.param(page, words, id=f"{page.name}-{shlex.join(words)[:60]}")
-        for page in PAGES
-        for words in commands(page)
-        if words[0] == "kvstore" and words[1] not in ("up", "top", "record", "drain")
+        pytest.param(words, id=f"{pages[0].name}-{line[:60]}")
+        for line, pages in LINES.items()
+        if (words := shlex.split(line))[0] == "kvstore" and words[1] not in ("up", "top", "record", "drain")
     ],
 )
-def test_a_command_that_ends_runs_as_printed(
-    page: Path, words: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a short trace, against a small cluster. `up` and `drain` are below; `top` and `record` go on until they are stopped: their own
-    tests."""
+def test_a_command_that_ends_runs_as_printed(words: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, however many pages print it. On a short trace, against a small cluster. `up` and `drain` are below; `top` and `record` go on
+    until they are stopped: their own tests."""
     (tmp_path / "TRACE").write_text(TRACE)
     (tmp_path / "FILE").write_bytes(b"value")
     monkeypatch.chdir(tmp_path)
