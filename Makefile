@@ -123,6 +123,10 @@ bench-master: $(BIN)/.dev  ## masters by themselves: memory a block, pauses; wri
 bench-security: $(BIN)/.dev  ## what TLS, tokens and checksums cost reads over TCP; writes benchmarks/out/security.json
 	$(BIN)/python -m benchmarks.security
 
+.PHONY: bench-small-puts
+bench-small-puts: $(BIN)/.dev  ## CPU time that client, node and master take for a put of 4 KiB, in batches and alone; writes benchmarks/out/small_puts.json
+	$(BIN)/python -m benchmarks.small_puts
+
 .PHONY: bench-telemetry
 bench-telemetry: $(BIN)/.dev  ## what metrics and traces cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
 	$(BIN)/python -m benchmarks.telemetry

@@ -1,6 +1,6 @@
 """What the tiers made of slabs (dram, hbm) share: the Tier operations that the SlabAllocator answers alone. It copies nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.tiers.slabs import Backing, SlabAllocator
@@ -88,6 +88,9 @@ class SlabTier(Tier):
 
     def free(self, slot: Slot) -> None:
         self._slabs.free(slot)
+
+    def free_batch(self, slots: Iterable[Slot]) -> None:
+        self._slabs.free_all(slots)
 
     def quarantine(self, slot: Slot) -> None:
         self._slabs.quarantine(slot)

@@ -8,8 +8,9 @@ next block of the same size finds it mapped and warm, until another group needs 
 """
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Protocol
 
 from kvstore.protocol.errors import StaleHandle
@@ -168,7 +169,22 @@ class SlabAllocator:
     def free(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)
         self._withdraw(slab, position)
-        self._give_back(slab, position)
+        self._give_back(slab, (position,))
+
+    def free_all(self, slots: Iterable[Slot]) -> None:
+        """As `free`, one after the other."""
+        for number, found in groupby(slots, slab_number_of):
+            of_slab, slab = list(found), self.slab(number)
+            positions = [slot.index & POSITION_MASK for slot in of_slab]
+            if [slab.slots[position] for position in positions] != of_slab or len(set(positions)) < len(positions):
+                raise StaleHandle(f"some of these {len(of_slab)} slots of slab {number} have been given back")
+            for position in positions:
+                slab.slots[position] = None
+            count = len(positions)
+            slab.used -= count
+            slab.group.used -= count
+            self.used_bytes -= count * slab.group.slot_bytes
+            self._give_back(slab, positions)
 
     def quarantine(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)
@@ -183,7 +199,7 @@ class SlabAllocator:
             raise StaleHandle(f"slot {slot.index} is not in quarantine")
         del slab.quarantined[position]
         self.quarantined_bytes -= slab.group.slot_bytes
-        self._give_back(slab, position)
+        self._give_back(slab, (position,))
 
     def find(self, slot: Slot) -> Slab:
         """The slab of an allocated slot. Raises StaleHandle when it was given back."""
@@ -272,10 +288,10 @@ class SlabAllocator:
         slab.group.used -= 1
         self.used_bytes -= slab.group.slot_bytes
 
-    def _give_back(self, slab: Slab, position: int) -> None:
-        slab.returned.append(position)
+    def _give_back(self, slab: Slab, positions: Sequence[int]) -> None:
+        slab.returned += positions
         group = slab.group
-        left_bytes = self.tenant_bytes[group.tenant] - group.slot_bytes
+        left_bytes = self.tenant_bytes[group.tenant] - len(positions) * group.slot_bytes
         if left_bytes:
             self.tenant_bytes[group.tenant] = left_bytes
         else:

@@ -104,6 +104,31 @@ class Copies:
         else:
             self._emit(EVENT_GONE, block)
 
+    def drop_all(self, blocks: Sequence[Block]) -> None:
+        """As `drop`, of blocks of one tenant that have no copy but in DRAM, that nobody uses, and that have left the order there."""
+        if not blocks:
+            return
+        level, tenant = self._levels[DRAM], blocks[0].tenant
+        slots = [slot for block in blocks if (slot := block.dram) is not None]
+        self._visible.remove_all(blocks)
+        for block in blocks:
+            block.is_gone = True
+        self._showing.hide_all(blocks)
+        level.remove_all(blocks)
+        looked_at = self._showing.looked_at(tenant, slots)
+        for slot in looked_at:
+            level.tier.quarantine(slot)
+            self._showing.keep(tenant, slot)
+        level.tier.free_batch([slot for slot in slots if slot not in looked_at] if looked_at else slots)
+        for block in blocks:
+            block.dram = None
+            if self._events.is_recording:
+                self._events.removed(block)
+            if block.generation == UNDECIDED:
+                self._undecided.remove(block)
+            else:
+                self._emit(EVENT_GONE, block)
+
     def drop_copy(self, block: Block, index: int) -> None:
         """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the
         copy, unless its tier never gives a slot to another block (NVMe)."""

@@ -1,7 +1,7 @@
 """What happened in a tier, and how long ago a block was read: plain numbers of the node's loop, which metrics are made of."""
 
 from bisect import bisect_right
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +36,10 @@ class TierCounts:
     def evict(self, last_access: int) -> None:
         self.evictions += 1
         self.evicted.append(last_access)
+
+    def evict_all(self, last_accesses: Sequence[int]) -> None:
+        self.evictions += len(last_accesses)
+        self.evicted += last_accesses
 
     def tidy(self) -> None:
         """Keep no more than MAX_TENANTS tenants: inventing names is to grow nothing for long."""

@@ -107,14 +107,35 @@ class EvictionOrder:
         policy = self._groups[group].policy
         self.remembered -= policy.remembered
         policy.remove(block.key)
+        self._have_left(group, 1)
+
+    def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_go: Callable[[Block], bool]) -> list[Block]:
+        """As `victim` and `remove` one after the other, up to `count` blocks, which are the order's no more; none from the first on that
+        may not go."""
+        self.tell()
+        members = self._groups.get(group)
+        if members is None:
+            return []
+        blocks, policy = self._blocks_of(members.tenant), members.policy
+        self.remembered -= policy.remembered
+        found = policy.take_victims(count, lambda key: evictable(blocks[key]), lambda key: may_go(blocks[key]))
+        self._have_left(group, len(found))
+        return [blocks[key] for key in found]
+
+    def _have_left(self, group: int, count: int) -> None:
+        """So many blocks of the group, whose policy does not count among what is remembered."""
+        members = self._groups[group]
+        policy, tenant = members.policy, members.tenant
         if not len(policy):
-            del self._groups[group], self._groups_of[block.tenant][group]
-            if not self._groups_of[block.tenant]:
-                del self._groups_of[block.tenant]
+            del self._groups[group], self._groups_of[tenant][group]
+            if not self._groups_of[tenant]:
+                del self._groups_of[tenant]
             self._debts.pop(group, None)
             return
         self.remembered += policy.remembered
-        if self._max_remembered is not None and self.remembered > self._max_remembered:
+        for _ in range(count):
+            if self._max_remembered is None or self.remembered <= self._max_remembered:
+                break
             self._forget(policy, self._max_remembered // len(self._groups))
 
     def _forget(self, policy: EvictionPolicy[bytes], share: int) -> None:
@@ -186,6 +207,11 @@ class EvictionOrder:
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
         """Of all groups' next victims the one read longest ago."""
         return self.coldest_elsewhere(-1, evictable)
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether `coldest_elsewhere` asks all groups: what it gives is so until one of another group changes."""
+        return len(self._groups) <= MAX_GROUPS_ASKED
 
     def owe(self, group: int, size_bytes: int, slab_bytes: Callable[[], int]) -> bool:
         """`group` gives up a block of `size_bytes` though a colder one is elsewhere; True when it is now owed a whole slab.

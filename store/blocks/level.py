@@ -55,12 +55,14 @@ class Level:
         low: float,
         *,
         may_leave: Callable[[Block], bool],
+        may_leave_of: Callable[[str], Callable[[Block], bool]] | None = None,
         max_remembered: int | None = None,
     ) -> None:
         """`high` and `low` are watermarks, as shares of the capacity; `blocks_of` and `max_remembered`: see EvictionOrder;
-        `may_leave`: whether nobody uses a block's copy here."""
+        `may_leave`: whether nobody uses a block's copy here. `may_leave_of` gives the same for many blocks of a tenant, asked at once."""
         self.index = index
         self.may_leave = may_leave
+        self._may_leave_of = may_leave_of or (lambda tenant: may_leave)
         self.tier = tier
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
@@ -113,6 +115,30 @@ class Level:
         self._count -= 1
         if self._slabs is not None:
             self._by_slot.remove(slot)
+
+    def take_coldest(self, group: int, tenant: str, count: int) -> list[Block]:
+        """Up to `count` blocks of the tenant that `victims` would give for newcomers of its `group`, one after the other, as long as those
+        are the coldest of the group itself that are nowhere else: they are in no order any more, and `remove_all` has to follow."""
+        if self.limits.surplus or self.slab_limits.surplus or self.spares.has_any(group) or not self.order.asks_all:
+            return []
+        colder = self.order.coldest_elsewhere(group, self.may_leave)
+
+        def may_go(block: Block) -> bool:
+            return (colder is None or colder.last_access >= block.last_access) and not block.is_also_outside(self.index)
+
+        found = self.order.take_victims(group, count, self._may_leave_of(tenant), may_go)
+        self.spares.have_left(group, len(found))
+        return found
+
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """As `remove`, of blocks that `take_coldest` gave."""
+        slots = [self._slot(block) for block in blocks]
+        for block in blocks:
+            if block.lossy:
+                self.encoded.count(block, block.loss_in(self.index), -1)
+        self._count -= len(blocks)
+        if self._slabs is not None:
+            self._by_slot.remove_all(slots)
 
     def lacks_quota(self, size_bytes: int, tenant: str) -> bool:
         """Whether one more value of this size is more than the tenant may have here. Raises InvalidArgument."""

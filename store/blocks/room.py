@@ -1,13 +1,14 @@
 """Room in the tiers: who leaves one for something new, at once or once a copy of it is in a lower tier. It plans these copies, and those
 up to HBM; the mover makes them (store/moves/mover.py), and the block table records them when they are done (`BlockTable.finish_move`).
 
-It owns the planned copies until they are taken, and no block: what leaves at once leaves by the block table's `drop` and `drop_copy`.
+It owns the planned copies until they are taken, and no block: what leaves at once leaves by copies.py.
 """
 
 from collections.abc import Callable, Mapping
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.copies import Copies
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -22,20 +23,22 @@ SURPLUS_BLOCKS = 512
 """Blocks that leave at once for a quota that was lowered: a few milliseconds, and the loop serves others in between."""
 
 
+LEAVING_AT_ONCE = 512
+"""Blocks of a batch that leave in one go: no policy remembers many more than it may meanwhile, which is looked at afterwards."""
+
+
 class Room:
     """See the module. The node's loop is the only caller."""
 
     def __init__(
         self,
         levels: Mapping[int, Level],
-        drop: Callable[[Block], None],
-        drop_copy: Callable[[Block, int], None],
+        copies: Copies,
         encoding_of: Callable[[Block], Encoding | None] | None,
     ) -> None:
         """`levels` by index, fastest first; the rest as in BlockTable."""
         self._levels = levels
-        self._drop = drop
-        self._drop_copy = drop_copy
+        self._copies = copies
         self._encoding_of = encoding_of
         self._moves: list[TierMove] = []
         self.under_way = 0
@@ -71,8 +74,9 @@ class Room:
             return self._free_own(level, size_bytes, tenant, count)
         group = level.tier.group(size_bytes, tenant=tenant)
         is_lowest = self._lower(level.index) is None
-        has_left = False
-        for _ in range(count):
+        left = self._free_coldest(level, group, tenant, count) if is_lowest else 0
+        has_left = left > 0
+        for _ in range(count - left):
             victims = level.victims(group)
             if not victims or not (is_lowest or all(block.is_also_outside(level.index) for block in victims)):
                 break
@@ -83,6 +87,18 @@ class Room:
             if slot is not None and slot.group != group:
                 break
         return has_left
+
+    def _free_coldest(self, level: Level, group: int, tenant: str, count: int) -> int:
+        """Have the group's coldest blocks leave the node, up to `count`, as far as each would be the next victim; how many have left."""
+        left = 0
+        while left < count:
+            blocks = level.take_coldest(group, tenant, min(count - left, LEAVING_AT_ONCE))
+            level.counts.evict_all([block.last_access for block in blocks])
+            self._copies.drop_all(blocks)
+            left += len(blocks)
+            if not blocks:
+                break
+        return left
 
     def _free_own(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
         """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
@@ -99,7 +115,7 @@ class Room:
         """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first. `for_quota`: for its
         tenant has all that its quota gives it."""
         if block.is_also_outside(level.index):
-            self._drop_copy(block, level.index)
+            self._copies.drop_copy(block, level.index)
             return True
         lower = self._lower(level.index)
         if lower is not None and block.generation == UNDECIDED:
@@ -108,7 +124,7 @@ class Room:
             return False
         level.counts.evict(block.last_access)
         level.counts.quota_evictions += for_quota
-        self._drop(block)
+        self._copies.drop(block)
         return True
 
     def relieve(self) -> None:
@@ -154,7 +170,7 @@ class Room:
             if block is None:
                 return
             if block.is_also_outside(level.index):
-                self._drop_copy(block, level.index)
+                self._copies.drop_copy(block, level.index)
                 continue
             lower = self._lower(level.index)
             if lower is None or not self._plan_move(block, level, lower):

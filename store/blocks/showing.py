@@ -1,6 +1,6 @@
 """What the block table says to whoever shows its blocks to the clients of this host, and asks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from kvstore.store.blocks.block import Block
@@ -19,8 +19,17 @@ class Showing(Protocol):
     def hide(self, block: Block) -> None:
         """The block's copy in DRAM is about to go. One that is not shown is left alone."""
 
+    def hide_all(self, blocks: Sequence[Block]) -> None:
+        """As `hide`, of blocks of one tenant."""
+
     def is_looked_at(self, tenant: str, slot: Slot) -> bool:
         """Whether a client looks at what is in the DRAM slot. For what is hidden no is final."""
+
+    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
+        """Those of which `is_looked_at` says yes."""
+
+    def looks_at_any(self, tenant: str) -> bool:
+        """Whether `is_looked_at` may say yes of any slot of the tenant."""
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """Release a quarantined DRAM slot when nobody looks at it any more."""
@@ -35,7 +44,15 @@ class ShowsNothing:
 
     def hide(self, block: Block) -> None: ...
 
+    def hide_all(self, blocks: Sequence[Block]) -> None: ...
+
     def is_looked_at(self, tenant: str, slot: Slot) -> bool:
+        return False
+
+    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
+        return set()
+
+    def looks_at_any(self, tenant: str) -> bool:
         return False
 
     def keep(self, tenant: str, slot: Slot) -> None:

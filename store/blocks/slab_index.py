@@ -1,7 +1,10 @@
 """Which block is in which slot of a tier made of slabs: a list a slab, 8 bytes a slot, where a dict of all slots takes 100 a block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from kvstore.store.blocks.block import Block
 from kvstore.tiers.slabs import POSITION_BITS, position_of, slab_number_of
@@ -30,30 +33,11 @@ class SlabIndex:
 
     def add_all(self, slots: Sequence[Slot], blocks: Sequence[Block]) -> None:
         """As `add`, one after the other."""
-        if self._add_in_a_row([slot.index for slot in slots], blocks):
-            return
-        for number in {slot.index >> POSITION_BITS for slot in slots}:
-            positions = [slot.index - (number << POSITION_BITS) for slot in slots if slot.index >> POSITION_BITS == number]
+        for begin, end, number, first in _runs(slots):
             known = self._slabs.setdefault(number, [])
-            self._counts[number] = self._counts.get(number, 0) + len(positions)
-            if (missing := max(positions) + 1 - len(known)) > 0:
-                known.extend([None] * missing)
-        slabs = self._slabs
-        for slot, block in zip(slots, blocks, strict=True):
-            slabs[slot.index >> POSITION_BITS][slot.index & _POSITION] = block
-
-    def _add_in_a_row(self, indexes: Sequence[int], blocks: Sequence[Block]) -> bool:
-        """`add_all`, if the slots lie one behind the other in one slab; else False, with nothing done."""
-        if not indexes or indexes != list(range(indexes[0], indexes[0] + len(indexes))):
-            return False
-        number, first = indexes[0] >> POSITION_BITS, indexes[0] & _POSITION
-        if indexes[-1] >> POSITION_BITS != number:
-            return False
-        known = self._slabs.setdefault(number, [])
-        known.extend([None] * (first + len(indexes) - len(known)))
-        known[first : first + len(indexes)] = blocks
-        self._counts[number] = self._counts.get(number, 0) + len(indexes)
-        return True
+            known.extend([None] * (first + end - begin - len(known)))
+            known[first : first + end - begin] = blocks[begin:end]
+            self._counts[number] = self._counts.get(number, 0) + end - begin
 
     def remove(self, slot: Slot) -> None:
         """The slot has a block."""
@@ -62,6 +46,14 @@ class SlabIndex:
         self._counts[number] -= 1
         if not self._counts[number]:
             del self._slabs[number], self._counts[number]
+
+    def remove_all(self, slots: Sequence[Slot]) -> None:
+        """As `remove`, one after the other."""
+        for begin, end, number, first in _runs(slots):
+            self._slabs[number][first : first + end - begin] = [None] * (end - begin)
+            self._counts[number] -= end - begin
+            if not self._counts[number]:
+                del self._slabs[number], self._counts[number]
 
     def get(self, slot: Slot) -> Block | None:
         blocks = self._slabs.get(slab_number_of(slot), ())
@@ -81,3 +73,12 @@ class SlabIndex:
         found = {number: sum(block is not None for block in blocks) for number, blocks in self._slabs.items()}
         assert self._counts == found
         assert 0 not in found.values()
+
+
+def _runs(slots: Sequence[Slot]) -> Iterator[tuple[int, int, int, int]]:
+    """(begin, end, slab, position of the first) of slots that lie one behind the other in one slab: a batch has a few such runs."""
+    indexes = np.array([slot.index for slot in slots], np.int64)
+    is_end = (np.diff(indexes) != 1) | (np.diff(indexes >> POSITION_BITS) != 0)
+    for begin, end in pairwise([0, *(np.flatnonzero(is_end) + 1).tolist(), len(slots)]):
+        if begin < end:
+            yield begin, end, int(indexes[begin]) >> POSITION_BITS, int(indexes[begin]) & _POSITION

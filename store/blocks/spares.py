@@ -48,18 +48,32 @@ class Spares:
 
     def next(self, group: int, may_leave: Callable[[Block], bool]) -> Block | None:
         """A block of the group is about to leave: which may leave first, None where none is known. It is a spare until it has left."""
-        state = self._groups.get(group)
-        if state is None:
-            state = self._groups[group] = _Group()
-        state.due_in -= 1
-        if state.due_in <= 0 and not state.is_asked:
-            self._due.add(group)
+        state = self._leaving(group, 1)
         while state.spares:
             block, access = state.spares[0]
             if block.slots[self._index] is not None and not block.is_gone and block.last_access == access and may_leave(block):
                 return block
             state.spares.popleft()
         return None
+
+    def have_left(self, group: int, count: int) -> None:
+        """So many blocks of the group have left that were no spares."""
+        if count:
+            self._leaving(group, count)
+
+    def _leaving(self, group: int, count: int) -> _Group:
+        state = self._groups.get(group)
+        if state is None:
+            state = self._groups[group] = _Group()
+        state.due_in -= count
+        if state.due_in <= 0 and not state.is_asked:
+            self._due.add(group)
+        return state
+
+    def has_any(self, group: int) -> bool:
+        """Whether `next` may give one of the group."""
+        state = self._groups.get(group)
+        return state is not None and bool(state.spares)
 
     def begin_asking(self, group: int) -> bool:
         """The group is asked about ahead of its evictions: `told` follows, or `forget`. False: it is being asked about already."""

@@ -85,6 +85,7 @@ class BlockTable:
                 high_watermark,
                 low_watermark,
                 may_leave=self._may_leave_dram if index == DRAM else is_evictable,
+                may_leave_of=self._may_leave_dram_of if index == DRAM else None,
                 max_remembered=max_remembered,
             )
             for index, tier in sorted(tiers.items())
@@ -95,10 +96,9 @@ class BlockTable:
         self._emit = emit
         self.events = events
         self.undecided = Undecided()
-        self.copies = Copies(
-            self._visible, self._levels, undecided=self.undecided, showing=showing or ShowsNothing(), events=events, emit=emit
-        )
-        self.room = Room(self._levels, self.copies.drop, self.copies.drop_copy, encoding_of)
+        self._showing = showing or ShowsNothing()
+        self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
+        self.room = Room(self._levels, self.copies, encoding_of)
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self.quotas = BlockQuotas(self._visible, self._puts, self._levels)
         self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, max_blocks=max_blocks)
@@ -308,6 +308,10 @@ class BlockTable:
 
     def _may_leave_dram(self, block: Block) -> bool:
         return is_evictable(block) and not self.copies.is_looked_at(block)
+
+    def _may_leave_dram_of(self, tenant: str) -> Callable[[Block], bool]:
+        # Nobody looks at anything, as a rule. Who begins to meanwhile is seen once the block is hidden: its slot is kept then.
+        return self._may_leave_dram if self._showing.looks_at_any(tenant) else is_evictable
 
     def relieve(self) -> None:
         """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have."""

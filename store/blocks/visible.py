@@ -59,6 +59,15 @@ class VisibleBlocks:
         if not of_tenant:
             del self._blocks[block.tenant]
 
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """As `remove`, of blocks of one tenant; there is at least one."""
+        of_tenant = self._blocks[blocks[0].tenant]
+        for block in blocks:
+            del of_tenant[block.key]
+        self._count -= len(blocks)
+        if not of_tenant:
+            del self._blocks[blocks[0].tenant]
+
     def access(self, block: Block) -> None:
         self.accesses += 1
         block.last_access = self.accesses

@@ -65,6 +65,11 @@ class Desk:
             return []
         return [word for word in self._hazards.tolist() if word & _SLOT_MASK == slot + 1]
 
+    @property
+    def looks_at_any(self) -> bool:
+        """Whether the client looks at anything."""
+        return bool(self._words[AT_HAZARDS_USED])
+
     def still_looks(self, word: int) -> bool:
         """Whether it is the very same look still."""
         return word in self._hazards

@@ -162,6 +162,17 @@ class ShownIndex:
         entry, block.shown = block.shown, NOT_SHOWN
         self.clear(entry)
 
+    def hide_all(self, blocks: Sequence[Block]) -> None:
+        """As `hide`, one after the other."""
+        entries = np.array([block.shown for block in blocks], np.int64)
+        self._rows[entries, SEQUENCE] += np.uint64(1)
+        self._tag_rows.reshape(-1)[entries] = 0
+        for block in blocks:
+            entry = block.shown
+            self._page(entry)[entry % PAGE_ENTRIES] = None
+            block.shown = NOT_SHOWN
+        self.count -= len(blocks)
+
     def put(self, block: Block, slab: int, offset: int, checksum: int, slot: int) -> tuple[int, Block | None]:
         """As `show`, but for what the blocks say themselves: the block's entry, and the block that had to leave its own for it, which is
         found by asking the node, as ever."""

@@ -6,7 +6,7 @@ somebody still looks there (`is_looked_at`, `keep`). It owns the indexes, the de
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -121,6 +121,18 @@ class Showing:
             tenant = self._tenants[block.tenant]
             (tenant.growth or tenant.index).hide(block)
 
+    def hide_all(self, blocks: Sequence[Block]) -> None:
+        """As `hide`, of blocks of one tenant."""
+        shown = [block for block in blocks if block.shown != NOT_SHOWN]
+        tenant = self._tenants[shown[0].tenant] if shown else None
+        if tenant is None:
+            return
+        if tenant.growth is None:
+            tenant.index.hide_all(shown)
+        else:
+            for block in shown:
+                tenant.growth.hide(block)
+
     def is_looked_at(self, tenant: str, slot: Slot) -> bool:
         """Whether a client looks at what is in the slot. What is hidden nobody begins to look at: for that, no is final."""
         of_tenant = self._tenants.get(tenant)
@@ -133,6 +145,18 @@ class Showing:
                 self._seen.setdefault((owner, desk, word), self._now_ns)
                 is_looked_at = True
         return is_looked_at
+
+    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
+        """Those at which a client looks. Of what is hidden the others are final, too."""
+        return {slot for slot in slots if self.is_looked_at(tenant, slot)} if self.looks_at_any(tenant) else set()
+
+    def looks_at_any(self, tenant: str) -> bool:
+        """Whether a client of the tenant looks at anything, asked behind a fence: what was hidden before nobody begins to look at."""
+        of_tenant = self._tenants.get(tenant)
+        if of_tenant is None or not of_tenant.desks:
+            return False
+        of_tenant.index.fence()
+        return any(desk.looks_at_any for desk in of_tenant.desks.values())
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """A quarantined slot is the showing's from now on: it is released when nobody looks any more."""

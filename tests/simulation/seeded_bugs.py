@@ -102,7 +102,7 @@ def eviction_not_told() -> Iterator[None]:
 @contextmanager
 def slot_reused_while_shown() -> Iterator[None]:
     """A block's entry in the shared index stays when its slot becomes another's."""
-    with patch.object(Showing, "hide", lambda self, block: None):
+    with patch.object(Showing, "hide", lambda self, block: None), patch.object(Showing, "hide_all", lambda self, blocks: None):
         yield
 
 

@@ -110,3 +110,11 @@ def test_a_tier_holds_few_values_of_each_of_many_tenants_in_few_descriptors() ->
     tier.check_integrity()
     assert len(os.listdir("/proc/self/fd")) - before <= 2 * (300 + SLABS_A_TIER + 10)
     tier.close()
+
+
+def test_slots_are_freed_one_by_one_and_many_at_once(tier: SlabTier) -> None:
+    slots = [tier.allocate(PAGE_BYTES, tenant="red") for _ in range(4)]
+    tier.free(slots[0])
+    tier.free_batch(slots[1:])
+    assert tier.free_bytes == tier.capacity_bytes
+    tier.check_integrity()

@@ -356,3 +356,31 @@ def test_a_group_that_is_small_reserves_nothing_ahead() -> None:
 def test_the_sizes_before_the_first_whole_slab() -> None:
     assert growth_sizes(4096, 4096) == growth_sizes(4096, 100) == []
     assert growth_sizes(1, 64) == [1, 3, 12, 48]
+
+
+@given(st.lists(st.integers(0, 30), unique=True, max_size=31))
+def test_many_that_are_freed_at_once_are_free_as_one_by_one(order: list[int]) -> None:
+    at_once, each = allocator(40 * 10), allocator(40 * 10)
+    slots = [[slabs.allocate(10, "red") for _ in range(31)] for slabs in (at_once, each)]
+    at_once.free_all(slots[0][number] for number in order)
+    for number in order:
+        each.free(slots[1][number])
+    for slabs in (at_once, each):
+        slabs.check_integrity()
+    assert (at_once.used_bytes, at_once.tenant_bytes, at_once.tenant_slabs) == (each.used_bytes, each.tenant_bytes, each.tenant_slabs)
+    assert [at_once.allocate(10, "red").index for _ in range(40 - 31 + len(order))] == [
+        each.allocate(10, "red").index for _ in range(40 - 31 + len(order))
+    ]
+
+
+def test_of_many_none_of_a_slab_is_freed_where_one_was_given_back_before() -> None:
+    slabs = allocator(100)
+    first, second, third = (slabs.allocate(10, "red") for _ in range(3))
+    slabs.free(first)
+    for wrong in ([second, first], [second, second], [third._replace(index=9 << POSITION_BITS)]):
+        with pytest.raises(StaleHandle):
+            slabs.free_all(wrong)
+    slabs.check_integrity()
+    assert slabs.used_bytes == 20
+    slabs.free_all([second, third])
+    assert slabs.used_bytes == 0

@@ -51,6 +51,18 @@ class EvictionPolicy(ABC, Generic[K]):
         The key stays until `remove`: the caller may yet decide otherwise. Looks at no more than MAX_SCAN keys.
         """
 
+    def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+        """Up to `count` keys as `victim` and `remove` give them one after the other, removed; no more from the first on that may not go,
+        which stays."""
+        found: list[K] = []
+        while len(found) < count:
+            key = self.victim(evictable)
+            if key is None or not may_go(key):
+                break
+            self.remove(key)
+            found.append(key)
+        return found
+
     @property
     def remembered(self) -> int:
         """Keys that left, of which it remembers what `forget` can forget."""

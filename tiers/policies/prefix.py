@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Generic
 
+from kvstore.tiers.policies.children import Children, with_child, without_child
 from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog
@@ -24,9 +25,6 @@ ADVANCE_S: Final = 0.125
 GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768
 """Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
-
-FEW_CHILDREN: Final = 4
-"""Up to so many are a tuple, more of them a set."""
 
 
 class _Node(Generic[K]):
@@ -40,7 +38,7 @@ class _Node(Generic[K]):
         """The turn of the visit that stored it first."""
         self.forks = forks
         """Children it ever had; of a block whose children are gone, the most that any of them had."""
-        self.children: tuple[K, ...] | set[K] = ()
+        self.children: Children[K] = ()
         """Those present; none for a leaf. Most blocks have one: a set would take 216 bytes of each."""
         self.home: Cohort[K] | None = None
         """Where it is filed: leaves are, but for the one that the visit under way has come to."""
@@ -60,21 +58,6 @@ def _alone(key: K, home: Cohort[K]) -> _Node[K]:
     return node
 
 
-def _with(children: tuple[K, ...] | set[K], key: K) -> tuple[K, ...] | set[K]:
-    """The children and one more: a prefix that many share has thousands."""
-    if isinstance(children, set):
-        children.add(key)
-        return children
-    return (*children, key) if len(children) < FEW_CHILDREN else {*children, key}
-
-
-def _without(children: tuple[K, ...] | set[K], key: K) -> tuple[K, ...] | set[K]:
-    if isinstance(children, set):
-        children.discard(key)
-        return children or ()
-    return tuple(child for child in children if child != key)
-
-
 class PrefixPolicy(EvictionPolicy[K]):
     """See the module. `clock` gives seconds, never going back; only differences matter.
 
@@ -88,9 +71,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._max_scan = max_scan
         self._nodes: dict[K, _Node[K] | Cohort[K]] = {}
         """Of blocks that were stored alone, many at a time, only where they are filed, until more is to be known: see `_alone`."""
-        self._ghosts: OrderedDict[K, tuple[Visit[K], int, int]] = OrderedDict()
-        """Evicted key to its last visit, the turn it was first stored in, and its forks."""
-        self._parentless: dict[K, tuple[K, ...] | set[K]] = {}
+        self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
+        """Evicted key to its last visit, the turn it was first stored in, and its forks; of a block that was alone, where it was filed."""
+        self._parentless: dict[K, Children[K]] = {}
         """Absent parent to its present children."""
         self._order: CohortOrder[K] = CohortOrder()
         self._log: VisitLog[K] = VisitLog(self._order.grow_older)
@@ -120,6 +103,9 @@ class PrefixPolicy(EvictionPolicy[K]):
             visit.new_blocks += 1
             node = _Node(parent, visit, visit.turn, 0)
         else:
+            if isinstance(ghost, Cohort):
+                alone = _alone(key, ghost)
+                ghost = alone.visit, alone.birth_turn, alone.forks
             last, birth_turn, forks = ghost
             node = _Node(parent, visit, birth_turn, forks)
             self._log.read(last, key, now_s)
@@ -132,10 +118,10 @@ class PrefixPolicy(EvictionPolicy[K]):
         if above is not None:
             if above.home is not None:
                 self._unfile(parent, above)  # type: ignore[arg-type]
-            above.children = _with(above.children, key)
+            above.children = with_child(above.children, key)
             above.forks += ghost is None
         elif parent is not None:
-            self._parentless[parent] = _with(self._parentless.get(parent, ()), key)
+            self._parentless[parent] = with_child(self._parentless.get(parent, ()), key)
             if parent in self._ghosts and not node.children:
                 self._file(key, node, self._order.orphans)
         if node.forks >= SHARED_FORKS[0]:
@@ -199,10 +185,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         del self._nodes[key]
         if node.home is not None:
             self._unfile(key, node)
-        ghosts = self._ghosts
-        ghosts[key] = (node.visit, node.birth_turn, node.forks)
-        if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
-            ghosts.popitem(last=False)
+        self._remember(key, (node.visit, node.birth_turn, node.forks))
         if node.children:
             self._orphan(key, node.children)
         parent = node.parent
@@ -216,7 +199,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         if node.forks > above.forks:
             # A prefix that many share does so in all of its blocks, though only the last one has many children.
             above.forks = node.forks
-        above.children = _without(above.children, key)
+        above.children = without_child(above.children, key)
         if not above.children:
             # In front: what has begun to shrink goes on to, and others stay whole.
             self._file_by_visit(parent, above, in_front=True)
@@ -226,6 +209,42 @@ class PrefixPolicy(EvictionPolicy[K]):
         if first is None:
             return next(filter(evictable, islice(self._all(), self._max_scan)), None)
         return first if evictable(first) else next(filter(evictable, islice(self._all(), 1, self._max_scan)), None)
+
+    def take_victims(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+        found: list[K] = []
+        while len(found) < count:
+            more = self._take_alone(count - len(found), evictable, may_go) or super().take_victims(1, evictable, may_go)
+            if not more:
+                break
+            found += more
+        return found
+
+    def _take_alone(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
+        """The next victims, as far as they were stored alone and are filed together: nothing but a ghost is left of each. None where the
+        first is not, or stays."""
+        nodes, first = self._nodes, self._order.first()
+        cohort = nodes[first] if first is not None else None
+        if not isinstance(cohort, Cohort):
+            return []
+        leaves, found = cohort.leaves[True], list[K]()
+        for key in islice(leaves, count):
+            if not (isinstance(nodes[key], Cohort) and evictable(key) and may_go(key)):
+                break
+            found.append(key)
+        for key in found:
+            del nodes[key], leaves[key]
+            self._remember(key, cohort)
+        if not leaves:
+            leaves.clear()  # see _unfile
+            self._order.leave(cohort, True)
+        return found
+
+    def _remember(self, key: K, ghost: tuple[Visit[K], int, int] | Cohort[K]) -> None:
+        """The key has just left."""
+        ghosts = self._ghosts
+        ghosts[key] = ghost
+        if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
+            ghosts.popitem(last=False)
 
     @property
     def remembered(self) -> int:
@@ -295,7 +314,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._unfile(child_key, child)
                 self._file_by_visit(child_key, child)
 
-    def _orphan(self, key: K, children: tuple[K, ...] | set[K]) -> None:
+    def _orphan(self, key: K, children: Children[K]) -> None:
         """The block that these are the children of has left before them."""
         self._parentless[key] = children
         for child_key in children:
@@ -311,7 +330,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         return node
 
     def _forget_parentless(self, parent: K, key: K) -> None:
-        siblings = _without(self._parentless[parent], key)
+        siblings = without_child(self._parentless[parent], key)
         if siblings:
             self._parentless[parent] = siblings
         else:

@@ -47,3 +47,11 @@ def test_it_remembers_longer_and_longer_in_bounded_memory() -> None:
     for access in (0, end // 3, end - 1):
         error_ns = clock.age_ns(access, end * FIRST_INTERVAL_NS) - (end - access) * FIRST_INTERVAL_NS
         assert 0 <= error_ns <= 32 * FIRST_INTERVAL_NS
+
+
+def test_many_evictions_are_counted_as_one_by_one() -> None:
+    counts = TierCounts()
+    counts.evict(7)
+    counts.evict_all([9, 8])
+    counts.evict_all([])
+    assert (counts.evictions, counts.evicted) == (3, [7, 9, 8])

@@ -241,3 +241,42 @@ def test_of_very_many_groups_a_few_are_looked_at_when_one_has_to_forget(monkeypa
         leave(order, 19, 1)
         assert order.remembered <= 40 + 20
     order.check_integrity()
+
+
+def test_many_victims_leave_the_order_and_end_at_one_that_may_not_go(order: EvictionOrder) -> None:
+    blocks = [block(str(number), number) for number in range(5)]
+    for one in blocks:
+        order.insert(one, 0)
+    order.insert(block("other", 0), 1)
+    assert order.take_victims(0, 3, lambda one: one is not blocks[0], lambda one: one is not blocks[3]) == blocks[1:3]
+    assert order.take_victims(0, 3, lambda one: one is not blocks[0], lambda one: one is not blocks[3]) == []
+    assert order.take_victims(9, 3, anyone, anyone) == []
+    order.check_integrity()
+    assert order.take_victims(0, 9, anyone, anyone) == [blocks[0], *blocks[3:]]
+    assert order.coldest(anyone) is not None
+    assert len(order) == 1
+    order.check_integrity()
+
+
+def test_as_much_is_forgotten_when_many_leave_at_once() -> None:
+    orders = [Visible(lambda: make_policy("prefix"), max_remembered=100) for _ in range(2)]
+    blocks = [block(str(number), number) for number in range(400)]
+    for order in orders:
+        for one in blocks:
+            order.insert(one, 0)
+    taken = orders[0].take_victims(0, 300, anyone, anyone)
+    for one in taken:
+        orders[1].remove(one, 0)
+    assert len(taken) == 300
+    for order in orders:
+        assert 0 < order.remembered <= 100
+        order.check_integrity()
+
+
+def test_all_groups_are_asked_for_their_coldest_unless_there_are_many(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 2)
+    order.insert(block("a", 1), 0)
+    order.insert(block("b", 2), 1)
+    assert order.asks_all
+    order.insert(block("c", 3), 2)
+    assert not order.asks_all

@@ -85,3 +85,15 @@ def test_many_are_added_as_one_by_one() -> None:
         assert [index.get(slot(*place)) for place in places] == blocks
         assert index.get(slot(2, 4)) is index.get(slot(9, 999)) is None
     assert at_once._counts == each._counts == {2: 4, 7: 2, 9: 1}
+
+
+def test_many_are_removed_at_once_over_several_slabs() -> None:
+    index = SlabIndex()
+    slots = [slot(1, 3), slot(1, 4), slot(1, 7), slot(2, 0), slot(2, 1)]
+    blocks = [block(str(number)) for number in range(5)]
+    index.add_all(slots, blocks)
+    index.remove_all([slots[4], slots[3], slots[0], slots[1]])
+    index.remove_all([])
+    index.check_integrity()
+    assert [index.get(each) for each in slots] == [None, None, blocks[2], None, None]
+    assert list(index._slabs) == [1]

@@ -128,3 +128,21 @@ def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_ma
     spares.forget()
     spares.told(7, cold, b"\1", now_ns=0)
     assert (len(spares), spares.take_due()) == (0, set())
+
+
+def test_blocks_that_left_many_at_once_count_as_one_by_one() -> None:
+    spares, each = Spares(DRAM), Spares(DRAM)
+    one = Block("red", b"a", SIZE, 1)
+    for told in (spares, each):
+        told.next(0, lambda _: True)
+        assert told.take_due() == {0}
+        told.told(0, [(one, 0)], b"\x01", now_ns=0)
+        assert told.has_any(0)
+        assert not told.has_any(1)
+    spares.have_left(0, ASK_EVERY - 1)
+    spares.have_left(0, 0)
+    assert spares.take_due() == set()
+    spares.have_left(0, 1)
+    for _ in range(ASK_EVERY):
+        each.next(0, lambda _: True)
+    assert spares.take_due() == each.take_due() == {0}

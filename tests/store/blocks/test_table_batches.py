@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.protocol.event_messages import REMOVED, Events
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from tests.store.tables import LocalClient, Store
@@ -218,3 +219,138 @@ def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[
         assert table.table.find("red", b"0") is not None
         assert bytes(look[0]) == bytes(SIZE)
     assert state(table)[1] == (20 * SIZE, 0, 20)
+
+
+ROOM_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("room"), st.sampled_from(["red", "blue"]), st.sampled_from([SIZE, SIZE, 2 * SIZE]), st.integers(1, 24)),
+        st.tuples(st.just("hit"), st.integers(0, 60)),
+        st.tuples(st.just("use"), st.integers(0, 60)),
+        st.tuples(st.just("look"), st.integers(0, 60)),
+        st.tuples(st.just("warm"), st.integers(0, 60)),
+        st.tuples(st.just("spare"), st.integers(0, 60)),
+    ),
+    max_size=14,
+)
+
+
+class Crowded(Store):
+    """A full node with clients of two tenants; with HBM some blocks have another copy there."""
+
+    def __init__(self, policy: str, *, hbm_bytes: int, at_once: bool) -> None:
+        super().__init__(20 * SIZE, hbm_bytes=hbm_bytes, slab_bytes=4 * SIZE, policy=policy)
+        self.clients = {tenant: self.client(tenant, tenant) for tenant in ("red", "blue")}
+        if not at_once:
+            self.table.room._free_coldest = lambda *_: 0  # type: ignore[method-assign]
+        self.count = 0
+        self.put_slots: list[int] = []
+        self.used: list[Block] = []
+        self.looks: list[object] = []
+        """Views, which end when nobody has them."""
+
+    def make_room(self, tenant: str, size_bytes: int, count: int) -> None:
+        """Put as many blocks as there are slots for, every other one decided about."""
+        for slot in self.table.free_slots(tenant, size_bytes, count):
+            self.put_slots.append(slot.index)
+            one = Block(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
+            self.table.commit_all_undecided(self.table.open_all([one], OWNER, now_ns=1), [self.count])
+            if self.count % 2:
+                self.table.decide(one, self.count)
+            self.count += 1
+
+    def step(self, what: str, *rest: object) -> None:
+        if what == "room":
+            self.make_room(*rest)  # type: ignore[arg-type]
+            return
+        [number] = rest
+        assert isinstance(number, int)
+        for tenant in ("red", "blue"):
+            one = self.table.find(tenant, b"%d" % number)
+            if one is None:
+                continue
+            if what == "hit":
+                self.table.hit(one)
+            elif what == "use":
+                self.used.append(one)
+                self.table.copies.acquire(one)
+            elif what == "look":
+                self.looks.append(self.clients[tenant].look(one.key.decode()))
+            elif what == "spare" and one.dram is not None:
+                spares = self.table.lowest.spares
+                spares.told(one.dram.group, [(one, one.last_access)], b"\x01", now_ns=0)
+            elif what == "warm":
+                one.hits = 2
+                self.table.room.warm(one)
+                self.settle()
+
+    def state(self) -> list[object]:
+        self.table.check_integrity()
+        self.showing.check_integrity()
+        level = self.table._landing
+        groups = sorted(level.order._groups)
+        return [
+            [(one.tenant, one.key, one.last_access, one.tier_mask()) for one in self.table.blocks()],
+            [(tenant, key) for tenant in self.clients for key in range(self.count) if self.clients[tenant].find(str(key)) is not None],
+            [(kind, one.tenant, one.key, mask) for kind, one, mask in self.events],
+            (self.put_slots, self.dram.used_bytes, self.dram.quarantined_bytes),
+            (level.counts.evictions, level.counts.evicted, sorted(level.spares._due)),
+            [[one.key for one in level.order.next_victims(group, lambda _: True, 100)] for group in groups],
+        ]
+
+    def shut(self) -> None:
+        for one in self.used:
+            self.table.copies.release(one)
+        self.table.check_integrity()
+        self.close()
+
+
+@given(st.sampled_from(["lru", "leaf_lru", "sieve"]), st.sampled_from([0, 3 * SIZE]), ROOM_STEPS)
+@settings(max_examples=80)
+def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
+    policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]
+) -> None:
+    at_once, each = (Crowded(policy, hbm_bytes=hbm_bytes, at_once=at_once) for at_once in (True, False))
+    try:
+        for step in (("room", "red", SIZE, 20), *steps):
+            for one in (at_once, each):
+                one.step(*step)  # type: ignore[arg-type]
+            assert at_once.state() == each.state()
+    finally:
+        at_once.shut()
+        each.shut()
+
+
+def test_more_leave_at_once_than_go_in_one_go_and_recorders_hear_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.store.blocks.room.LEAVING_AT_ONCE", 3)
+    table = Crowded("lru", hbm_bytes=0, at_once=True)
+    table.make_room("red", SIZE, 20)
+    asked = Events(0, 100)
+    table.table.events.answer("recorder", "red", asked)
+    table.make_room("red", SIZE, 10)
+    assert table.names() == "".join(sorted(str(number) for number in range(10, 30)))
+    answer = table.table.events.answer("recorder", "red", Events(1, 100))
+    assert answer.keys == [b"%d" % number for number in range(10)]
+    assert set(answer.kinds) == {REMOVED}
+    table.shut()
+
+
+def test_a_client_that_looks_once_all_were_chosen_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks after the node has seen that nobody does, and before the block is hidden."""
+    table = Crowded("lru", hbm_bytes=0, at_once=True)
+    table.make_room("red", SIZE, 20)
+    looks = table.showing.looks_at_any
+    seen: list[object] = []
+
+    def look_afterwards(tenant: str) -> bool:
+        found = looks(tenant)
+        if not seen:
+            seen.append(table.clients["red"].look("4"))
+        return found
+
+    monkeypatch.setattr(table.showing, "looks_at_any", look_afterwards)
+    slots = table.table.free_slots("red", SIZE, 6)
+    assert table.dram.quarantined_bytes == SIZE
+    assert len(slots) == 6, "of one more block, which left for it"
+    assert table.table.find("red", b"4") is None
+    table.table.give_back(slots)
+    table.shut()

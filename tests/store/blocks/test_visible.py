@@ -23,6 +23,9 @@ def test_blocks_are_found_by_tenant_and_key_until_they_are_removed() -> None:
     visible.remove(other)
     assert (visible.find("blue", b"a"), visible.of_tenant("blue"), len(visible)) == (None, [], 2)
     visible.check_integrity()
+    visible.remove_all([second, first])
+    assert (visible.find("red", b"a"), visible.tenants(), len(visible)) == (None, set(), 0)
+    visible.check_integrity()
 
 
 def test_each_access_is_later_than_the_one_before_and_to_be_added_is_one() -> None:

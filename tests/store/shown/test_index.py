@@ -89,6 +89,23 @@ def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: Show
     assert not view.still_batch(batch).any()
 
 
+def test_many_are_hidden_at_once_as_one_by_one(index: ShownIndex) -> None:
+    one_by_one = ShownIndex(index.sets, is_ordered=False)
+    blocks = [[block(b"key-%d" % number) for number in range(40)] for _ in range(2)]
+    for which, of_index in zip((index, one_by_one), blocks, strict=True):
+        for one in of_index:
+            which.show(one, 1, 0, 1, 1)
+    index.hide_all(blocks[0][5:30])
+    for one in blocks[1][5:30]:
+        one_by_one.hide(one)
+    for which in (index, one_by_one):
+        which.check_integrity()
+    assert index.shown().keys() == one_by_one.shown().keys()
+    assert [one.shown for one in blocks[0]] == [one.shown for one in blocks[1]]
+    assert (index._rows == one_by_one._rows).all()
+    one_by_one.close()
+
+
 def test_a_full_set_shows_the_newest_and_the_one_pushed_out_is_not_found(index: ShownIndex) -> None:
     view = view_of(index)
     blocks = [block(b"%d" % i) for i in range(4 * SETS * WAYS)]

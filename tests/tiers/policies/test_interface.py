@@ -54,6 +54,31 @@ def test_what_is_remembered_can_be_forgotten(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+def test_many_victims_are_those_that_would_leave_one_after_the_other(name: str) -> None:
+    policy, other = make_policy(name), make_policy(name)
+    for each in (policy, other):
+        each.insert_all([f"k{number}" for number in range(9)])
+        each.insert_all(["p", "q", "r"], [None, "p", "q"])
+        each.touch("k2")
+    one_by_one = []
+    for _ in range(12):
+        victim = other.victim(lambda key: key != "k3")
+        if victim is None:
+            break
+        other.remove(victim)
+        one_by_one.append(victim)
+    assert len(one_by_one) == 11
+    stops = one_by_one[7]
+    taken = policy.take_victims(20, lambda key: key != "k3", lambda key: key != stops)
+    assert taken == one_by_one[:7]
+    assert stops in policy
+    assert policy.take_victims(2, lambda key: key != "k3", lambda key: True) == one_by_one[7:9]
+    assert policy.take_victims(20, lambda key: key != "k3", lambda key: True) == one_by_one[9:]
+    assert policy.take_victims(1, lambda key: False, lambda key: True) == []
+    policy.check_integrity()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_batch_is_inserted_as_its_keys_one_after_the_other(name: str) -> None:
     policy = make_policy(name)
     policy.insert_all(["a", "b", "c"], [None, "a", "b"])

@@ -94,6 +94,17 @@ class PrefixMachine(RuleBasedStateMachine):
         if victim is not None and take:
             self.remove(victim)
 
+    @rule(count=st.integers(0, 6), refused=st.frozensets(KEYS, max_size=3), staying=st.frozensets(KEYS, max_size=2))
+    def evict_many(self, count: int, refused: frozenset[int], staying: frozenset[int]) -> None:
+        taken = self.policy.take_victims(count, lambda key: key not in refused, lambda key: key not in staying)
+        for key in taken:
+            assert key not in staying
+            assert key == self.one_by_one.victim(lambda key: key not in refused)
+            self.one_by_one.remove(key)
+            self.parents.pop(key)
+        if len(taken) < count:
+            assert self.one_by_one.victim(lambda key: key not in refused) in (None, *staying)
+
     @invariant()
     def the_same_keys_are_present(self) -> None:
         self.policy.check_integrity()
@@ -311,6 +322,32 @@ def test_blocks_stored_alone_get_children_and_are_read_as_others() -> None:
     gone = evictions(policy)
     assert gone.index("child") < gone.index("p2")
     assert sorted(gone) == sorted(["p0", "p1", "p2", "p3", "p5", "child"])
+
+
+def test_blocks_stored_alone_leave_many_at_a_time_and_come_back_as_others() -> None:
+    clock = Clock()
+    many, singles = PrefixPolicy[str](clock=clock), PrefixPolicy[str](clock=clock)
+    for policy in (many, singles):
+        clock.now_s = 0.0
+        for index in range(2):
+            policy.insert_all(words(f"p{index}-", 6))
+            clock.now_s += 20.0
+        store(policy, ["a", "b"])
+    gone = many.take_victims(9, lambda key: key != "p0-3", lambda key: key != "p1-4")
+    for key in gone:
+        assert singles.victim(lambda key: key != "p0-3") == key
+        singles.remove(key)
+    assert len(gone) == 9
+    for policy in (many, singles):
+        policy.insert(gone[1])
+        policy.insert(gone[4], "b")
+        policy.check_integrity()
+    assert many.take_victims(3, lambda key: key != "p0-3", lambda key: key != "p1-4") == []
+    assert many._log.hazard._watched == pytest.approx(singles._log.hazard._watched)
+    left = evictions(singles)
+    assert many.take_victims(len(left), lambda key: True, lambda key: True) == left
+    assert many.take_victims(1, lambda key: True, lambda key: True) == []
+    many.check_integrity()
 
 
 def evictions_of(policy: PrefixPolicy[str], count: int) -> list[str]:
