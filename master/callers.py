@@ -1,36 +1,39 @@
-"""Who calls the control plane, and whether he may: every gRPC call passes here before it reaches its service.
+"""Who calls the control plane, and whether he may: every gRPC call passes here before it reaches its service, and waits for its turn.
 
 A call shows a credential in its metadata (security/grpc_metadata.py). One without, as releases before this sent, is looked at for the
 fields `tenant` and `token` of its request.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 
-from kvstore.master.grpc_calls import abort
-from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized
+from kvstore.master.control_crew import SEND_TIMEOUT_S, Crew
+from kvstore.master.control_lines import line_of
+from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.security.grpc_metadata import from_metadata
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER, Identity
-from kvstore.security.rules import OPEN, RPCS, Rule, check
+from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.identities import both, of_caller
 
-_HANDLERS: Final = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
+Send = Callable[[Any], None]
+"""Sends an answer, and returns once it is on its way; None: the call's status, which is its end."""
+
+log = logging.getLogger("kvstore.master")
 
 
 class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """See the module. Any thread may ask."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, *, threads: int, message_timeout_s: float) -> None:
+        """`threads` serve calls, and wait so long for a message that a call has announced."""
         self._guard = guard
+        self.crew = Crew(threads)
+        self.message_timeout_s = message_timeout_s
 
     def identify(self, context: grpc.ServicerContext, request: Any) -> Identity:
         """Who makes this call: a stranger, if he shows nothing. Raises Unauthorized for a credential that is wrong."""
@@ -48,31 +51,112 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Any, Any] | None"],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """gRPC's hook: the service's own handler behind its rule; a method without one is nobody's."""
+        """gRPC's hook: the service's own handler behind its rule; a method without one is nobody's. For gRPC it is one of streams both ways
+        that does not block, whatever it is: so it is called with the headers, and its answers may come from another thread."""
         handler: Any = continuation(handler_call_details)
+        if handler is None:
+            return None
         method = handler_call_details.method
         rule = RPCS.get(method)
-        if handler is None or rule is OPEN:
-            return handler  # type: ignore[no-any-return]
-        serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
-        def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+        def at_the_door(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
+            call = _Call(self, rule, method, handler, requests, context, send)
             try:
-                self._check(rule, method, context, request)
+                identity = STRANGER if rule is OPEN else self._identify(rule, method, context, None)
+                self.crew.serve(line_of(identity, joins=rule is JOINS), call.serve)
             except KVStoreError as error:
-                abort(context, error)
-            return serve(request, context)
+                call.refuse(error)
 
-        wrap: Any = _HANDLERS[handler.request_streaming, handler.response_streaming]
-        return wrap(guarded, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+        at_the_door.experimental_non_blocking = True  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(at_the_door, handler.request_deserializer, handler.response_serializer)
 
-    def _check(self, rule: Rule | None, method: str, context: grpc.ServicerContext, request: Any) -> None:
+    def check(self, rule: Rule | None, method: str, context: grpc.ServicerContext, request: Any) -> None:
         """Raises Unauthorized, Denied."""
+        if rule is OPEN:
+            return
         if rule is None:
             raise Denied(f"no rule says who may call {method}: nobody may")
-        name = method.rpartition("/")[2]
+        check(rule, self._identify(rule, method, context, request), method.rpartition("/")[2])
+
+    def _identify(self, rule: Rule | None, method: str, context: grpc.ServicerContext, request: Any) -> Identity:
+        """As `identify`; what it raises says what the call needs."""
         try:
-            identity = self.identify(context, request)
+            return self.identify(context, request)
         except Unauthorized as error:
-            raise Unauthorized(f"{error}; {name} needs {rule.text}") from None
-        check(rule, identity, name)
+            raise Unauthorized(f"{error}; {method.rpartition('/')[2]} needs {rule.text}" if rule is not None else str(error)) from None
+
+
+class _Call:
+    """One call, from its headers to its status."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        rule: Rule | None,
+        method: str,
+        handler: Any,
+        requests: Iterator[Any],
+        context: Any,
+        send: Send,
+    ) -> None:
+        self._callers = callers
+        self._crew = callers.crew
+        self._rule = rule
+        self._method = method
+        self._handler = handler
+        self._requests = requests
+        self._context = context
+        self._send = send
+
+    def refuse(self, error: KVStoreError) -> None:
+        """Answer with the error; without the message, which may never come."""
+        self._end(grpc.StatusCode[grpc_status(error)], str(error))
+
+    def serve(self) -> None:
+        """In a thread of the crew: read, check, answer."""
+        context = self._context
+        try:
+            if context.is_active():
+                self._serve()
+            self._send(None)
+        except StopIteration:
+            self._end(grpc.StatusCode.INVALID_ARGUMENT, "a call without a message")
+        except KVStoreError as error:
+            self.refuse(error)
+        except Exception as error:
+            code = context.code()
+            if code is not None or not context.is_active():  # aborted by the service, which has said why; or the peer has gone
+                self._send(None)
+                return
+            log.exception("%s failed", self._method)
+            self._end(grpc.StatusCode.UNKNOWN, str(typed(error)))
+
+    def _serve(self) -> None:
+        handler, context = self._handler, self._context
+        asked: Any = self._asked()
+        if not handler.request_streaming:
+            asked = next(asked)
+            self._callers.check(self._rule, self._method, context, asked)
+        else:
+            self._callers.check(self._rule, self._method, context, None)
+        serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        answers = serve(asked, context)
+        for answer in answers if handler.response_streaming else (answers,):
+            with self._crew.waiting_for(context, SEND_TIMEOUT_S):
+                self._send(answer)
+            if not context.is_active():
+                return
+
+    def _asked(self) -> Iterator[Any]:
+        """Its messages."""
+        while True:
+            with self._crew.waiting_for(self._context, self._callers.message_timeout_s):
+                message = next(self._requests, None)
+            if message is None:
+                return
+            yield message
+
+    def _end(self, code: grpc.StatusCode, text: str) -> None:
+        self._context.set_code(code)
+        self._context.set_details(text)
+        self._send(None)

@@ -158,13 +158,17 @@ class MasterSettings(ServerTlsSettings):
     sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
     command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
     control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)
-    control_threads: int = setting(16, "Control calls served at once.", minimum=1, maximum=1024)
+    control_threads: int = setting(
+        16, "Control calls served at once; half of them at most for one tenant, a quarter for all strangers.", minimum=1, maximum=1024
+    )
     max_connections: int = setting(8192, "Connections beyond this are refused.", minimum=1)
     hello_timeout_s: float = setting(
         HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
     )
     max_strangers: int = setting(
-        MAX_STRANGERS, "Connections that have not introduced themselves; beyond this the longest open one is closed.", minimum=1
+        MAX_STRANGERS,
+        "Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed.",
+        minimum=1,
     )
     peer_timeout_s: float = setting(
         PEER_TIMEOUT_S,

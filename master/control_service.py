@@ -10,13 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvstore.master.callers import Callers
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.grpc_calls import TimedCalls, abort, in_loop
+from kvstore.master.health import Health
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.master.roles.node_status import node_topology
@@ -52,6 +53,13 @@ METHODS: Final = tuple(
 """All that is served, by gRPC's names."""
 LIST_ROWS: Final = 4096
 """Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
+
+DOOR_THREADS: Final = 2
+"""They look who calls, and never wait."""
+MAX_STREAMS: Final = 128
+"""Calls of one connection at once; further ones wait at their caller."""
+IDLE_MS: Final = 300_000
+"""A connection without a call for so long is closed; whoever wants to call again makes another one by himself."""
 
 OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog takes writes again"
 
@@ -238,7 +246,7 @@ class ControlServer:
         host: str,
         port: int,
         *,
-        threads: int,
+        max_connections: int,
         durations: Histograms,
         tls: Certificates | None = None,
         begin_span: Callable[[str, TraceParent], Span] | None = None,
@@ -248,17 +256,24 @@ class ControlServer:
         check_complete(RPCS, METHODS)
         traced = [TracedCalls(begin_span)] if begin_span is not None else []
         self._server = grpc.server(
-            ThreadPoolExecutor(threads, thread_name_prefix="control"),
-            interceptors=[TimedCalls(durations), callers, *traced],
-            options=[("grpc.so_reuseport", 0)],  # two masters of one port would each get half of the calls: a port in use is an error
+            ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="control-door"),
+            interceptors=[callers, TimedCalls(durations), *traced],
+            options=[
+                ("grpc.so_reuseport", 0),  # two masters of one port would each get half of the calls: a port in use is an error
+                ("grpc.max_allowed_incoming_connections", max_connections),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.server_handshake_timeout_ms", int(callers.message_timeout_s * 1000)),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+            ],
         )
+        self._crew = callers.crew
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         add_SchedulerServicer_to_server(scheduler, self._server)  # type: ignore[no-untyped-call]
-        self._health = health.HealthServicer()
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.ready(is_ready=False)
         self.serving(is_owner=False)
-        names = (*OURS, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*OURS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
@@ -273,14 +288,18 @@ class ControlServer:
 
     def ready(self, *, is_ready: bool) -> None:
         """The master as a whole owns its catalog, or is fit to take it over. May be called from any thread."""
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set("", is_serving=is_ready)
 
     def serving(self, *, is_owner: bool) -> None:
         """Only the catalog's owner serves what is asked of a cluster. May be called from any thread."""
-        status = health_pb2.HealthCheckResponse.SERVING if is_owner else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in OURS:
-            self._health.set(name, status)
+            self._health.set(name, is_serving=is_owner)
+
+    def expire(self) -> None:
+        """Now and then: end the calls whose peers say or take nothing. May be called from any thread."""
+        self._crew.expire()
 
     def stop(self, grace_s: float) -> None:
         """Let calls under way end within `grace_s`."""
         self._server.stop(grace_s).wait(grace_s + 1)
+        self._crew.close()

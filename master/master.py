@@ -178,7 +178,7 @@ class Master:
         """Serve, and follow the catalog; returns once it is known who owns it. Raises ConfigError (the control plane's address cannot be
         had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        callers = Callers(self._guard)
+        callers = Callers(self._guard, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s)
         service = ControlService(
             self.reactor,
             self.standing,
@@ -202,7 +202,7 @@ class Master:
             callers,
             control_host,
             control_port,
-            threads=settings.control_threads,
+            max_connections=settings.max_connections,
             durations=self._measures.control,
             tls=self._tls,
             begin_span=self._tracing.begin_named if self._tracing is not None else None,
@@ -305,6 +305,8 @@ class Master:
     def _tick(self) -> None:
         self.standing.tick()
         self._tell_ready()
+        assert self._control is not None
+        self._control.expire()
 
     def _tell_ready(self) -> None:
         """Health by gRPC says whether it is."""

@@ -110,3 +110,6 @@ REPLIES: Final = frozenset(
 
 NO_REQUESTS: Final = REPLIES | {Trace.TYPE}
 """Types that ask for nothing: answers, and what is said ahead of a request. All others are requests."""
+
+NOTICES: Final = frozenset({Release.TYPE})
+"""Requests that have no answer, and 0 for their id."""

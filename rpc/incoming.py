@@ -6,7 +6,8 @@ It knows no socket and no message: its owner reads into `room()` and tells how m
 from collections import deque
 from typing import Final
 
-from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
+from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.frames import HEADER_BYTES, MAX_BODY_BYTES, Header, unpack_header
 
 BUFFER_BYTES: Final = 64 << 10
 """Small frames, values included, come many with one recv; a larger body gets a buffer of its own for as long as it is parsed."""
@@ -15,9 +16,11 @@ BUFFER_BYTES: Final = 64 << 10
 class Incoming:
     """See the module. Not thread-safe."""
 
-    __slots__ = ("_buffer", "_end", "_start")
+    __slots__ = ("_buffer", "_end", "_start", "max_body_bytes")
 
     def __init__(self) -> None:
+        self.max_body_bytes = MAX_BODY_BYTES
+        """A frame whose body is to be longer is none of ours."""
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
 
@@ -46,6 +49,8 @@ class Incoming:
                 self._make_room(HEADER_BYTES)
             return None
         header = unpack_header(self._buffer, start)
+        if header.body_bytes > self.max_body_bytes:
+            raise ProtocolError(f"say Hello first: until then a message has at most {self.max_body_bytes} bytes, not {header.body_bytes}")
         body_start = start + HEADER_BYTES
         end = body_start + header.body_bytes
         if end > self._end:

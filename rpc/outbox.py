@@ -51,6 +51,8 @@ class Outbox:
         self._clock_ns = clock_ns
         self._entries: deque[_Entry] = deque()
         self.queued_bytes = 0
+        self.queued_fds = 0
+        """Descriptors that are open for the peer to take."""
 
     @property
     def oldest_ns(self) -> int | None:
@@ -76,6 +78,7 @@ class Outbox:
         advance(buffers, sent)
         self._entries.append(_Entry(buffers, on_sent, fds, self._clock_ns()))
         self.queued_bytes += sum(map(len, buffers))
+        self.queued_fds += len(fds)
         if len(self._entries) == 1:
             self.flush()
 
@@ -89,6 +92,7 @@ class Outbox:
                 sent = self._sock.sendmsg(first(entry.buffers, left_bytes), ancillary)
             except BlockingIOError:
                 return
+            self.queued_fds -= len(entry.fds)
             entry.fds = ()
             left_bytes -= sent
             self.queued_bytes -= sent
@@ -101,7 +105,7 @@ class Outbox:
     def abandon(self) -> None:
         """The connection is gone: forget everything, and let go of what was pinned for it."""
         entries, self._entries = self._entries, deque()
-        self.queued_bytes = 0
+        self.queued_bytes = self.queued_fds = 0
         for entry in entries:
             if entry.on_sent is not None:
                 self._guarded(entry.on_sent)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unauthorized, Unavailable
-from kvstore.protocol.frames import Header, pack_header
+from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, Header, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.observing import Observer
@@ -31,6 +31,8 @@ HELLO_TIMEOUT_S: Final = 10.0
 OWNER_ONLY: Final = SocketAccess()
 MAX_STRANGERS: Final = 1024
 """The defaults of the settings `hello_timeout_s` and `max_strangers`."""
+MAX_HELLO_BYTES: Final = 8 * MAX_BATCH + (64 << 10)
+"""A stranger's message: a Hello with a pass for a full batch of blocks. What is known of him is that he sends bytes."""
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -38,8 +40,9 @@ class Server:
     """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller.
 
     A peer is a stranger until the handler, upon one of its frames, has given its session a context. Strangers are hung up on after
-    `hello_timeout_s`, and the one that has been here longest when there are more than `max_strangers`: so they cannot keep the connections
-    that others need. A peer over TCP whose host has vanished is hung up on after about `peer_timeout_s`.
+    `hello_timeout_s`, and the one that has been here longest when there are more than `max_strangers`, or half of the connections, or when
+    somebody comes and no connection is left: so they cannot keep those that others need. A peer over TCP whose host has vanished is hung up
+    on after about `peer_timeout_s`.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Server:
         self._max_connections = max_connections
         self._limits = limits
         self._hello_timeout_s = hello_timeout_s
-        self._max_strangers = max_strangers
+        self._max_strangers = min(max_strangers, max(1, max_connections // 2))
         self._peer_timeout_s = peer_timeout_s
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
@@ -137,6 +140,8 @@ class Server:
             self._reactor.modify(listener.fileno(), 0)
             self._reactor.call_later(ACCEPT_PAUSE_S, lambda: self._listen_again(listener))
             return
+        if len(self.sessions) >= self._max_connections and self._strangers:
+            next(iter(self._strangers)).close("its place is needed, and it has not introduced itself")
         if len(self.sessions) >= self._max_connections:
             log.warning("refusing a connection: %d are open (max_connections)", len(self.sessions))
             if self._tls is not None and sock.family != socket.AF_UNIX:
@@ -157,6 +162,7 @@ class Server:
             except OSError:  # gone already
                 return
         session = Session(self._reactor, sock, _Tracked(self), self._limits, self._observer, self.tracer)
+        session.limit_bodies(MAX_HELLO_BYTES)
         self.sessions.add(session)
         self._meet(session)
 
@@ -169,6 +175,7 @@ class Server:
     def known(self, session: Session) -> None:
         """It is no stranger any more: it has introduced itself, or is gone."""
         self._strangers.pop(session).cancel()
+        session.limit_bodies(MAX_BODY_BYTES)
 
     def _listen_again(self, listener: socket.socket) -> None:
         if listener in self._listeners:

@@ -29,6 +29,8 @@ from kvstore.security.tls.tls_socket import TlsSocket
 MAX_FRAMES_A_TURN: Final = 64
 """Frames served for one peer before the others have their turn."""
 DISCARD_BYTES: Final = 256 << 10
+MAX_QUEUED_FDS: Final = 256
+"""Descriptors that wait for one peer to take them, beyond which its requests wait: a request of 600 bytes asks for 64 of them."""
 DEFAULT_LIMITS: Final = SendLimits()
 
 log = logging.getLogger("kvstore.transfer")
@@ -107,6 +109,10 @@ class Session:
         """The host by which the peer reached this side; 127.0.0.1 over a Unix socket."""
         return "127.0.0.1" if self.is_local else str(self._sock.getsockname()[0])
 
+    def limit_bodies(self, max_bytes: int) -> None:
+        """What the peer says from now on has no more bytes than that, or it is hung up on."""
+        self._incoming.max_body_bytes = max_bytes
+
     def met(self, *, takes_traces: bool) -> None:
         """This side has introduced itself, and the peer has answered: it is no stranger, and takes Trace messages or does not."""
         self._is_met, self.takes_traces = True, takes_traces
@@ -172,6 +178,8 @@ class Session:
                 return
             # It is taken out already: whatever the handler raises or calls, this frame is over.
             header, body = frame
+            if header.type not in NO_REQUESTS:
+                self._in_flight.check(header)
             if header.payload_bytes:
                 self._begin_payload(header, body)
             else:
@@ -186,11 +194,17 @@ class Session:
                 self._say_last(error)
 
     def _paused(self) -> bool:
-        return self._destinations is not None or self._waiting_for_room or self._outbox.queued_bytes > self._limits.queued_bytes
+        return self._destinations is not None or not self._may_read()
 
     def _may_read(self) -> bool:
-        """There is room for what would be read."""
-        return not self._waiting_for_room and self._outbox.queued_bytes <= self._limits.queued_bytes
+        """There is room for what would be read: the peer has taken enough of its answers, and enough of them are given."""
+        outbox = self._outbox
+        return not (
+            self._waiting_for_room
+            or outbox.queued_bytes > self._limits.queued_bytes
+            or outbox.queued_fds > MAX_QUEUED_FDS
+            or self._in_flight.is_full
+        )
 
     def _update_events(self) -> None:
         """Have epoll tell what can be used."""
@@ -222,13 +236,19 @@ class Session:
             if self._tls is not None and header.type == Hello.TYPE:  # each of them: who is known already may say it again
                 self._tls.check_hello(Hello.unpack_of(header.version, body))
             if not header.payload_bytes:
-                self._in_flight.begin(header.request_id)
+                self._begin(header)
             self._handler.frame(self, header, body)
         except Exception as error:
             self.fail(header.request_id, error)
 
+    def _begin(self, header: Header) -> None:
+        """Count a request. Raises QuotaExceeded."""
+        self._in_flight.begin(header)
+        if self._in_flight.is_full:
+            self._update_events()
+
     def belongs_to(self, load: TenantLoad | None) -> None:
-        """Whose connection it is: requests are counted there from now on, while they have a limit. None: nobody's."""
+        """Whose connection it is: requests are counted there from now on. None: nobody's."""
         self._in_flight.belong_to(load)
 
     # --- payloads ---
@@ -241,7 +261,7 @@ class Session:
         if self._stopwatch is not None:
             self._stopwatch.begin(header.request_id, header.type)
         try:
-            self._in_flight.begin(header.request_id)
+            self._begin(header)
             views = self._handler.payload(self, header, memoryview(self._body))
         except Exception as error:
             self.refuse_payload(error)
@@ -361,7 +381,9 @@ class Session:
     def _answered(self, request_id: int) -> None:
         if self._stopwatch is not None:
             self._stopwatch.answered(request_id)
-        self._in_flight.end(request_id)
+        if self._in_flight.end(request_id):
+            self._update_events()
+            self.reactor.call_soon(self._resume)  # what has been read already
 
     def reply_packed(self, request_id: int, kind: int, body: bytes) -> None:
         """As `reply`, with a message of that type that has been packed before."""

@@ -1,19 +1,26 @@
 """What each tenant keeps a daemon busy with: its connections, and its requests that have no answer yet, against what its quota allows.
 
-The daemon says whose a connection is once that is known; requests without an id, which get no answer, are not counted.
+The daemon says whose a connection is once that is known. A message that gets no answer is no request. What waits for its answer holds its
+message: of one connection there is a limit, quota or none.
 """
 
 from collections.abc import Hashable
 from typing import Final
 
-from kvstore.protocol.errors import QuotaExceeded
+from kvstore.protocol.errors import ProtocolError, QuotaExceeded
+from kvstore.protocol.frames import Header
+from kvstore.protocol.messages import NOTICES
 from kvstore.security.quotas.quota import UNLIMITED, Quotas
 
 REASONS: Final = ("connections", "requests_in_flight")
+MAX_UNANSWERED: Final = 4096
+MAX_HELD_BYTES: Final = 64 << 20
+"""Of one connection, requests and the bytes of their messages; it is not read beyond. A client asks one thing at a time. Who asks on and on
+what a catalog that does not answer holds up (a removal of 65,536 keys, again and again) would else take a master's memory."""
 
 
 class TenantLoad:
-    """Of one tenant. Sessions count their requests here (`begin`, `end`) while there is a limit."""
+    """Of one tenant. Sessions count their requests here."""
 
     __slots__ = ("connections", "limit", "refused", "requests", "tenant")
 
@@ -104,28 +111,49 @@ class TenantLoads:
 
 
 class InFlight:
-    """Requests of one connection that have no answer yet, as far as they are counted at its tenant."""
+    """Requests of one connection that have no answer yet, once it is a tenant's. Nobody's, and other daemons', are not counted."""
 
     def __init__(self) -> None:
         self._load: TenantLoad | None = None
-        self._ids: set[int] = set()
+        self._bytes: dict[int, int] = {}
+        """By request, of its message."""
+        self._held_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """As much waits for its answer as one connection may have wait."""
+        return self._held_bytes > MAX_HELD_BYTES or len(self._bytes) >= MAX_UNANSWERED
 
     def belong_to(self, load: TenantLoad | None) -> None:
-        """Requests are counted there from now on, while they have a limit; those counted before count nowhere. None: nobody's."""
+        """Requests are counted there from now on; those counted before count nowhere. None: nobody's."""
         if self._load is not None:
-            self._load.requests -= len(self._ids)
-            self._ids.clear()
+            self._load.requests -= len(self._bytes)
+            self._bytes.clear()
+            self._held_bytes = 0
         self._load = load
 
-    def begin(self, request_id: int) -> None:
-        """Raises QuotaExceeded."""
-        load = self._load
-        if load is not None and load.limit is not None and request_id and request_id not in self._ids:
-            load.begin()
-            self._ids.add(request_id)
+    def check(self, header: Header) -> None:
+        """Raises ProtocolError for a request whose end nobody could be told, so that it would count nowhere: it has no number though it
+        wants an answer, or that of another one that waits."""
+        number = header.request_id
+        if self._load is not None and (number in self._bytes or not (number or header.type in NOTICES)):
+            raise ProtocolError(f"a request has a number of its own, from 1 on, until it is answered: {number} is none")
 
-    def end(self, request_id: int) -> None:
-        """It has its answer."""
-        if request_id in self._ids and self._load is not None:
-            self._ids.discard(request_id)
-            self._load.requests -= 1
+    def begin(self, header: Header) -> None:
+        """One that was checked. Raises QuotaExceeded; then it is not counted."""
+        load = self._load
+        if load is not None and header.type not in NOTICES:
+            load.begin()
+            self._bytes[header.request_id] = header.body_bytes
+            self._held_bytes += header.body_bytes
+
+    def end(self, request_id: int) -> bool:
+        """It has its answer. Whether there is room for others again, where there was none."""
+        size_bytes = self._bytes.get(request_id)
+        if size_bytes is None or self._load is None:
+            return False
+        was_full = self.is_full
+        del self._bytes[request_id]
+        self._held_bytes -= size_bytes
+        self._load.requests -= 1
+        return was_full and not self.is_full

@@ -140,7 +140,9 @@ class NodeSettings(ServerTlsSettings):
         HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
     )
     max_strangers: int = setting(
-        MAX_STRANGERS, "Connections that have not introduced themselves; beyond this the longest open one is closed.", minimum=1
+        MAX_STRANGERS,
+        "Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed.",
+        minimum=1,
     )
     peer_timeout_s: float = setting(
         PEER_TIMEOUT_S,

@@ -175,6 +175,7 @@ class NodeService:
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
             raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long")
+        _check_same(session, message)
         caller = self._admission.admit(session, message)
         if not caller.is_node:
             try:
@@ -348,3 +349,11 @@ class NodeService:
         if self._regions is not None:
             self._regions.hide(message.tenant)
         session.reply(header.request_id, Count(ended))
+
+
+def _check_same(session: Session, message: Hello) -> None:
+    """Raises Denied where the connection is another's already: what it holds, and what ends it, would be of two. Nodes' change their
+    tenants with each pass."""
+    known, is_node = session.context, message.role == ROLE_NODE
+    if isinstance(known, Caller) and (known.is_node is not is_node or not (is_node or known.tenant == message.tenant)):
+        raise Denied(f"this connection is of {known.identity}, tenant {known.tenant!r}: open another one to be somebody else")

@@ -14,7 +14,7 @@ from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.master.frames.tickets import Tickets
 from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish, TicketKey
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unauthorized
+from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -169,6 +169,7 @@ class FramesService:
         self.counters["hot_copies"], self.counters["hot_copied_bytes"] = hot_copies.copied_blocks, hot_copies.copied_bytes
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
+        _check_same(session.context, message)
         if message.role == ROLE_NODE:
             identity = self._guard.identify_node(message.name, message.token, of_node(session.certified, message.name))
             node_id = self.nodes.meet(session, message, identity)
@@ -190,6 +191,16 @@ class FramesService:
             Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session)),
             spreads_reads=self._directory.hot_copies.is_on,
         )
+
+
+def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:
+    """Raises Denied where the connection is another's already: what it holds, and what ends it, would be of two."""
+    if isinstance(known, ClientPeer):
+        is_other = message.role == ROLE_NODE or known.tenant != message.tenant
+    else:
+        is_other = known is not None and message.role == ROLE_CLIENT
+    if known is not None and is_other:
+        raise Denied(f"this connection is of {known.identity}: open another one to be somebody else")
 
 
 def _refused(kind: int, peer: ClientPeer | NodePeer | None) -> KVStoreError:

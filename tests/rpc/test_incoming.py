@@ -199,6 +199,16 @@ def test_bytes_that_are_no_frame_are_refused() -> None:
             incoming.next_frame()
 
 
+def test_a_body_beyond_what_is_taken_of_this_peer_is_refused() -> None:
+    incoming = Incoming()
+    incoming.max_body_bytes = 99
+    data = pack_header(1, 1, 100)
+    incoming.room()[: len(data)] = data
+    incoming.received(len(data))
+    with pytest.raises(ProtocolError, match="say Hello first: until then a message has at most 99 bytes, not 100"):
+        incoming.next_frame()
+
+
 def test_values_fill_views_in_order_and_what_is_behind_stays() -> None:
     incoming = Incoming()
     feed(incoming, b"abcdef" + b"rest")

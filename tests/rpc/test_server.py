@@ -1,5 +1,6 @@
 """Promises of server.py, with real listeners; timers run on a clock of the test."""
 
+import contextlib
 import os
 import resource
 import socket
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, VERSION, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_BATCH, OLDEST_VERSION, VERSION, Header, pack_header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Failure, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Failure, Hello, Ok, Welcome
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, Nobody, Server, allow_many_descriptors, default_run_dir
+from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Nobody, Server, allow_many_descriptors, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.security.tickets.form import PASS, Ticket, seal
 from tests.rpc.wires import Clock, Recorder, frame, pump, read_exactly, read_frame
 
 
@@ -72,7 +74,7 @@ def test_who_introduced_himself_in_the_version_before_is_answered_in_its_forms(d
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    daemon = Daemon(max_connections=2)
+    daemon = Daemon(max_connections=4)
     yield daemon
     daemon.close()
 
@@ -134,6 +136,50 @@ def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on()
         daemon.close()
 
 
+def test_strangers_have_half_of_the_connections_at_most() -> None:
+    daemon = Daemon(max_connections=4)
+    try:
+        address = daemon.server.listen_tcp("127.0.0.1", 0)
+        socks = [daemon.connect(address) for _ in range(3)]
+        assert socks[0].recv(1) == b""
+        assert len(daemon.server.sessions) == 2
+        for sock in socks:
+            sock.close()
+    finally:
+        daemon.close()
+
+
+def test_where_no_connection_is_left_who_has_not_introduced_himself_gives_his_up() -> None:
+    daemon = Daemon(max_connections=4)
+    try:
+        address = daemon.server.listen_tcp("127.0.0.1", 0)
+        with daemon.connect(address) as stranger, contextlib.ExitStack() as stack:
+            known = [stack.enter_context(daemon.connect(address))]
+            daemon.ask(known[0], Hello(ROLE_CLIENT, name="known"))
+            for _ in range(3):
+                known.append(stack.enter_context(daemon.connect(address)))
+                assert len(daemon.server.sessions) == min(1 + len(known), 4)
+                daemon.ask(known[-1], Hello(ROLE_CLIENT, name="known"))
+            assert stranger.recv(1) == b""
+            for sock in known:
+                daemon.ask(sock)
+    finally:
+        daemon.close()
+
+
+def test_a_strangers_message_is_a_hello_and_no_longer_than_one_can_be(daemon: Daemon) -> None:
+    address = daemon.server.listen_tcp("127.0.0.1", 0)
+    long = Exists([bytes(250)] * 4096)
+    assert len(long.pack()) > MAX_HELLO_BYTES
+    with daemon.connect(address) as stranger, daemon.connect(address) as known:
+        stranger.sendall(frame(long)[:HEADER_BYTES])
+        pump(daemon.reactor, lambda: daemon.handler.closed_count == 1)
+        assert "say Hello first" in str(read_frame(stranger)[1])
+        ticket = Ticket(1, 1, 1, PASS, 0, bytes(16), "t" * 128, frozenset(range(MAX_BATCH)))
+        daemon.ask(known, Hello(ROLE_NODE, "t" * 128, "", "n" * 255, 1, seal(ticket, bytes(32))))
+        daemon.ask(known, long)
+
+
 def test_who_introduces_himself_at_the_end_is_gone_all_the_same(daemon: Daemon) -> None:
     """The handler hangs up within the frame that introduced him."""
 
@@ -156,17 +202,24 @@ def test_ipv6_addresses_are_shown_in_brackets(daemon: Daemon) -> None:
 
 def test_a_connection_over_the_limit_is_told_so_and_its_place_is_free_again_later(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
-    first, second = daemon.connect(address), daemon.connect(address)
+    socks = [daemon.connect(address) for _ in range(2)]
+    for sock in socks:
+        daemon.ask(sock, Hello(ROLE_CLIENT, name="known"))
+    socks += [daemon.connect(address) for _ in range(2)]
+    for sock in socks[2:]:
+        daemon.ask(sock, Hello(ROLE_CLIENT, name="known"))
+    first, second, *others = socks
     with daemon.connect(address) as third:
         header, failure, _ = read_frame(third)
-        assert (header.request_id, failure) == (0, Failure(Unavailable.code, "the server has all its 2 connections in use"))
+        assert (header.request_id, failure) == (0, Failure(Unavailable.code, "the server has all its 4 connections in use"))
         assert third.recv(1) == b""
     second.close()
-    pump(daemon.reactor, lambda: len(daemon.server.sessions) == 1)
+    pump(daemon.reactor, lambda: len(daemon.server.sessions) == 3)
     with daemon.connect(address) as fourth:
         daemon.ask(fourth)
-    daemon.ask(first)
-    first.close()
+    for sock in (first, *others):
+        daemon.ask(sock)
+        sock.close()
 
 
 def test_closed_sessions_are_forgotten_and_the_handler_is_told(daemon: Daemon) -> None:

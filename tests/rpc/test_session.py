@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Ok, Trace, Welcome
 from kvstore.protocol.traceparent import TraceParent
+from kvstore.rpc import tenant_loads
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
-from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, Session
-from kvstore.rpc.tenant_loads import TenantLoad
+from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
+from kvstore.rpc.tenant_loads import MAX_UNANSWERED, TenantLoad
 from kvstore.rpc.tracing import BROKEN, Tracer, asking_for
 from tests.rpc.encrypted_pair import tls_pair
 from tests.rpc.traced import Part, Spans
@@ -725,7 +727,7 @@ def test_a_trace_with_values_ends_the_connection(traced: tuple[Line, Spans]) -> 
 def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_goes_on(line: Line, has_payload: bool) -> None:
     load = TenantLoad("red", 2)
     line.session.belongs_to(load)
-    for request_id in (1, 2, 3, 0):
+    for request_id in (1, 2, 3):
         line.send(put(b"value", request_id=request_id) if has_payload else frame(Exists([b"k"]), request_id))
     header, answer, _ = read_frame(line.peer)
     assert header.request_id == 3
@@ -740,6 +742,77 @@ def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_go
     assert load.requests == 1
     line.session.close()
     assert load.requests == 0
+
+
+def test_a_tenants_connection_is_not_read_while_too_much_of_what_it_asked_waits_for_its_answer(line: Line) -> None:
+    line.session.belongs_to(TenantLoad("red", None))
+    for number in range(1, MAX_UNANSWERED + 3):
+        line.send(frame(EXISTS, number))
+    line.send(frame(Release([1]), 0))
+    assert len(line.handler.frames) == MAX_UNANSWERED
+    assert line.reactor._epoll.poll(0) == [], "nobody looks at it again and again"
+    line.session.reply(5, Ok())
+    line.settle()
+    assert [number for _, number, _, _ in line.handler.frames[MAX_UNANSWERED:]] == [MAX_UNANSWERED + 1]
+    line.session.reply(6, Ok())
+    line.session.reply(7, Ok())
+    line.settle()
+    assert [number for _, number, _, _ in line.handler.frames[MAX_UNANSWERED + 1 :]] == [MAX_UNANSWERED + 2, 0]
+    assert line.session.is_open
+
+
+def test_messages_that_wait_for_their_answers_hold_so_many_bytes_of_a_tenants_connection(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_loads, "MAX_HELD_BYTES", 1 << 20)
+    line.session.belongs_to(TenantLoad("red", None))
+    asked = Exists([bytes(255)] * 1200)
+    assert 3 < (1 << 20) / len(asked.pack()) < 4
+    sender = threading.Thread(target=line.peer.sendall, args=(b"".join(frame(asked, number) for number in range(1, 7)),))
+    sender.start()
+    pump(line.reactor, lambda: len(line.handler.frames) == 4)
+    line.settle()
+    assert len(line.handler.frames) == 4
+    line.session.reply(1, Ok())
+    pump(line.reactor, lambda: len(line.handler.frames) == 5)
+    line.session.reply(2, Ok())
+    pump(line.reactor, lambda: len(line.handler.frames) == 6)
+    sender.join()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_tenant_whose_requests_would_count_nowhere_is_hung_up_on(line: Line, number: int) -> None:
+    line.session.belongs_to(TenantLoad("red", None))
+    line.send(frame(EXISTS, 1) + frame(EXISTS, number))
+    assert f"a request has a number of its own, from 1 on, until it is answered: {number} is none" in str(read_frame(line.peer)[1])
+    assert not line.session.is_open
+    assert len(line.handler.frames) == 1
+
+
+def test_a_peer_that_takes_no_descriptors_is_not_read_from_until_it_does(unix: Line, tmp_path: Path) -> None:
+    """Each request of 600 bytes would have 64 of them opened."""
+    line = unix
+    opened = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]
+
+    def answer(session: Session, header: Header, _body: bytes) -> None:
+        session.reply(header.request_id, Ok(), fds=opened)
+
+    line.handler.on_frame = answer
+    line.session.reply(1, Ok(), [bytes(8 << 20)])  # what the peer has not read is before it
+    for number in range(2, 40):
+        line.send(frame(EXISTS, number))
+    assert len(line.handler.frames) == MAX_QUEUED_FDS // 64 + 1
+    line.peer.settimeout(0.01)
+    taken = array.array("i")
+    while len(line.handler.frames) < 38 or line.session._outbox.queued_bytes:
+        with contextlib.suppress(TimeoutError):
+            _, ancillary, _, _ = line.peer.recvmsg(1 << 20, socket.CMSG_SPACE(253 * 4))
+            for _, _, content in ancillary:
+                taken.frombytes(content)
+        line.settle()
+    assert line.session._outbox.queued_fds == 0
+    for fd in (*opened, *taken):
+        os.close(fd)
 
 
 def test_what_is_asked_on_behalf_of_a_span_is_announced_to_who_takes_it_and_all_else_is_as_ever(traced: tuple[Line, Spans]) -> None:

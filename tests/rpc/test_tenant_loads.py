@@ -2,8 +2,11 @@
 
 import pytest
 
-from kvstore.protocol.errors import QuotaExceeded
-from kvstore.rpc.tenant_loads import InFlight, TenantLoads
+from kvstore.protocol.errors import ProtocolError, QuotaExceeded
+from kvstore.protocol.frames import Header
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.node_messages import Release
+from kvstore.rpc.tenant_loads import MAX_HELD_BYTES, MAX_UNANSWERED, InFlight, TenantLoads
 from kvstore.security.quotas.quota import Quota, Quotas
 
 
@@ -53,24 +56,64 @@ def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybod
     assert loads.refused() == {"connections": 0, "requests_in_flight": 1}
 
 
+def asked(request_id: int, kind: int = Exists.TYPE, body_bytes: int = 10) -> Header:
+    return Header(kind, request_id, 0, body_bytes, 0)
+
+
 def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answers() -> None:
     loads, mine = TenantLoads(), InFlight()
-    mine.begin(1)
+    mine.check(asked(0))
+    mine.begin(asked(1))
     loads.hold_to(Quotas(Quota(requests_in_flight=2)))
     red, blue = loads.enter("a", "red"), loads.enter("b", "blue")
     mine.belong_to(red)
-    for request_id in (1, 1, 0, 2):
-        mine.begin(request_id)
-    assert red.requests == 2, "one without an id gets no answer"
+    mine.check(asked(0, Release.TYPE))
+    for request in (asked(1), asked(0, Release.TYPE), asked(2)):
+        mine.begin(request)
+    assert red.requests == 2, "what gets no answer is no request"
     with pytest.raises(QuotaExceeded):
-        mine.begin(3)
+        mine.begin(asked(3))
     mine.end(3)
     mine.end(1)
     assert red.requests == 1
     mine.belong_to(blue)
     mine.end(2)
     assert (red.requests, blue.requests) == (0, 0)
-    mine.begin(4)
+    mine.begin(asked(4))
     mine.belong_to(None)
-    mine.begin(5)
+    mine.begin(asked(5))
     assert blue.requests == 0
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_request_that_would_count_nowhere_is_none(number: int) -> None:
+    """One without a number, and one with the number of another that waits: their ends could be told of nobody."""
+    loads, mine = TenantLoads(), InFlight()
+    mine.belong_to(loads.enter("a", "red"))
+    mine.begin(asked(7))
+    with pytest.raises(ProtocolError, match=f"a request has a number of its own, from 1 on, until it is answered: {number} is none"):
+        mine.check(asked(number))
+    mine.end(7)
+    mine.check(asked(7))
+
+
+def test_a_connection_is_full_of_requests_or_of_their_bytes_until_one_is_answered() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    mine.belong_to(loads.enter("a", "red"))
+    for number in range(1, MAX_UNANSWERED):
+        mine.begin(asked(number))
+    assert not mine.is_full
+    mine.begin(asked(MAX_UNANSWERED))
+    assert mine.is_full
+    assert mine.end(1)
+    assert not mine.is_full
+    assert not mine.end(2), "there was room before"
+    mine.belong_to(loads.enter("a", "blue"))
+    mine.begin(asked(1, body_bytes=MAX_HELD_BYTES))
+    assert not mine.is_full
+    mine.begin(asked(2))
+    mine.begin(asked(3))
+    assert mine.is_full
+    assert not mine.end(2)
+    assert mine.end(1)
+    assert not mine.is_full

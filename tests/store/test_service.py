@@ -27,7 +27,7 @@ from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Flush, Open, Opened, OpenIndex, Read, Slabs
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Count, Failure, Flags, Hello, Ok
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import connect, parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -147,6 +147,24 @@ def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other
         for client in (revoked, stays):
             client.close()
         link.close()
+
+
+def test_a_connection_is_one_tenants_or_a_nodes_for_good(tmp_path: Path) -> None:
+    """Were it another's afterwards, what ends it would be that one's: a revoked token would not end the session that it opened."""
+    with served(tmp_path, needs_tickets=True) as node:
+        node.admission.master_epoch = 3
+        read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        as_red, as_blue = Hello(ROLE_CLIENT, "red", ticket=node.ticket()), Hello(ROLE_CLIENT, "blue", ticket=node.ticket("blue"))
+        as_node = Hello(ROLE_NODE, "red", name="other", epoch=3, ticket=read)
+        with contextlib.closing(node.connect(ticket=node.ticket())) as red:
+            red.ask(as_red, Welcome)
+            for other in (as_blue, as_node):
+                with pytest.raises(Denied, match="this connection is of tenant 'red' with role write, tenant 'red': open another one"):
+                    red.ask(other, Welcome)
+        with contextlib.closing(Client(Channel.open(parse_address(f"unix:{node.unix}"), as_node, Deadline(TIMEOUT_S)))) as peer:
+            peer.ask(as_node, Welcome)
+            with pytest.raises(Denied, match="this connection is of node 'other'"):
+                peer.ask(as_red, Welcome)
 
 
 def test_a_key_that_the_master_gives_is_one_more(tmp_path: Path) -> None:

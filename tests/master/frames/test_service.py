@@ -11,7 +11,7 @@ import pytest
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drop, Hold, Publish
-from kvstore.protocol.errors import InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
+from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -30,7 +30,7 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Read
-from kvstore.protocol.session_messages import ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -161,12 +161,24 @@ def test_whoever_has_not_said_hello_or_has_another_role_is_refused(places: Place
     with pytest.raises(ProtocolError, match="type 45"):
         ask(client, Read([b"k"], [0], 0, 0), Flags)
     with pytest.raises(InvalidArgument, match="no role 9"):
-        ask(client, Hello(9), Welcome)
+        ask(client, Hello(9, TENANT), Welcome)
     assert failure(node, Exists([b"k"])) == Unauthorized.code
     for message in (Exists([b"k"]), Nodes()):
         with pytest.raises(Unauthorized, match="Hello"):
             Channel.open(parse_address(places.listen), message, Deadline(TIMEOUT_S))  # type: ignore[arg-type]
     assert ask(client, Exists([b"k"]), Flags).flags == b"\0"
+
+
+def test_a_connection_is_one_clients_or_a_nodes_for_good(places: Places, client: Channel, node: NodeSide) -> None:
+    epoch = node.registration.registration_epoch
+    as_node, as_other = Hello(ROLE_NODE, name="one", epoch=epoch), Hello(ROLE_CLIENT, "another")
+    ask(client, Hello(ROLE_CLIENT, TENANT), Welcome)
+    for other in (as_node, as_other):
+        with pytest.raises(Denied, match="open another one to be somebody else"):
+            ask(client, other, Welcome)
+    assert failure(node, as_other) == Denied.code
+    header, _ = node.ask(as_node)
+    assert header.type == Welcome.TYPE
 
 
 def test_values_are_refused_and_the_connection_stays(client: Channel) -> None:

@@ -1,0 +1,49 @@
+"""Promises of health.py, over real gRPC."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvstore.master.health import NOT_SERVING, SERVING, Health
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def stub(health: Health) -> Iterator[health_pb2_grpc.HealthStub]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+    server.stop(0).wait(TIMEOUT_S)
+
+
+def test_check_and_list_tell_what_was_set_last(health: Health, stub: health_pb2_grpc.HealthStub) -> None:
+    health.set("", is_serving=False)
+    health.set("one", is_serving=True)
+    assert stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status == NOT_SERVING
+    health.set("", is_serving=True)
+    assert stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status == SERVING
+    health.set("one", is_serving=False)
+    told = stub.List(health_pb2.HealthListRequest(), timeout=TIMEOUT_S).statuses
+    assert {name: one.status for name, one in told.items()} == {"": SERVING, "one": NOT_SERVING}
+    with pytest.raises(grpc.RpcError) as unknown:
+        stub.Check(health_pb2.HealthCheckRequest(service="two"), timeout=TIMEOUT_S)
+    assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_nobody_watches(health: Health, stub: health_pb2_grpc.HealthStub) -> None:
+    """Who watched and did not read had the thread that sets it wait for him."""
+    with pytest.raises(grpc.RpcError) as refused:
+        next(iter(stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)))
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
