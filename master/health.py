@@ -11,7 +11,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """See the module."""
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class Health(health_pb2_grpc.HealthServicer):
         status = self._statuses.get(request.service)
         if status is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here")
-        return health_pb2.HealthCheckResponse(status=status)  # type: ignore[arg-type]
+        return health_pb2.HealthCheckResponse(status=status)
 
     def List(self, request: health_pb2.HealthListRequest, context: grpc.ServicerContext) -> health_pb2.HealthListResponse:  # noqa: N802
-        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in list(self._statuses.items())}  # type: ignore[arg-type]
+        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in list(self._statuses.items())}
         return health_pb2.HealthListResponse(statuses=statuses)
 
     def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> None:  # noqa: N802

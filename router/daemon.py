@@ -24,7 +24,7 @@ from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
 from kvstore.router.relay import Relay
 from kvstore.router.scheduling import AsyncScheduler
-from kvstore.router.serving import serve
+from kvstore.router.serving import MAX_CONNECTIONS, serve
 from kvstore.router.signals import add_router_signals
 from kvstore.router.tokenizing import Tokenizer, load_tokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
@@ -85,7 +85,14 @@ async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tok
                 http.start()
             scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
             app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads, tracing)
-            await serve(app.web, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=lambda: None)
+            await serve(
+                app.web,
+                listener,
+                max_connections=max(MAX_CONNECTIONS, 2 * settings.max_requests),
+                drain_s=settings.drain_s,
+                on_ready=lambda: say("ready", facts),
+                on_stop=lambda: None,
+            )
         finally:
             if http is not None:
                 await asyncio.to_thread(http.close)

@@ -3,11 +3,16 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
 
+from kvstore.telemetry.http.connections import Connections
 from kvstore.telemetry.http.listening import BACKLOG
+
+MAX_CONNECTIONS: Final = 4096
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def hang_up(request: web.Request) -> None:
@@ -17,21 +22,38 @@ def hang_up(request: web.Request) -> None:
 
 
 async def serve(
-    app: web.Application, listener: socket.socket, *, drain_s: float, on_ready: Callable[[], None], on_stop: Callable[[], None]
+    app: web.Application,
+    listener: socket.socket,
+    *,
+    max_connections: int = MAX_CONNECTIONS,
+    drain_s: float,
+    on_ready: Callable[[], None],
+    on_stop: Callable[[], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT; then call `on_stop`, in a thread, and cancel what is not over within `drain_s`.
 
-    A handler whose client hangs up is cancelled. The listener is closed.
+    A handler whose client hangs up is cancelled. A connection that asks for nothing is hung up on. The listener is closed.
     """
+    there: list[Connections] = []
+
+    @web.middleware
+    async def asked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        there[0].asks(request)
+        there[0].is_let_in(request)
+        return await handler(request)
+
+    app.middlewares.insert(0, asked)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s, handle_signals=False)
     await runner.setup()
+    there.append(Connections(runner, most=max_connections))
+    serving = await asyncio.get_running_loop().create_server(there[0], sock=listener, backlog=BACKLOG)
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
         on_ready()
         await stop.wait()
         await asyncio.to_thread(on_stop)
     finally:
+        serving.close()
         await runner.cleanup()

@@ -51,7 +51,8 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def add(self, method: str, path: str, handler: Handler, *, needs: Access) -> None:
-        """Answer `method` (GET, POST) on `path` by `handler`, for requests that have `needs` and up."""
+        """Answer `method` (GET, POST) on `path` by `handler`, for requests that have `needs` and up: wherever it answers."""
+        assert self.needs.get(handler, needs) is needs, f"{path} would change who may ask elsewhere what this answers"
         self.needs[handler] = needs
         self.routes.append((method, path, handler))
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from kvstore.protocol.errors import GRPC_STATUS, KVStoreError, grpc_status, typed
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.access import Access, is_foreign
+from kvstore.telemetry.http.connections import FIRST_REQUEST_S, Connections
 from kvstore.telemetry.http.listening import BACKLOG
 from kvstore.telemetry.http.server import Handler, HttpServer
 
@@ -38,15 +39,19 @@ async def serve(
     server: HttpServer, listener: socket.socket, ending: asyncio.Event, *, stop_s: float, https: HttpsCertificate | None = None
 ) -> None:
     """Answer who connects to `listener` by the server's routes until `ending`, then give requests under way `stop_s` to end."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_Guard(server).guarded])
+    guard = _Guard(server)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard.guarded])
     for method, path, handler in server.routes:
         app.router.add_route(method, path, handler)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=stop_s, handle_signals=False)
     await runner.setup()
+    guard.connections = Connections(runner)
+    tls = {"ssl": https.context, "ssl_handshake_timeout": FIRST_REQUEST_S} if https is not None else {}
+    serving = await asyncio.get_running_loop().create_server(guard.connections, sock=listener, backlog=BACKLOG, **tls)
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=https.context if https is not None else None).start()
         await (ending.wait() if https is None else _looking(https, ending))
     finally:
+        serving.close()
         await runner.cleanup()
 
 
@@ -64,9 +69,12 @@ class _Guard:
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._requests = 0
+        self.connections: Connections | None = None
 
     @web.middleware
     async def guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        assert self.connections is not None
+        self.connections.asks(request)
         if self._requests >= MAX_REQUESTS:
             return refusal(503, f"{MAX_REQUESTS} requests are being served, which is the most")
         self._requests += 1
@@ -74,8 +82,11 @@ class _Guard:
             needs = self._server.needs.get(request.match_info.handler, Access.NONE)
             if needs > Access.NONE and is_foreign(request):
                 return refusal(403, "this is not for pages of other sites")
-            if self._server.access(request) < needs:
+            access = self._server.access(request)
+            if access < needs:
                 return refusal(401, f"this needs a credential that may {needs.name.lower()}", {"WWW-Authenticate": "Bearer"})
+            if access > Access.NONE:
+                self.connections.is_let_in(request)
             return await handler(request)
         except web.HTTPException as refused:
             allowed = {"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {}

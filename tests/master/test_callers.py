@@ -100,7 +100,8 @@ def test_a_method_without_a_rule_is_nobodys() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
+            channel: Any = opened
             code, text = refusal(channel.unary_unary("/kvstore.v1.Control/New"), b"")
             assert (code, text) == (PERMISSION_DENIED, "no rule says who may call /kvstore.v1.Control/New: nobody may")
             assert refusal(channel.unary_unary("/kvstore.v1.Control/None"), b"")[0] == grpc.StatusCode.UNIMPLEMENTED
@@ -127,10 +128,10 @@ class Silence:
 
 
 @contextmanager
-def silent_calls(channel: grpc.Channel, method: str, shown: tuple[str, str]) -> Iterator[list[Any]]:
+def silent_calls(channel: Any, method: str, shown: tuple[str, str]) -> Iterator[list[Any]]:
     """Twice as many as the master has threads, with their headers and nothing more."""
     silence = Silence()
-    call: Any = channel.stream_stream(method) if method.endswith("Info") else channel.stream_unary(method).future
+    call = channel.stream_stream(method) if method.endswith("Info") else channel.stream_unary(method).future
     calls = [call(iter_of(silence), metadata=as_metadata(*shown)) for _ in range(2 * THREADS)]
     try:
         yield calls
@@ -187,8 +188,9 @@ def test_a_call_without_a_message_and_one_whose_service_fails_are_told_so(
         raise ValueError("a fault")
 
     monkeypatch.setattr(control_service, "as_seen_by", fail)
-    with grpc.insecure_channel(places.control) as channel:
-        empty: Any = channel.stream_unary("/kvstore.v1.Control/Status")
+    with grpc.insecure_channel(places.control) as opened:
+        channel: Any = opened
+        empty = channel.stream_unary("/kvstore.v1.Control/Status")
         with pytest.raises(grpc.RpcError) as refused:
             empty(iter(()), timeout=TIMEOUT_S, metadata=as_metadata(*RED))
         assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "a call without a message")

@@ -64,12 +64,15 @@ def test_one_caller_has_half_of_the_places_all_but_nodes_three_quarters_and_stra
     assert served(lines) == ["n0", "n1"]
     lines.done(STRANGERS)
     assert served(lines) == ["b0"], "the one that nodes took of theirs does not count"
-    lines.done(RED)
-    add(lines, GREEN, "g0", "g1")
-    assert served(lines) == ["n2"], "whose turn it is"
-    lines.done(BLUE)
     lines.done(NODES)
-    assert served(lines) == ["r4", "g0"]
+    assert served(lines) == ["n2"]
+    lines.done(RED)
+    assert served(lines) == ["r4"]
+    add(lines, GREEN, "g0", "g1")
+    lines.done(RED)
+    assert served(lines) == ["r5"], "it has been here for longer"
+    lines.done(RED)
+    assert served(lines) == ["g0"], "whose turn it is now"
 
 
 def test_where_everybody_is_let_in_all_places_but_those_of_nodes_are_for_all() -> None:

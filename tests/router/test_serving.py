@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from kvstore.router.serving import hang_up, serve
+from kvstore.telemetry.http import connections
 from kvstore.telemetry.http.listening import listening
 from tests.router.scripted import run
 
@@ -47,9 +48,18 @@ class Waiting:
 
 
 @asynccontextmanager
-async def served(drain_s: float = 10.0) -> AsyncIterator[tuple[Waiting, "asyncio.Task[None]"]]:
+async def served(drain_s: float = 10.0, max_connections: int = 100) -> AsyncIterator[tuple[Waiting, "asyncio.Task[None]"]]:
     waiting = Waiting()
-    serving = asyncio.create_task(serve(waiting.app, waiting.listener, drain_s=drain_s, on_ready=waiting.ready.set, on_stop=waiting.stop))
+    serving = asyncio.create_task(
+        serve(
+            waiting.app,
+            waiting.listener,
+            max_connections=max_connections,
+            drain_s=drain_s,
+            on_ready=waiting.ready.set,
+            on_stop=waiting.stop,
+        )
+    )
     await waiting.ready.wait()
     yield waiting, serving
     if not serving.done():
@@ -113,5 +123,39 @@ def test_hanging_up_ends_the_connection_without_an_answer() -> None:
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
+
+    run(test())
+
+
+def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with served() as (waiting, _):
+            asking, writer = await waiting.ask()
+            await waiting.entered.wait()
+            monkeypatch.setattr(connections, "FIRST_REQUEST_S", 0.05)
+            silent, other = await asyncio.open_connection(*waiting.listener.getsockname())
+            with suppress(ConnectionResetError):
+                assert await silent.read() == b""
+            other.close()
+            waiting.end.set()
+            assert (await asking.read()).endswith(b"the end")
+            writer.close()
+
+    run(test())
+
+
+def test_of_more_connections_than_there_may_be_those_that_have_asked_stay() -> None:
+    async def test() -> None:
+        async with served(max_connections=2) as (waiting, _):
+            asking, writer = await waiting.ask()
+            await waiting.entered.wait()
+            first, one = await asyncio.open_connection(*waiting.listener.getsockname())
+            _, two = await asyncio.open_connection(*waiting.listener.getsockname())
+            with suppress(ConnectionResetError):
+                assert await first.read() == b""
+            waiting.end.set()
+            assert (await asking.read()).endswith(b"the end")
+            for each in (writer, one, two):
+                each.close()
 
     run(test())

@@ -245,11 +245,14 @@ def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Ca
             assert stranger.recv(1) == b""
             with socket.create_connection(place) as kept, socket.create_connection(place) as more:
                 pump(reactor, lambda: bool(server.sessions))
+                (session,) = server.sessions
+                session._handler._know(session)  # type: ignore[attr-defined]  # as if it had said Hello
                 more.settimeout(PATIENCE_S)
                 for _ in range(20):
                     reactor.run_once(0)
                 assert more.recv(1) == b""
                 kept.close()
+                pump(reactor, lambda: not server.sessions)
         server.close()
         reactor.close()
         assert silent.fileno() >= 0
@@ -257,7 +260,7 @@ def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Ca
 
 def test_one_who_was_refused_and_goes_on_is_hung_up_on() -> None:
     reactor = Reactor()
-    server = Server(reactor, Recorder(), max_connections=2, tls=master())
+    server = Server(reactor, Recorder(), max_connections=4, tls=master())
     address = parse_address(server.listen_tcp("127.0.0.1", 0))
     place = address.host, address.port
     with socket.create_connection(place) as talker, socket.create_connection(place) as quitter:

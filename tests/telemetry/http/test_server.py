@@ -170,3 +170,14 @@ def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None
         assert server.told() == f"{scheme}0.0.0.0:{port}"
         assert (server.told("there"), server.told("")) == (f"{scheme}there:{port}", "")
         server.close()
+
+
+def test_who_may_ask_for_what_a_handler_answers_is_one_thing_wherever_it_answers() -> None:
+    server = HttpServer("127.0.0.1:0")
+    try:
+        server.add("GET", "/it", fine, needs=Access.ADMIN)
+        server.add("POST", "/it", fine, needs=Access.ADMIN)
+        with pytest.raises(AssertionError, match="/that would change who may ask elsewhere"):
+            server.add("GET", "/that", fine, needs=Access.NONE)
+    finally:
+        server.close()
