@@ -46,8 +46,13 @@ async def serve(
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=stop_s, handle_signals=False)
     await runner.setup()
     guard.connections = Connections(runner)
-    tls = {"ssl": https.context, "ssl_handshake_timeout": FIRST_REQUEST_S} if https is not None else {}
-    serving = await asyncio.get_running_loop().create_server(guard.connections, sock=listener, backlog=BACKLOG, **tls)
+    serving = await asyncio.get_running_loop().create_server(
+        guard.connections,
+        sock=listener,
+        backlog=BACKLOG,
+        ssl=https.context if https is not None else None,
+        ssl_handshake_timeout=FIRST_REQUEST_S if https is not None else None,
+    )
     try:
         await (ending.wait() if https is None else _looking(https, ending))
     finally:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from kvstore.rpc.address import parse_address
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from kvstore.telemetry.http import connections as module
 from kvstore.telemetry.http import serving as serving_module
 from kvstore.telemetry.http.access import Access
@@ -117,7 +118,7 @@ def test_who_takes_nothing_of_an_answer_is_noticed(server: HttpServer, monkeypat
     monkeypatch.setattr(module, "notice_vanished_host", notice)
     with connected(server, 1) as (asking,):
         assert answer(asking, b"health") == answer(asking, b"health") == b"HTTP/1.1 200 OK"
-    assert noticed == [(module.PEER_TIMEOUT_S, True)]
+    assert noticed == [(PEER_TIMEOUT_S, True)]
 
 
 def test_an_answer_that_is_taken_slowly_comes_whole(server: HttpServer) -> None:
