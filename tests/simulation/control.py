@@ -167,6 +167,9 @@ class _Server:
     def ready(self, *, is_ready: bool) -> None:
         return
 
+    def expire(self) -> None:
+        return
+
     def stop(self, grace_s: float) -> None:
         self._plane.services.pop(self._place, None)
 
