@@ -14,7 +14,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
 # A wheel and an environment with it are made once for all tests of a file.
-ALONE := tests/packages/test_wheel.py tests/system/test_first_ten_minutes.py \
+ALONE := tests/packages/test_wheel.py tests/packages/test_first_ten_minutes.py \
 	tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py tests/examples/*/test_*.py) \
 	$(wildcard tests/engines/transformers/test_*.py)
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.

@@ -15,7 +15,7 @@ def main() -> int:
     request = {"module": module, "arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(place)
-        socket.send_fds(sock, [b" "], [1, 2])
+        socket.send_fds(sock, [b" "], [0, 1, 2])
         sock.sendall(json.dumps(request).encode())
         sock.shutdown(socket.SHUT_WR)
         status = int(sock.recv(16))

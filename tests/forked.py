@@ -34,8 +34,8 @@ FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.
 """What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
 COMMAND: Final = "kvstore.client.cli.main"
 """It has a `main` too, and loads the module of a subcommand when that is asked for; so does the template."""
-FDS: Final = 3
-"""That come with a request: standard output, standard error, and where the status goes."""
+FDS: Final = 4
+"""That come with a request: standard input, standard output, standard error, and where the status goes."""
 _LENGTH_BYTES: Final = 4
 
 
@@ -62,19 +62,23 @@ class Forked:
         prefix: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
         folder: Path | None = None,
+        has_input: bool = False,
     ) -> None:
         """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own.
         `prefix` goes before the command line of the template, and `options` are those of its Python. There is one for each of both: all
-        that it forks run on that host. `folder` is where it runs; without, in the checkout."""
+        that it forks run on that host. `folder` is where it runs; without, in the checkout. Its standard input is what is written to the
+        attribute `stdin`, or empty."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
+        given, given_end = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
         out, out_end = os.pipe()
         error, error_end = os.pipe() if stderr is None else (-1, os.dup(stderr.fileno()))
         self._status, status_end = os.pipe()
         request = Request(module, list(arguments), dict(environment), str(folder or ""))
-        self.pid = template(prefix, options).fork(request, [out_end, error_end, status_end])
-        for descriptor in (out_end, error_end, status_end):
+        self.pid = template(prefix, options).fork(request, [given, out_end, error_end, status_end])
+        for descriptor in (given, out_end, error_end, status_end):
             os.close(descriptor)
+        self.stdin: IO[str] | None = open(given_end, "w", encoding="utf-8") if has_input else None  # noqa: SIM115 - as below
         self.stdout: IO[str] | None = open(out, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by whoever started it
         self.stderr: IO[str] | None = None if error < 0 else open(error, encoding="utf-8", errors="replace")  # noqa: SIM115
 
@@ -149,6 +153,12 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
     return data
 
 
+def is_forked() -> bool:
+    """Is this process one that a template forked? To it, a template of its own is worth nothing: that would have to load all anew."""
+    spec = sys.modules["__main__"].__spec__
+    return spec is not None and spec.name == __spec__.name
+
+
 # --- in the template ---
 
 
@@ -190,9 +200,10 @@ def serve(sock: socket.socket) -> Request | None:
                 _become(request, descriptors)
                 return request
             pidfd = os.pidfd_open(pid)
-            statuses[pidfd] = pid, descriptors[2]
+            *streams, status_end = descriptors
+            statuses[pidfd] = pid, status_end
             poll.register(pidfd, select.POLLIN)
-            for descriptor in descriptors[:2]:
+            for descriptor in streams:
                 os.close(descriptor)
             sock.sendall(pid.to_bytes(_LENGTH_BYTES))
 
@@ -214,8 +225,7 @@ def _load(request: Request) -> None:
 
 def _become(request: Request, descriptors: Sequence[int]) -> None:
     """Take on what `subprocess.Popen` would have given it."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    for ours, given in enumerate((null, *descriptors[:2])):
+    for ours, given in enumerate(descriptors[:3]):
         os.dup2(given, ours)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()

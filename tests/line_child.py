@@ -5,15 +5,24 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Self
+
+from kvstore.transfer.testing.waiting import eventually
+from tests.forked import Forked, is_forked
 
 
 class LineChild:
-    """`python -m MODULE ARGUMENTS`, from construction to the end of the context."""
+    """`python -m MODULE ARGUMENTS`, from construction to the end of the context: forked from what has loaded the module, of which `main`
+    is run, or where that is itself so begun as a program. What goes wrong is said on this process's standard error."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", module, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process: subprocess.Popen[str] | Forked
+        if is_forked():
+            command = [sys.executable, "-m", module, *arguments]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        else:
+            self._process = Forked(module, arguments, environment=os.environ, stderr=sys.__stderr__, has_input=True)
 
     def answer(self) -> Any:
         assert self._process.stdout is not None
@@ -30,7 +39,7 @@ class LineChild:
     def stop(self) -> None:
         """It does not run until `go_on`."""
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        eventually(self._is_stopped, "all of its threads have stopped")
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -39,6 +48,10 @@ class LineChild:
         """It ends at once, as in a crash."""
         self._process.kill()
         self._process.wait()
+
+    def _is_stopped(self) -> bool:
+        states = [status.read_text().rpartition(") ")[2][0] for status in Path(f"/proc/{self._process.pid}/task").glob("*/stat")]
+        return set(states) == {"T"}
 
     def __enter__(self) -> Self:
         return self

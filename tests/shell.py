@@ -1,7 +1,6 @@
 """`kvstore` for scripts of a shell: each command is a process forked from the template (forked.py), which has loaded what it needs.
 
-What it does is the same: the folder, environment, standard output and error are those of the shell that calls it, and so is its exit
-status; its standard input is empty.
+What it does is the same: the folder, environment and standard streams are those of the shell that calls it, and so is its exit status.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ def _answer(listener: socket.socket) -> None:
         except OSError:
             return
         with asking:
-            text, descriptors, _flags, _place = socket.recv_fds(asking, _MAX_BYTES, 2)
+            text, descriptors, _flags, _place = socket.recv_fds(asking, _MAX_BYTES, 3)
             while more := asking.recv(_MAX_BYTES):
                 text += more
             template().fork(Request(**json.loads(text)), [*descriptors, asking.fileno()])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.transfer.testing.waiting import PATIENCE_S
-from tests.forked import COMMAND, Forked
+from tests.forked import COMMAND, Forked, is_forked
+from tests.line_child import LineChild
 
 MASTER = "kvstore.master.daemon"
 
@@ -40,18 +41,22 @@ def test_one_runs_until_it_is_killed_with_a_log_and_a_process_group_of_its_own(t
         forked.terminate()  # of one that has ended: nothing
 
 
-def test_a_command_runs_where_it_is_told_to_and_its_warnings_are_what_python_is_told(tmp_path: Path) -> None:
+def test_a_command_runs_where_it_is_told_to(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("nothing of the kind")
-    for module, arguments, options, status, complaint in (
-        (COMMAND, ["lab", "trace"], (), 2, "trace"),
-        (COMMAND, ["lab", "elsewhere"], (), 2, "cannot read the trace elsewhere"),
-        (COMMAND, ["there is no such command"], (), 2, "No such command"),
-        ("tests.docs.program", ["import os, warnings; os.stat('trace'); warnings.warn('so')"], ("-W", "error"), 1, "UserWarning: so"),
-        ("tests.docs.program", ["open('trace')"], ("-W", "error"), 0, "ResourceWarning: unclosed file"),
+    for arguments, complaint in (
+        (["lab", "trace"], "line 1: not JSON"),
+        (["lab", "elsewhere"], "cannot read the trace elsewhere"),
+        (["there is no such command"], "No such command"),
     ):
         with (tmp_path / "log").open("wb") as log:
-            forked = Forked(module, arguments, environment=os.environ, stderr=log, options=options, folder=tmp_path)
+            forked = Forked(COMMAND, arguments, environment=os.environ, stderr=log, folder=tmp_path)
         assert forked.stdout is not None
         with forked.stdout:
-            assert (forked.stdout.read(), forked.wait(PATIENCE_S)) == ("", status)
+            assert (forked.stdout.read(), forked.wait(PATIENCE_S)) == ("", 2)
         assert complaint in (tmp_path / "log").read_text()
+
+
+def test_one_hears_what_is_written_to_it_and_is_told_apart_from_others() -> None:
+    with LineChild("tests.heard") as child:
+        assert child.tell("a line") == ["a line", True]
+    assert not is_forked()

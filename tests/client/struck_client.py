@@ -124,7 +124,8 @@ class Scene:
         return sum(pool.counts(address)[0] for address in list(pool._shelf._endpoints)) - desks
 
 
-def main(address: str, signals: int, where: str = "here") -> None:
+def main() -> None:
+    address, signals, where = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     scene, striker = Scene(address, "tcp" if where == "elsewhere" else "auto"), Striker(1)
     calls = [
         scene.get,
@@ -160,4 +161,5 @@ def main(address: str, signals: int, where: str = "here") -> None:
     sys.stdin.readline()
 
 
-main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,8 @@ from kvstore.protocol.errors import KVStoreError
 from tests.handover.scene import rank_by
 
 
-def main(arguments: dict[str, Any]) -> None:
+def main() -> None:
+    arguments: dict[str, Any] = json.loads(sys.argv[1])
     layout = CacheLayout.from_bytes(bytes.fromhex(arguments["layout"]))
     rank = rank_by(arguments["transports"], layout, arguments["rank"], HandoverSettings(**arguments["settings"]))
     for memory in rank.memory:
@@ -53,4 +54,4 @@ def main(arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main()

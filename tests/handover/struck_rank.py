@@ -194,9 +194,10 @@ def close(transports: str, strikes: int) -> dict[str, Any]:
     return {"touched": touched, "struck": struck}
 
 
-def main(role: str, transports: str, strikes: int) -> None:
+def main() -> None:
+    role, transports, strikes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     print(json.dumps(close(transports, strikes) if role == "close" else hand_over(role, transports, strikes)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main()

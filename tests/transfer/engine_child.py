@@ -16,8 +16,8 @@ from kvstore.transfer.engine import TransferEngine
 REGION_BYTES = 256 << 10
 
 
-def main(transports: str) -> None:
-    with TransferEngine("child", TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10))) as engine:
+def main() -> None:
+    with TransferEngine("child", TransferSettings(transports=sys.argv[1], rails="lo", slice_bytes=Size(64 << 10))) as engine:
         shared, plain = engine.allocate(REGION_BYTES), engine.register(bytearray(np.random.default_rng(1).bytes(REGION_BYTES)))
         shared.memory[:] = np.random.default_rng(0).bytes(REGION_BYTES)
         exports = engine.export(shared, writable=True), engine.export(shared), engine.export(plain)
@@ -33,4 +33,4 @@ def main(transports: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -3,10 +3,22 @@
 from functools import partial
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from kvstore.client.cli import demo as cli_demo
 from kvstore.client.cli.main import kvstore
+from kvstore.client.tools import demo
+from kvstore.client.tools.cluster import Cluster
+from tests.forked import Forked
+
+pytestmark = pytest.mark.usefixtures("forked")
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemons are forked: to start them as programs is for the tests of Cluster."""
+    monkeypatch.setattr(demo, "Cluster", partial(Cluster, start=Forked))
 
 
 def test_it_needs_no_arguments_but_takes_a_number_of_prompts() -> None:

@@ -1,11 +1,10 @@
-"""Promises of up.py: as a process of its own, except for what it refuses."""
+"""Promises of up.py: as a process of its own that starts its daemons as programs, except for what it refuses and what it does not tell."""
 
 import io
 import json
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -17,18 +16,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kvstore.client import Client
+from kvstore.client.cli import up as cli_up
 from kvstore.client.cli.main import kvstore
 from kvstore.client.cli.up import pass_on
+from kvstore.client.tools.child import OnLog
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from tests.forked import COMMAND, Forked
 from tests.ports import free_ports
-
-COMMAND = [sys.executable, "-m", "kvstore.client.cli.main", "up", "--dram", "4MiB"]
 
 
 class Up:
     """`kvstore up`: its lines are read as they come. A context manager, so that a failing test leaves nothing behind."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        self.process = Forked(COMMAND, ["up", "--dram", "4MiB", *arguments], environment=os.environ, stderr=self._errors)
 
     def __enter__(self) -> "Up":
         return self
@@ -37,9 +39,9 @@ class Up:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._errors.close()
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -53,8 +55,11 @@ class Up:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for it: status, the rest of standard output, standard error."""
-        rest, errors = self.process.communicate(timeout=120)
-        return self.process.returncode, rest, errors
+        assert self.process.stdout is not None
+        rest = self.process.stdout.read()
+        status = self.process.wait(120)
+        self._errors.seek(0)
+        return status, rest, self._errors.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -97,16 +102,33 @@ def test_people_are_told_where_clients_connect_and_where_a_browser_looks() -> No
         assert up.end()[:2] == (0, "")
 
 
+class ForkedCluster(Cluster):
+    """Its daemons are forked, and Ctrl-C comes once it runs and waits for their end."""
+
+    def __init__(self, plan: ClusterPlan, *, on_log: OnLog) -> None:
+        super().__init__(plan, on_log=on_log, start=Forked)
+
+    def wait_for_end(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up` in this process: to start it and its daemons as programs is for the tests above."""
+    monkeypatch.setattr(cli_up, "Cluster", ForkedCluster)
+
+
+@pytest.mark.usefixtures("forked")
 def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("[master]\nconsole_interval_s = 0\n")
-    with Up("--json", "--listen", "127.0.0.1:0", "--config", str(tmp_path / "settings.toml")) as up:
-        assert up.facts()["console"] == ""
-    with Up("--listen", "127.0.0.1:0", "--config", str(tmp_path / "settings.toml")) as up:
-        assert up.line().startswith("ready: ")
-        up.process.terminate()
-        assert up.end()[:2] == (0, "")
+    arguments = ["up", "--listen", "127.0.0.1:0", "--dram", "4MiB", "--config", str(tmp_path / "settings.toml")]
+    serving, ready = (json.loads(line) for line in CliRunner().invoke(kvstore, [*arguments, "--json"]).stdout.splitlines())
+    assert (serving["console"], ready["console"]) == ("", "")
+    told = CliRunner().invoke(kvstore, arguments)
+    assert (told.exit_code, told.stdout.count("\n"), told.stdout[:7]) == (0, 1, "ready: ")
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -20,7 +20,8 @@ LONGEST_S = 5e-4
 """To the first signal: to make a reporter takes about as long."""
 
 
-def main(times: int) -> None:
+def main() -> None:
+    times = int(sys.argv[1])
     module.RETRY_INTERVAL_S = 0.01  # type: ignore[misc]
     logging.disable()  # there is no master, as each reporter says
     striker, made = Striker(times), list[Reporter]()
@@ -44,4 +45,4 @@ def left() -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

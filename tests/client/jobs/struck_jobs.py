@@ -69,7 +69,8 @@ class Scene:
         self.client.remove(self.fresh)
 
 
-def main(address: str, signals: int) -> None:
+def main() -> None:
+    address, signals = sys.argv[1], int(sys.argv[2])
     scene, striker, chosen = Scene(address), Striker(1), random.Random(2)
     within_s = {}
     for round_ in (scene.cancelled, scene.closed):
@@ -92,4 +93,5 @@ def main(address: str, signals: int) -> None:
     print(json.dumps([striker.count, scene.wrong, works, stats.waiting + stats.running + stats.held_bytes]), flush=True)
 
 
-main(sys.argv[1], int(sys.argv[2]))
+if __name__ == "__main__":
+    main()

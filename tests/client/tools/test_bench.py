@@ -14,6 +14,7 @@ from kvstore.client.tools.bench import alternate, huge_pages, measure, microseco
 from kvstore.client.tools.bench_report import Row
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol import control_pb2 as pb
+from tests.client.embedded import embedded
 from tests.refusals import refused_alone
 
 LARGE = ["memcpy of {}, one thread", "put_batch {}, used memory", "put_batch {}, fresh memory", "get_batch_into {}"]
@@ -58,10 +59,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench, name, value)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running() -> Iterator[Cluster]:
-    with Cluster(ClusterPlan(dram="16MiB", is_private=True), on_log=lambda name, line: None) as cluster:
-        cluster.wait_ready()
+    """Each test leaves it as empty as it was."""
+    with embedded(ClusterPlan(dram="16MiB", is_private=True)) as cluster:
         yield cluster
 
 

@@ -15,13 +15,14 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan, reachable
 from kvstore.protocol.errors import Broken, ConfigError
-from tests.client.embedded import SMALL
+from tests.client.embedded import SMALL, embedded
 from tests.credentials import JOIN, OPERATOR, tokens_file
+from tests.forked import Forked
 
 HOLDER = """
 import time
 from kvstore.client.tools.cluster import Cluster
-from tests.client.embedded import SMALL
+from tests.client.embedded import SMALL, embedded
 with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
     print(cluster.master_pid, cluster.nodes[0].pid, flush=True)
     time.sleep(60)
@@ -29,7 +30,8 @@ with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
 
 
 @contextmanager
-def embedded() -> Iterator[Cluster]:
+def programs() -> Iterator[Cluster]:
+    """A cluster whose daemons are started as it starts them by itself."""
     with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         yield cluster
@@ -42,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def start(plan: ClusterPlan) -> None:
-    with Cluster(plan, on_log=lambda name, line: None):
+    with Cluster(plan, on_log=lambda name, line: None, start=Forked):
         pass
 
 
@@ -81,7 +83,7 @@ def short_folder() -> Iterator[Path]:
 
 def test_nothing_is_left_afterwards(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_folder))
-    with embedded() as cluster:
+    with programs() as cluster:
         pids = [cluster.master_pid, *(node.pid for node in cluster.nodes)]
         assert list(short_folder.iterdir())
     assert not list(short_folder.iterdir())
@@ -93,7 +95,7 @@ def test_nothing_is_left_afterwards(short_folder: Path, monkeypatch: pytest.Monk
 def test_several_nodes_share_an_nvme_folder_without_meeting(tmp_path: Path) -> None:
     plan = ClusterPlan(dram="1MiB", nvme=f"{tmp_path / 'nvme'}:8MiB", nodes=2, is_private=True)
     progress: list[tuple[int, int]] = []
-    with Cluster(plan, on_log=lambda name, line: None) as cluster:
+    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready(lambda done, whole: progress.append((done, whole)))
         with cluster.control() as control:
             assert sorted(node.name for node in control.status().nodes) == ["node-0", "node-1"]
@@ -119,7 +121,8 @@ run_dir = "{tmp_path}/n"
 [client]
 token = "{OPERATOR}"
 """)
-    with Cluster(ClusterPlan(listen="127.0.0.1:0", dram="4MiB", config=str(config)), on_log=lambda name, line: None) as cluster:
+    plan = ClusterPlan(listen="127.0.0.1:0", dram="4MiB", config=str(config))
+    with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
         cluster.wait_ready()
         with cluster.control() as control:
             assert [tier.name for tier in control.status().nodes[0].tiers] == ["dram"]

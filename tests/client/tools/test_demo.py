@@ -1,10 +1,15 @@
 """Promises of demo.py."""
 
+from functools import partial
+
+import pytest
 from rich.console import Console
 
-from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.client.tools import demo as demo_module
+from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.demo import Demo, Recovery, best_prefix_hits
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from tests.forked import Forked
 
 
 def shown(demo: Demo, console: Console) -> str:
@@ -13,7 +18,8 @@ def shown(demo: Demo, console: Console) -> str:
     return capture.get()
 
 
-def test_everything_it_claims_holds() -> None:
+def test_everything_it_claims_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "Cluster", partial(Cluster, start=Forked))
     console = Console(width=120)
     demo = Demo(console, requests=150, plan=ClusterPlan(dram="4MiB", nvme="64MiB", is_private=True))
     text = shown(demo, console)

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, expect
 
 from kvstore.transfer.testing.waiting import eventually
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
-from tests.packages.installed import built, installed
 from tests.ports import free_ports
 
 RULES = re.sub(r"for: \S+", "for: 0s", (Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml").read_text())
@@ -89,12 +88,6 @@ def await_line(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
     raise AssertionError(f"it ended before it was {event}")
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (wheel,) = built(tmp_path_factory.mktemp("built")).glob("*.whl")
-    return installed(tmp_path_factory.mktemp("installed") / "env", str(wheel))
-
-
 @pytest.fixture
 def stranger(commands: Path, tmp_path: Path) -> Stranger:
     return Stranger(commands, tmp_path, f"127.0.0.1:{free_ports(2)[0]}")
@@ -150,9 +143,9 @@ def answer(url: str) -> int:
             return error.code
 
 
-def look_around(console: str) -> None:
+def look_around(browser: BrowserContext, console: str) -> None:
     """Each view of a new cluster in a browser: nothing breaks, and the only node is there."""
-    with chromium() as browser, Watched(browser, console) as watched:
+    with Watched(browser, console) as watched:
         for view in VIEWS:
             watched.show(view)
         page = watched.show()
@@ -161,16 +154,16 @@ def look_around(console: str) -> None:
         assert watched.wrong == []
 
 
-def await_trouble(console: str, text: str) -> None:
+def await_trouble(browser: BrowserContext, console: str, text: str) -> None:
     """The console's first page tells it, without anybody asking."""
-    with chromium() as browser, Watched(browser, console) as watched:
+    with Watched(browser, console) as watched:
         expect(watched.show().get_by_role("list", name="State of the cluster")).to_contain_text(text, timeout=WAIT_MS)
 
 
 def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> None:
-    with stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
+    with chromium() as browser, stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
         console = await_line(up, "ready")["console"].rstrip("/")
-        look_around(console)
+        look_around(browser, console)
 
         said = stranger.says("python", "-c", PROGRAM).splitlines()
         assert said[0].startswith("a master answers in ")
@@ -198,7 +191,7 @@ def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> No
                 os.kill(second.pid, signal.SIGKILL)
                 eventually(lambda: prometheus.alarms() == [nodes["second"]], "the alert fires for the node that was killed")
             eventually(lambda: "dead" in {node["state"] for node in stranger.status()["nodes"]}, "the master knows that it is dead")
-        await_trouble(console, "second is dead")
+        await_trouble(browser, console, "second is dead")
         assert "1 of 2 alive" in stranger.says("kvstore", "status")
         stranger.says("kvstore", "forget", "second")
         assert "1 of 1 alive" in stranger.says("kvstore", "status")
