@@ -215,7 +215,7 @@ def start(hosts: TwoHosts, command: list[str], folder: Path) -> "subprocess.Pope
     return hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-def events(process: "subprocess.Popen[str]", last: str) -> dict[str, object]:
+def events(process: "subprocess.Popen[str] | Forked", last: str) -> dict[str, object]:
     """Reads a daemon's lines until the event `last`; its facts. One that does not come to say it is ended."""
     assert process.stdout is not None
     overdue = threading.Timer(PATIENCE_S, process.kill)

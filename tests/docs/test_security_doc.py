@@ -3,8 +3,8 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from kvstore.security.credentials import read_credentials
@@ -12,6 +12,7 @@ from kvstore.security.quotas.quota import NAMES
 from kvstore.security.quotas.reading import read_tables
 from kvstore.security.quotas.tables import in_force
 from tests.docs.test_pages import PATIENCE_S, PROGRAMS, ROOT, events
+from tests.forked import Forked
 from tests.namespaces import two_hosts
 
 PAGE = ROOT / "docs" / "security.md"
@@ -21,21 +22,25 @@ def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
     lines = [line.strip() for line in re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)]
     environment = {**os.environ, **{f"KVSTORE_{name}_RUN_DIR": str(tmp_path) for name in ("MASTER", "NODE")}}
     said = ""
-    with two_hosts(0) as hosts:
+    with two_hosts(0) as hosts, ExitStack() as running:
         for line in lines:
             words = shlex.split(line)
             if words[0] == "export":
                 name, _, value = words[1].partition("=")
                 environment[name] = value
                 continue
-            command = [sys.executable, "-m", PROGRAMS[words[0]], *(word for word in words[1:] if word != "&")]
+            arguments = [word for word in words[1:] if word != "&"]
+            prefix = tuple(hosts.prefix(0))
+            started = Forked(PROGRAMS[words[0]], arguments, environment=environment, stderr=sys.__stderr__, prefix=prefix, folder=tmp_path)
+            assert started.stdout is not None
+            running.enter_context(started.stdout)
+            running.callback(started.wait)
+            running.callback(started.kill)
             if words[0] != "kvstore":
-                daemon = hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True, cwd=tmp_path)
-                events(daemon, "ready")
+                events(started, "ready")
                 continue
-            done = hosts.start(0, command, stdout=subprocess.PIPE, env=environment, text=True, cwd=tmp_path)
-            said += done.communicate(timeout=PATIENCE_S)[0]
-            assert done.returncode == 0, line
+            said += started.stdout.read()
+            assert started.wait(PATIENCE_S) == 0, line
     assert "1 of 1 alive" in said
     assert said.count("token: ") == 3
     assert len(lines) == 15

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from kvstore.client.cli.main import kvstore
 from tests.client.embedded import embedded
+from tests.shell import functions
 
 
 class Shell:
@@ -130,7 +130,7 @@ def test_binary_data_is_kept_from_a_terminal(shell: Shell) -> None:
     def shown(*arguments: str) -> tuple[int, bytes]:
         """As on a terminal: what it got, its line ends as the terminal makes them."""
         main, child = pty.openpty()
-        command = [sys.executable, "-m", "kvstore.client.cli.main", "get", *arguments, "--master", shell.master]
+        command = ["bash", "-c", head + 'kvstore "$@"', "bash", "get", *arguments, "--master", shell.master]
         status = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=child, stderr=subprocess.DEVNULL, check=False).returncode
         os.write(child, b"END")
         os.close(child)
@@ -140,9 +140,10 @@ def test_binary_data_is_kept_from_a_terminal(shell: Shell) -> None:
         os.close(main)
         return status, said.removesuffix(b"END")
 
-    assert shown("binary") == shown("escape") == (2, b"")
-    assert shown("text") == (0, "Grüße\r\n".encode())
-    assert shown("escape", "-") == (0, b"\x1b]0;title\x07")
+    with functions() as head:
+        assert shown("binary") == shown("escape") == (2, b"")
+        assert shown("text") == (0, "Grüße\r\n".encode())
+        assert shown("escape", "-") == (0, b"\x1b]0;title\x07")
 
 
 def test_an_empty_value_is_misuse(shell: Shell) -> None:

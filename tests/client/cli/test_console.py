@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
+from tests.forked import COMMAND, Forked
 from tests.ports import free_ports
 
 TIMEOUT_S = 60.0
@@ -34,8 +34,8 @@ class Running:
     """`kvstore console`, and the address that it prints."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        command = [sys.executable, "-m", "kvstore.client.cli.main", "console", "--listen", "127.0.0.1:0", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        command = ["console", "--listen", "127.0.0.1:0", *arguments]
+        self.process = Forked(COMMAND, command, environment={**os.environ, **environment}, stderr=sys.__stderr__)
 
     def __enter__(self) -> str:
         assert self.process.stdout is not None

@@ -1,10 +1,9 @@
 """Promises of record.py, through the command line, with a cluster of real processes."""
 
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +18,7 @@ from kvstore.client.tools.recorder import Recorder
 from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events
 from kvstore.store.blocks.events import RING_EVENTS
 from tests.client.embedded import embedded
-
-COMMAND = (
-    "from kvstore.client.cli.main import kvstore; from kvstore.client.cli.record import record; kvstore.add_command(record); kvstore()"
-)
+from tests.forked import COMMAND, Forked
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +35,18 @@ def run(*arguments: str) -> Result:
 def test_ctrl_c_ends_it_with_all_that_happened_before(master: str, tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "events.jsonl"
     flags = [str(path), "--master", master, "--tenant", number.name, "--json"]
-    child = subprocess.Popen([sys.executable, "-c", COMMAND, "record", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = Forked(COMMAND, ["record", *flags], environment=os.environ)
+    assert child.stdout is not None
     assert child.stderr is not None
-    assert child.stderr.readline() == "recording nodes: node-0; Ctrl-C ends it\n"
-    with Client(master, tenant=number.name) as client:
-        client.put(b"a", b"1")
-        client.get(b"a")
-        client.remove([b"a"])
-    child.send_signal(number)
-    output, errors = child.communicate(timeout=120)
-    assert (child.returncode, errors) == (0, "")
-    summary = json.loads(output)
+    with child.stdout, child.stderr:
+        assert child.stderr.readline() == "recording nodes: node-0; Ctrl-C ends it\n"
+        with Client(master, tenant=number.name) as client:
+            client.put(b"a", b"1")
+            client.get(b"a")
+            client.remove([b"a"])
+        child.send_signal(number)
+        assert (child.wait(120), child.stderr.read()) == (0, "")
+        summary = json.loads(child.stdout.read())
     assert summary.pop("seconds") > 0
     assert summary == {"file": str(path), "stored": 1, "read": 1, "removed": 1, "lost": 0, "interruptions": 0}
     kinds = [event.kind for event in read_events(path) if isinstance(event, BlockEvent)]
@@ -86,11 +83,14 @@ def test_what_is_missing_is_in_the_summary(master: str, tmp_path: Path, monkeypa
         client.put_batch(keys, [b"1"] * len(keys))
 
         class Late(Recorder):
-            """Meanwhile more is read than a node keeps."""
+            """Before it looks for the first time more is read than a node keeps."""
+
+            left = RING_EVENTS // len(keys) + 1
 
             def poll(self) -> list[BlockEvent | Gap]:
-                for _ in range(RING_EVENTS // len(keys) + 1):
+                for _ in range(self.left):
                     client.get_batch(keys)
+                self.left = 0
                 return super().poll()
 
         monkeypatch.setattr(cli_record, "Recorder", Late)

@@ -1,23 +1,34 @@
 """Promises of top_screen.py: of any cluster on a terminal of any size."""
 
 import io
+from functools import cache
 
 import pytest
 from rich.console import Console
 
 from kvstore.client.tools.top_screen import SORTS, View, screen
-from kvstore.console.model import Model
+from kvstore.console.model import Document, Model
 from kvstore.protocol import control_pb2 as pb
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 
 
-def view_of(count: int, dead: tuple[int, ...] = ()) -> View:
-    clock, model, view = Clock(), Model(), View()
+@cache
+def documents(count: int, dead: tuple[int, ...]) -> list[Document]:
+    """What three looks at a cluster have found, once for all screens of it."""
+    clock, model = Clock(), Model()
     source = Simulated(count, clock, dead=dead)
+    found = []
     for _ in range(3):
-        view.take(model.document(source.status(), at_s=clock(), wall_s=1.0))
+        found.append(model.document(source.status(), at_s=clock(), wall_s=1.0))
         clock.now_s += 1
+    return found
+
+
+def view_of(count: int, dead: tuple[int, ...] = ()) -> View:
+    view = View()
+    for document in documents(count, dead):
+        view.take(document)
     return view
 
 
