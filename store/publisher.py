@@ -97,6 +97,10 @@ class Publisher:
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
 
+    def is_published(self, seq: int) -> bool:
+        """Every event up to `seq` is durable at the master."""
+        return seq <= self._durable_seq
+
     def when_published(self, seq: int, callback: Published, span: Span | None = None) -> None:
         """Call back when every event up to `seq` is durable at the master: at once if it is, however long it takes if not. `span`: of the
         request that waits, if it is traced."""

@@ -69,9 +69,11 @@ class _UndecidedPut:
             self._answer.give(error)
 
     def ask_again(self) -> None:
-        """Nothing is decided."""
+        """Nothing is decided. What was there already and is not durable is asked for again, too."""
         for _, put in self._wanted:
             self._table.abort(put)
+        if not self._publisher.is_published(self._frame.wait_seq):
+            self._answer.flags[:] = bytes((ASK_AGAIN,)) * len(self._answer.flags)
         self._answer.give(None)
 
     def _settle_all(self, grants: Grants) -> None:

@@ -103,6 +103,24 @@ def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, c
     writer.close()
 
 
+def test_what_is_there_and_not_durable_is_asked_for_again_of_a_master_that_is_gone(node: Served, client: Client, master: Master) -> None:
+    """It was put a moment ago, and may be lost with the node before any master has heard of it."""
+    node.acknowledges = False
+    writer = node.connect()
+    reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
+    reserved.start()
+    until(node, lambda: bool(node.unanswered))
+    for durable, flag in ((False, ASK_AGAIN), (True, ALREADY_THERE)):
+        if durable:
+            node.call(lambda: node.unanswered.pop()(None))
+        thread, results = put(client, old=b"o", new=b"n")
+        master.decide(Unavailable("the master is gone"))
+        thread.join(TIMEOUT_S)
+        assert results == [[flag, ASK_AGAIN]]
+    reserved.join(TIMEOUT_S)
+    writer.close()
+
+
 def test_a_link_that_shows_itself_broken_as_events_are_sent_is_no_master(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
