@@ -12,6 +12,7 @@ from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.tiers.dram import DramTier
 from tests.simulation.disk import Disk, DiskTier
 from tests.simulation.etcd import HOST, Etcd, ModelCatalog
@@ -221,6 +222,12 @@ class ClientProcess:
                 busy_poll_us=0,
                 transparent_hugepages=False,
             )
-            client = self.clients[tenant] = Client(self.cluster.addresses.split(","), tenant=tenant, deadline_s=3.0, settings=settings)
+            client = self.clients[tenant] = Client(
+                self.cluster.addresses.split(","),
+                tenant=tenant,
+                deadline_s=3.0,
+                settings=settings,
+                tracing=TracingSettings(),  # without, each would look through the environment: slow, and no part of a seed
+            )
             clocks_of(client, self.process)
         return client

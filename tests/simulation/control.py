@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import Address, parse_address
 from tests.simulation.network import Network
 from tests.simulation.world import Process, S, Thread
 
@@ -51,25 +51,22 @@ class _Context:
 class Call:
     """One call under way, and the future of who waits for it."""
 
-    def __init__(self, plane: "ControlPlane", place: str, name: str, request: Any, timeout_s: float) -> None:
+    def __init__(self, plane: "ControlPlane", address: Address, name: str, request: Any, timeout_s: float) -> None:
         self._world = plane.network.world
         self._plane = plane
         self._process = self._world.here
         self._answer: tuple[bool, Any] | None = None
         self._waiting: list[tuple[Thread, int]] = []
         self._deadline_ns = self._world.now_ns + int(timeout_s * S)
-        address = parse_address(place)
         self._there = address.host
         served = plane.services.get((address.host, address.port))
         here = self._process.host.name
         if served is None or not served[0].is_alive:
-            self._later(lambda: self._end(False, CallFailed(grpc.StatusCode.UNAVAILABLE, f"{place}: connection refused")))
+            self._later(lambda: self._end(False, CallFailed(grpc.StatusCode.UNAVAILABLE, f"{address}: connection refused")))
         else:
             process, service = served
             self._carry(here, self._there, process, lambda: self._serve(process, service, name, request))
-        self._process.at(
-            self._deadline_ns, lambda: self._end(False, CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"{place} does not answer"))
-        )
+        self._process.at(self._deadline_ns, self._expire)
 
     def result(self, timeout: float | None = None) -> Any:
         if self._answer is None:
@@ -104,6 +101,10 @@ class Call:
     def _later(self, call: Callable[[], None]) -> None:
         self._process.at(self._world.now_ns + self._plane.network._delay_ns(self._there, self._process.host.name), call)
 
+    def _expire(self) -> None:
+        if self._answer is None:
+            self._end(False, CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"{self._there} does not answer"))
+
     def _end(self, is_done: bool, value: Any) -> None:
         if self._answer is None:
             self._answer = is_done, value
@@ -112,14 +113,14 @@ class Call:
 
 
 class _Method:
-    def __init__(self, plane: "ControlPlane", place: str, name: str) -> None:
-        self._plane, self._place, self._name = plane, place, name
+    def __init__(self, plane: "ControlPlane", address: Address, name: str) -> None:
+        self._plane, self._address, self._name = plane, address, name
 
     def __call__(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Any:
         return self.future(request, timeout=timeout).result()
 
     def future(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Call:
-        return Call(self._plane, self._place, self._name, request, timeout)
+        return Call(self._plane, self._address, self._name, request, timeout)
 
 
 class Beats:
@@ -192,7 +193,8 @@ class ControlPlane:
 
     def stub(self, channel: _Channel) -> SimpleNamespace:
         """kvstore.protocol.control_pb2_grpc.ControlStub."""
-        return SimpleNamespace(**{name: _Method(self, channel.place, name) for name in METHODS})
+        address = parse_address(channel.place)
+        return SimpleNamespace(**{name: _Method(self, address, name) for name in METHODS})
 
     def server(self, *args: Any, **options: Any) -> _Server:
         return _Server(self, *args, **options)

@@ -1,5 +1,6 @@
 """The reactor of a simulated process: the product's interface, rounds as events of the world, timers by the process's own clock."""
 
+import heapq
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -68,11 +69,16 @@ class SimReactor(Reactor):
         return self.call_at(self.now_ns() + int(delay_s * S), callback)
 
     def every(self, interval_s: float, callback: Callable[[], None]) -> None:
+        """One timer that is armed anew each time: ticks are most of a quiet world."""
+        interval_ns, process, world = int(interval_s * S), self.process, self._world
+
         def again() -> None:
-            self.call_later(interval_s, again)
+            timer.callback = again
+            process.at(world.now_ns + interval_ns, fire)
             callback()
 
-        self.call_later(interval_s, again)
+        timer = self.call_later(interval_s, again)
+        fire = partial(self._fire, timer)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         if not self._closed:
@@ -110,13 +116,15 @@ class SimReactor(Reactor):
     def _fire(self, timer: Timer) -> None:
         if timer.callback is not None:
             self._due.append(timer)
-            self._schedule()
+            if not self._is_scheduled:
+                self._schedule()
 
     def _schedule(self) -> None:
         if not self._is_scheduled and not self._closed:
             self._is_scheduled = True
             world = self._world
-            world.push(world.now_ns + world.below(MAX_ROUND_DELAY_NS), self.process, self._round)
+            begin_ns = world.now_ns + int(world.random() * MAX_ROUND_DELAY_NS)
+            heapq.heappush(world.queue, (begin_ns, world.next_serial(), self.process, self._round))
 
     def _round(self) -> None:
         """As Reactor.run_once: descriptors, calls handed over, timers, then `after_events`. Nothing goes on after a callback that fails:
@@ -125,15 +133,17 @@ class SimReactor(Reactor):
         if self._closed:
             return
         try:
-            self._serve_ready()
-            calls, due = self._calls, self._due
-            for _ in range(len(calls)):
-                calls.popleft()()
-            for _ in range(len(due)):
-                timer = due.popleft()
-                callback, timer.callback = timer.callback, None
-                if callback is not None:
-                    callback()
+            if self._ready:
+                self._serve_ready()
+            if calls := self._calls:
+                for _ in range(len(calls)):
+                    calls.popleft()()
+            if due := self._due:
+                for _ in range(len(due)):
+                    timer = due.popleft()
+                    callback, timer.callback = timer.callback, None
+                    if callback is not None:
+                        callback()
             for call in self.after_events:
                 call()
         except Exception as error:
@@ -146,5 +156,6 @@ class SimReactor(Reactor):
             known = callbacks.get(fd)
             if known is not None and (events := files[fd].ready() & known[1]):
                 known[0](events)
-                if fd in callbacks and files[fd].ready() & callbacks[fd][1]:
+                known = callbacks.get(fd)
+                if known is not None and files[fd].ready() & known[1]:
                     self.poke(fd)

@@ -67,7 +67,10 @@ class Clock:
         self._world = world
 
     def monotonic_ns(self) -> int:
-        return self._world.here.monotonic_ns()
+        world = self._world
+        process = world.process
+        assert process is not None, "no process runs"
+        return process.ahead_ns + world.now_ns
 
     def monotonic(self) -> float:
         return self.monotonic_ns() / 1e9
@@ -180,7 +183,9 @@ class Names:
         self.__dict__.update(names)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        """Once for each: from then on it is a name of its own."""
+        value = self.__dict__[name] = getattr(self._module, name)
+        return value
 
 
 class Machine:

@@ -42,7 +42,9 @@ class Descriptors:
         self._next = FIRST_FD
 
     def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
+        """Once for each: from then on it is a name of its own."""
+        value = self.__dict__[name] = getattr(os, name)
+        return value
 
     def memfd_create(self, name: str, flags: int = 0) -> int:
         return self._add(_File())
@@ -89,9 +91,10 @@ class Descriptors:
         return Slab(view if writable else view.toreadonly())
 
     def _file(self, fd: int) -> _File:
-        if fd not in self._files:
-            raise OSError(9, "Bad file descriptor")
-        return self._files[fd]
+        try:
+            return self._files[fd]
+        except KeyError:
+            raise OSError(9, "Bad file descriptor") from None
 
     def _add(self, file: _File) -> int:
         fd, self._next = self._next, self._next + 1

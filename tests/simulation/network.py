@@ -151,8 +151,8 @@ class SimSocket:
 
     def sendmsg(self, buffers: Iterable[Any], ancillary: Sequence[tuple[int, int, Any]] = ()) -> int:
         self._check()
-        data = b"".join(bytes(part) for part in buffers)
-        fds = tuple(self.network.descriptors.dup(fd) for _, _, passed in ancillary for fd in passed)
+        data = b"".join(buffers)
+        fds = tuple([self.network.descriptors.dup(fd) for _, _, passed in ancillary for fd in passed]) if ancillary else ()
         self.network.carry(self, (data, fds))
         return len(data)
 
@@ -162,19 +162,11 @@ class SimSocket:
         return bytes(room[:got])
 
     def recv_into(self, room: Any, size: int = 0, flags: int = 0) -> int:
-        return self.recvmsg_into([room], 0, flags)[0]
+        return self._take([room], flags) if self._inbox or self._awaits(flags) else 0
 
     def recvmsg_into(self, rooms: Sequence[Any], space: int = 0, flags: int = 0) -> tuple[int, list[tuple[int, int, bytes]], int, None]:
-        while not self._inbox:
-            self._check()
-            if self._is_eof:
-                return 0, [], 0, None
-            if not self._is_blocking or flags & _DONTWAIT:
-                raise BlockingIOError
-            if not self.world.block(self._receive_timeout_ns, self._wait):
-                raise BlockingIOError  # SO_RCVTIMEO is over
-        got = self._take(rooms, is_kept=bool(flags & _PEEK))
-        if not (space and self._descriptors):
+        got = self._take(rooms, flags) if self._inbox or self._awaits(flags) else 0
+        if not (got and space and self._descriptors):
             return got, [], 0, None
         passed = array("i", self._descriptors)
         self._descriptors.clear()
@@ -188,6 +180,18 @@ class SimSocket:
                 self.network.descriptors.close(fd)
             self._descriptors.clear()
 
+    def _awaits(self, flags: int) -> bool:
+        """Something to read, or the end. Raises BlockingIOError where it is neither, and may not be waited for or has not come in time."""
+        while not self._inbox:
+            self._check()
+            if self._is_eof:
+                return False
+            if not self._is_blocking or flags & _DONTWAIT:
+                raise BlockingIOError
+            if not self.world.block(self._receive_timeout_ns, self._wait):
+                raise BlockingIOError  # SO_RCVTIMEO is over
+        return True
+
     def _wait(self, thread: Thread, token: int) -> None:
         self._waiting = thread, token
 
@@ -197,22 +201,25 @@ class SimSocket:
         if self.error is not None:
             raise self.error
 
-    def _take(self, rooms: Sequence[Any], *, is_kept: bool) -> int:
-        got = 0
-        if is_kept:
-            rooms[0][:1] = self._inbox[0][:1]
+    def _take(self, rooms: Sequence[Any], flags: int) -> int:
+        got, inbox = 0, self._inbox
+        if flags & _PEEK:
+            rooms[0][:1] = inbox[0][:1]
             return 1
         for room in rooms:
-            view = memoryview(room)
-            while len(view) and self._inbox:
-                piece = self._inbox[0]
-                size = min(len(view), len(piece))
-                view[:size] = piece[:size]
-                view, got = view[size:], got + size
-                if size == len(piece):
-                    self._inbox.popleft()
+            view, filled, room_bytes = memoryview(room), 0, len(room)
+            while filled < room_bytes and inbox:
+                piece = inbox[0]
+                size, left = len(piece), room_bytes - filled
+                if size <= left:
+                    view[filled : filled + size] = piece
+                    inbox.popleft()
                 else:
-                    self._inbox[0] = piece[size:]
+                    size = left
+                    view[filled:] = piece[:size]
+                    inbox[0] = piece[size:]
+                filled += size
+            got += filled
         return got
 
     # --- as the network uses it ---
@@ -260,7 +267,7 @@ class Network:
         self.files: dict[int, Any] = {}
         self.listeners: dict[tuple[str, int] | str, Listener] = {}
         self.cuts: dict[tuple[str, str], int] = {}
-        """(from, to): how many faults cut this direction now."""
+        """(from, to): how many faults cut this direction now; only those that are cut."""
         self.connections: list[SimSocket] = []
         """The connecting end of each."""
         self.max_delay_ns = MS
@@ -316,19 +323,18 @@ class Network:
     # --- streams ---
 
     def carry(self, sock: SimSocket, item: tuple[bytes, tuple[int, ...]] | None) -> None:
-        source, target = sock.process.host.name, sock.peer.process.host.name
-        if self.world.lines is not None:
-            self.world.note(f"{sock.process.name} -> {sock.peer.process.name}: {_words(item)}")
+        source, target, world = sock.process.host.name, sock.peer.process.host.name, self.world
+        if world.lines is not None:
+            world.note(f"{sock.process.name} -> {sock.peer.process.name}: {_words(item)}")
         if sock.stalled or self._is_cut(source, target):
             sock.stalled.append(item)
             return
-        rng = self.world.rng
         delay_ns = self._delay_ns(source, target)
-        if source != target and self.loss and rng.random() < self.loss:
-            delay_ns += rng.randrange(200 * MS, 600 * MS)
-        at_ns = max(self.world.now_ns + delay_ns, sock.last_arrival_ns)
-        if item is not None and len(item[0]) > 1 and rng.random() < 0.02:  # in two pieces, cut anywhere
-            cut = rng.randrange(1, len(item[0]))
+        if self.loss and source != target and world.random() < self.loss:
+            delay_ns += world.rng.randrange(200 * MS, 600 * MS)
+        at_ns = max(world.now_ns + delay_ns, sock.last_arrival_ns)
+        if item is not None and len(item[0]) > 1 and world.random() < 0.02:  # in two pieces, cut anywhere
+            cut = world.rng.randrange(1, len(item[0]))
             self._arrive(sock, at_ns, (item[0][:cut], item[1]))
             at_ns += delay_ns
             item = item[0][cut:], ()
@@ -351,12 +357,13 @@ class Network:
 
     def _delay_ns(self, source: str, target: str) -> int:
         most_ns = MS // 10 if source == target else self.max_delay_ns
-        return most_ns // 10 + self.world.below(most_ns - most_ns // 10)
+        least_ns = most_ns // 10
+        return least_ns + int(self.world.random() * (most_ns - least_ns))
 
     # --- faults ---
 
     def _is_cut(self, source: str, target: str) -> bool:
-        return source != target and self.cuts.get((source, target), 0) > 0
+        return source != target and (source, target) in self.cuts
 
     def cut(self, source: Host, target: Host) -> None:
         """Nothing gets from one to the other."""
@@ -367,9 +374,11 @@ class Network:
                 self.world.after(end.timeout_ns, lambda end=end: self._expire(end))  # type: ignore[misc]
 
     def heal(self, source: Host, target: Host) -> None:
-        self.cuts[source.name, target.name] -= 1
-        if self._is_cut(source.name, target.name):
+        way = source.name, target.name
+        self.cuts[way] -= 1
+        if self.cuts[way]:
             return
+        del self.cuts[way]
         for sock in self._between(source.name, target.name):
             for end in (sock, sock.peer):
                 if end.process.host.name == source.name and end.stalled:

@@ -41,21 +41,24 @@ class Host:
 class Thread:
     """A greenlet of a process. `token` changes each time that it blocks: who would wake it too late finds another one."""
 
+    __slots__ = ("greenlet", "is_over", "joiners", "name", "process", "token", "world")
+
     def __init__(self, process: "Process", run: Callable[[], object], name: str) -> None:
         self.process = process
+        self.world = process.world
         self.name = name
         self.token = 0
-        self.greenlet = greenlet.greenlet(lambda _began: self._run(run), parent=process.world.hub)
+        self.greenlet = greenlet.greenlet(partial(self._run, run), self.world.hub)
         self.is_over = False
         self.joiners: list[tuple[Thread, int]] = []
 
-    def _run(self, run: Callable[[], object]) -> None:
+    def _run(self, run: Callable[[], object], _began: object) -> None:
         try:
             run()
         except greenlet.GreenletExit:
             return
         except Exception as error:
-            self.process.world.finding("a thread died", f"{self.process.name} {self.name}: {type(error).__name__}: {error}", error)
+            self.world.finding("a thread died", f"{self.process.name} {self.name}: {type(error).__name__}: {error}", error)
         finally:
             self.is_over = True
             for thread, token in self.joiners:
@@ -63,7 +66,7 @@ class Thread:
 
     def step(self, value: object = None) -> None:
         """Run it to its next blocking call. In the hub only."""
-        world = self.process.world
+        world = self.world
         if not self.is_over:
             world.thread = self
             try:
@@ -75,7 +78,7 @@ class Thread:
         """Go on, if it still waits where it had this token."""
         if token == self.token and not self.is_over:
             self.token += 1
-            self.process.at(self.process.world.now_ns + delay_ns, partial(self.step, value))
+            self.process.at(self.world.now_ns + delay_ns, partial(self.step, value))
 
 
 class Process:
@@ -86,6 +89,8 @@ class Process:
         self.host = host
         self.name = name
         self.pid = pid
+        self.ahead_ns = START_NS + host.skew_ns
+        """Of its monotonic clock, beside the world's."""
         self.is_alive = True
         self.is_stopped = False
         self.stopped_until_ns = -1
@@ -93,25 +98,29 @@ class Process:
         self.parked: list[Callable[[], object]] = []
         """What would have run while it was stopped."""
         self.threads: list[Thread] = []
+        self._pruned_at = 64
         self.on_death: list[Callable[[], None]] = []
         """What the kernel does: connections, listeners and memory end."""
 
     def monotonic_ns(self) -> int:
-        return START_NS + self.host.skew_ns + self.world.now_ns
+        return self.ahead_ns + self.world.now_ns
 
     def wall_ns(self) -> int:
         return WALL_NS + self.host.wall_offset_ns + self.world.now_ns
 
     def at(self, world_ns: int, call: Callable[[], object]) -> None:
-        self.world.push(world_ns, self, call)
+        world, now_ns = self.world, self.world.now_ns
+        heapq.heappush(world.queue, (world_ns if world_ns > now_ns else now_ns, world.next_serial(), self, call))
 
     def soon(self, call: Callable[[], object]) -> None:
-        self.world.push(self.world.now_ns, self, call)
+        world = self.world
+        heapq.heappush(world.queue, (world.now_ns, world.next_serial(), self, call))
 
     def spawn(self, run: Callable[[], object], name: str) -> Thread:
         thread = Thread(self, run, name)
-        if len(self.threads) > 64:
+        if len(self.threads) >= self._pruned_at:
             self.threads = [each for each in self.threads if not each.is_over]
+            self._pruned_at = 2 * len(self.threads) + 64
         self.threads.append(thread)
         self.soon(thread.step)
         return thread
@@ -163,8 +172,11 @@ class World:
         self.events = 0
         self.is_over = False
         self.at_end: list[Callable[[], None]] = []
-        self._heap: list[tuple[int, int, Process | None, Callable[[], object]]] = []
-        self._serial = itertools.count()
+        self.queue: list[tuple[int, int, Process | None, Callable[[], object]]] = []
+        """A heap: when, which was pushed first, whose, what. Reactors and processes push by themselves: there is an event for each step of
+        everything, and a call more for each of them tells."""
+        self.next_serial = itertools.count().__next__
+        self.random: Callable[[], float] = self.rng.random
         self._pids = itertools.count(100)
         self._trace = hashlib.blake2b(digest_size=16)
 
@@ -172,15 +184,15 @@ class World:
 
     def push(self, when_ns: int, process: Process | None, call: Callable[[], object]) -> None:
         now_ns = self.now_ns
-        heapq.heappush(self._heap, (when_ns if when_ns > now_ns else now_ns, next(self._serial), process, call))
+        heapq.heappush(self.queue, (when_ns if when_ns > now_ns else now_ns, self.next_serial(), process, call))
 
     def after(self, delay_ns: int, call: Callable[[], object]) -> None:
         """An event of the world itself: the network's, a fault."""
-        self.push(self.now_ns + delay_ns, None, call)
+        heapq.heappush(self.queue, (self.now_ns + max(0, delay_ns), self.next_serial(), None, call))
 
     def run(self, limit_ns: int, until: Callable[[], bool] | None = None) -> None:
         """Run events up to a time, or until it is so; not beyond a finding."""
-        heap, pop, findings = self._heap, heapq.heappop, self.findings
+        heap, pop, findings = self.queue, heapq.heappop, self.findings
         while not findings and not (until is not None and until()):
             if not heap or heap[0][0] > limit_ns:
                 self.now_ns = max(self.now_ns, limit_ns)
@@ -232,7 +244,7 @@ class World:
         token = thread.token
         begin(thread, token)
         if timeout_ns is not None:
-            self.push(self.now_ns + timeout_ns, thread.process, partial(self._expire, thread, token))
+            thread.process.at(self.now_ns + timeout_ns, partial(self._expire, thread, token))
         return self.hub.switch()
 
     def _expire(self, thread: Thread, token: int) -> None:
@@ -245,7 +257,7 @@ class World:
 
     def below(self, most: int) -> int:
         """Any of [0, most): a delay, mostly. Random.randrange takes three times as long."""
-        return int(self.rng.random() * most)
+        return int(self.random() * most)
 
     # --- what is told of it ---
 
@@ -281,4 +293,4 @@ class World:
         self.process = None
         for release in self.at_end:
             release()
-        self._heap.clear()
+        self.queue.clear()
