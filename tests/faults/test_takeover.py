@@ -2,24 +2,24 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import uuid
+from collections.abc import Iterator
 
 import pytest
 
 from kvstore.transfer.testing.waiting import eventually
-from tests.etcd_server import EtcdServer
 from tests.faults.fail_points import Controlled
 from tests.faults.points import of
 from tests.system.running import System
 from tests.system.test_standby import LEASE, MASTERS, Load, await_owner, finds_all
 
 
-@pytest.fixture
-def standing(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[tuple[System, list[Controlled]]]:
-    """Three masters on one etcd, the first of which owns the catalog, and two nodes."""
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=MASTERS) as system:
-        points = [Controlled(tmp_path / f"points-{index}") for index in range(MASTERS)]
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterator[tuple[System, list[Controlled]]]:
+    """Three masters on one etcd, one of which owns the catalog, and two nodes. Whoever dies in a test is there again at its end."""
+    folder = tmp_path_factory.mktemp("standing")
+    with System(folder, f"{etcd_url}/{uuid.uuid4()}", masters=MASTERS) as system:
+        points = [Controlled(folder / f"points-{index}") for index in range(MASTERS)]
         system.master_module = "tests.faults.master"
         for index in range(MASTERS):
             system.environments[f"master-{index}"] = points[index].environment
@@ -32,19 +32,21 @@ def standing(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> 
 @pytest.mark.parametrize("point", of("master", "takeover", "register"))
 def test_who_dies_while_it_takes_over_leaves_all_to_the_next(standing: tuple[System, list[Controlled]], point: str) -> None:
     system, points = standing
+    owner = await_owner(system, *range(MASTERS))
+    others = [index for index in range(MASTERS) if index != owner]
     with system.client() as client:
         load = Load(client)
         load.goes_on()
-        for index in (1, 2):
+        for index in others:
             points[index].arm(f"{point}=kill")
             eventually(lambda index=index: points[index].is_armed or bool(points[index].struck), "it is armed")  # type: ignore[misc]
-        os.kill(system.masters[0].pid, signal.SIGKILL)
-        eventually(lambda: any(points[index].struck for index in (1, 2)), f"{point} is passed")
-        for index in (1, 2):
+        os.kill(system.masters[owner].pid, signal.SIGKILL)
+        eventually(lambda: any(points[index].struck for index in others), f"{point} is passed")
+        for index in others:
             points[index].disarm()
-        eventually(lambda: all(points[index].is_armed or points[index].struck for index in (1, 2)), "nothing strikes any more")
+        eventually(lambda: all(points[index].is_armed or points[index].struck for index in others), "nothing strikes any more")
         for index in range(MASTERS):
-            if index == 0 or points[index].struck:
+            if index == owner or points[index].struck:
                 system.masters[index].kill()
                 system.start_master(index, *LEASE)
         await_owner(system, *range(MASTERS))

@@ -7,7 +7,7 @@ so that a stale one shows.
 Source: CacheLib's ValueHistory (a hit must be a version that could have been current, a miss is always legal).
 """
 
-import random
+import hashlib
 from dataclasses import dataclass
 
 VERSION_BYTES = 8
@@ -15,7 +15,7 @@ VERSION_BYTES = 8
 
 def value_of(key: bytes, version: int, size: int) -> bytes:
     """`size` bytes that no other key, version or size shares."""
-    return version.to_bytes(VERSION_BYTES, "big") + random.Random(b"%b %d %d" % (key, version, size)).randbytes(size - VERSION_BYTES)
+    return version.to_bytes(VERSION_BYTES, "big") + hashlib.shake_128(b"%b %d %d" % (key, version, size)).digest(size - VERSION_BYTES)
 
 
 def version_of(key: bytes, value: bytes) -> int:

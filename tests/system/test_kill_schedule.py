@@ -20,6 +20,8 @@ from tests.system.running import System, until
 
 CYCLES = 8
 WRITERS, KEYS_PER_WRITER = 4, 16
+PAUSE_S = 0.002
+"""Of a writer after each operation, about as long as one takes: some are under way at each kill, and daemons that start get a processor."""
 SIZES = (2 << 10, 40 << 10, 100 << 10)
 """A value sent inline, one written inline and read by mapping, one written through shared memory."""
 
@@ -98,7 +100,7 @@ def view(client: Client, key: bytes) -> bytes | None:
 def work(oracle: Oracle, client: Client, mine: list[bytes], everyones: list[bytes], seed: int, is_over: threading.Event) -> None:
     """Write, remove and read one's own keys, and read those of others, until it is over or something is wrong."""
     choose = random.Random(seed)
-    while not is_over.is_set() and oracle.failure is None:
+    while not is_over.wait(PAUSE_S) and oracle.failure is None:
         key, act = choose.choice(mine), choose.random()
         try:
             if act < 0.3:

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from tests.etcd_server import EtcdServer
 from tests.system.history import value_of
 from tests.system.running import System, until
 
@@ -250,8 +250,8 @@ def test_what_an_operator_sets_is_above_the_file_and_outlives_the_master_until_i
             holds(system, red, keys, 12)
 
 
-def test_what_an_operator_sets_holds_at_the_master_that_takes_over(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
-    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=2) as system:
+def test_what_an_operator_sets_holds_at_the_master_that_takes_over(tmp_path: Path, etcd_url: str) -> None:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         for index in range(2):
             system.start_master(index, "--lease-ttl-s", "5")
         system.start_node("n0", "--dram", "16MiB", "--policy", "lru")

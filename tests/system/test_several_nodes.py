@@ -1,6 +1,7 @@
 """A batch that lies on three nodes of other hosts, asked of all at once, when one of them is struck in the midst: what the living have is
 returned, in time, and nothing is written into the caller's buffers once the call is over."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -42,20 +43,18 @@ class Scene:
         self.system = system
         self.client: Client = system.remote_client(settings=settings, transfer=TransferSettings(transports="tcp", rails="lo"))
         shares: dict[str, list[bytes]] = {name: [] for name in NAMES}
+        values: dict[bytes, bytes] = {}
         while min(map(len, shares.values())) < SHARE:
             keys = [os.urandom(8) for _ in range(8)]
-            self.client.put_batch(keys, [self._value(key) for key in keys])  # to one of them
+            values |= {key: value_of(key, 0, BLOCK_BYTES) for key in keys}
+            self.client.put_batch(keys, [values[key] for key in keys])  # to one of them
             for key, places in zip(keys, self.client.locate(keys), strict=True):
                 shares[places[0].node].append(key)
         self.names = [name for _ in range(SHARE) for name in NAMES]
         self.keys = [shares[name].pop() for name in self.names]
-        self.values = [self._value(key) for key in self.keys]
+        self.values = [values[key] for key in self.keys]
         self.victim = system.nodes[VICTIM].pid
         self.get(self.buffers(), DEADLINE_S)  # engines are connected, slabs shown
-
-    @staticmethod
-    def _value(key: bytes) -> bytes:
-        return value_of(key, 0, BLOCK_BYTES)
 
     def buffers(self) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
         return np.zeros((len(self.keys), BLOCK_BYTES), np.uint8)
@@ -98,22 +97,36 @@ class Scene:
         assert sum(self.client._pool.counts(address)[0] for address in list(self.client._pool._shelf._endpoints)) == 0
 
 
-@pytest.fixture(params=list(WAYS))
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with System(tmp_path) as system:
+@contextlib.contextmanager
+def scene_in(folder: Path, way: str) -> Iterator[Scene]:
+    with System(folder) as system:
         system.start_master(0, "--node-ttl-s", "3600")  # one that is stopped is alive
         for name in NAMES:
             system.start_node(name, "--dram", "64MiB")
-        scene = Scene(system, WAYS[request.param])
+        scene = Scene(system, WAYS[way])
         with scene.client:
             yield scene
 
 
-def test_a_node_that_is_silent_holds_up_none_of_the_others(scene: Scene) -> None:
-    buffers, waiting = scene.begin_with_one_stopped()
+@pytest.fixture(scope="module", params=list(WAYS))
+def lasting(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """For those whose victim goes on afterwards and has all that it had."""
+    with scene_in(tmp_path_factory.mktemp("lasting"), request.param) as scene:
+        yield scene
+
+
+@pytest.fixture(params=list(WAYS))
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """For one whose victim ends."""
+    with scene_in(tmp_path, request.param) as scene:
+        yield scene
+
+
+def test_a_node_that_is_silent_holds_up_none_of_the_others(lasting: Scene) -> None:
+    buffers, waiting = lasting.begin_with_one_stopped()
     assert is_quiet(waiting)
-    os.kill(scene.victim, signal.SIGCONT)
-    scene.check(buffers, waiting.result(DEADLINE_S))
+    os.kill(lasting.victim, signal.SIGCONT)
+    lasting.check(buffers, waiting.result(DEADLINE_S))
 
 
 def test_of_a_node_that_is_killed_there_are_misses_and_of_the_living_hits(scene: Scene) -> None:
@@ -143,39 +156,39 @@ def test_a_node_that_hangs_up_gives_right_bytes_or_misses(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_a_node_that_is_stopped_costs_the_deadline_and_writes_nothing_afterwards(scene: Scene, when: str) -> None:
-    buffers = scene.buffers()
+def test_a_node_that_is_stopped_costs_the_deadline_and_writes_nothing_afterwards(lasting: Scene, when: str) -> None:
+    buffers = lasting.buffers()
     with within(SHORT_S):
         if when == "before":
-            os.kill(scene.victim, signal.SIGSTOP)
-        waiting = scene.begin(buffers, SHORT_S)
+            os.kill(lasting.victim, signal.SIGSTOP)
+        waiting = lasting.begin(buffers, SHORT_S)
         if when == "between":
             until(lambda: bool(buffers[0].any()) or waiting.done(), "the first of its bytes")
-            os.kill(scene.victim, signal.SIGSTOP)
+            os.kill(lasting.victim, signal.SIGSTOP)
         try:
-            scene.check(buffers, waiting.result(DEADLINE_S))
+            lasting.check(buffers, waiting.result(DEADLINE_S))
             assert when == "between", "all of it had come before"
         except DeadlineExceeded:
             pass
-    scene.check_nothing_comes_late(buffers)
+    lasting.check_nothing_comes_late(buffers)
 
 
-def test_what_a_signal_handler_raises_comes_out_at_once_and_nothing_is_written_afterwards(scene: Scene) -> None:
+def test_what_a_signal_handler_raises_comes_out_at_once_and_nothing_is_written_afterwards(lasting: Scene) -> None:
     def strike(_number: int, _frame: FrameType | None) -> None:
         raise Struck
 
     def strike_in_the_midst() -> None:
-        scene.until_the_living_have_answered(buffers)
+        lasting.until_the_living_have_answered(buffers)
         signal.pthread_kill(main, signal.SIGUSR1)
 
-    main, buffers = threading.get_ident(), scene.buffers()
+    main, buffers = threading.get_ident(), lasting.buffers()
     old = signal.signal(signal.SIGUSR1, strike)
     try:
-        os.kill(scene.victim, signal.SIGSTOP)
+        os.kill(lasting.victim, signal.SIGSTOP)
         striking = in_background(strike_in_the_midst)
         with pytest.raises(Struck):
-            scene.get(buffers, DEADLINE_S)
+            lasting.get(buffers, DEADLINE_S)
         striking.result(DEADLINE_S)
     finally:
         signal.signal(signal.SIGUSR1, old)
-    scene.check_nothing_comes_late(buffers)
+    lasting.check_nothing_comes_late(buffers)

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable
+import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.testing.waiting import eventually
 from tests.credentials import OPERATOR, tokens_file, tokens_text
-from tests.etcd_server import EtcdServer
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System
 from tests.tickets import hello_to_node, node_table
@@ -129,10 +128,8 @@ def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp
             assert again.get(b"k") == b"value"
 
 
-def test_a_takeover_ends_no_session_and_tickets_of_the_former_owner_open_others(
-    tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
-) -> None:
-    with with_tokens(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=2) as system:
+def test_a_takeover_ends_no_session_and_tickets_of_the_former_owner_open_others(tmp_path: Path, etcd_url: str) -> None:
+    with with_tokens(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         for index in range(2):
             start_master(system, index, "--lease-ttl-s", "5")
         system.start_node("n0", "--dram", "16MiB")
