@@ -1,5 +1,5 @@
 """Daemons and commands as processes of their own that need not load their modules: forked from one that has, the template, of which each
-process of the tests has one, or one for each host (tests/namespaces.py) and each set of Python's options.
+process of the tests has one, or one for each set of Python's options.
 
 To load them takes 0.6 s of processor time, five times as long as all else that a daemon does to begin. What follows is the same: its
 `main` with flags, environment, signals and exit status. Tests of the program itself and of whoever starts it start it by its name.
@@ -26,6 +26,7 @@ from typing import IO, Any, Final
 
 from kvstore.client.cli.main import COMMANDS
 from kvstore.client.tools.launch import end_with
+from tests.entering import enter
 
 MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
 LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.metrics.route", "kvstore.console.web")
@@ -41,12 +42,14 @@ _LENGTH_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to run. `folder` is "" for the checkout."""
+    """What to run. `folder` is "" for the checkout, `host` for that of the template."""
 
     module: str
     arguments: list[str]
     environment: dict[str, str]
     folder: str
+    host: str = ""
+    hidden: Sequence[str] = ()
 
 
 class Forked:
@@ -59,23 +62,24 @@ class Forked:
         *,
         environment: Mapping[str, str],
         stderr: IO[Any] | None = None,
-        prefix: tuple[str, ...] = (),
+        host: str = "",
+        hidden: Sequence[str] = (),
         options: tuple[str, ...] = (),
         folder: Path | None = None,
         has_input: bool = False,
     ) -> None:
         """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own.
-        `prefix` goes before the command line of the template, and `options` are those of its Python. There is one for each of both: all
-        that it forks run on that host. `folder` is where it runs; without, in the checkout. Its standard input is what is written to the
-        attribute `stdin`, or empty."""
+        `host` is the network namespace of another host (tests/namespaces.py) to run on, where the folders `hidden` are empty. `options` are
+        those of the template's Python, and there is one for each. `folder` is where it runs; without, in the checkout. Its standard input is
+        what is written to the attribute `stdin`, or empty."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
         given, given_end = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
         out, out_end = os.pipe()
         error, error_end = os.pipe() if stderr is None else (-1, os.dup(stderr.fileno()))
         self._status, status_end = os.pipe()
-        request = Request(module, list(arguments), dict(environment), str(folder or ""))
-        self.pid = template(prefix, options).fork(request, [given, out_end, error_end, status_end])
+        request = Request(module, list(arguments), dict(environment), str(folder or ""), host, list(hidden))
+        self.pid = template(options).fork(request, [given, out_end, error_end, status_end])
         for descriptor in (given, out_end, error_end, status_end):
             os.close(descriptor)
         self.stdin: IO[str] | None = open(given_end, "w", encoding="utf-8") if has_input else None  # noqa: SIM115 - as below
@@ -112,15 +116,26 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def said(module: str, *arguments: str, host: str = "") -> str:
+    """What this program, which succeeds, prints."""
+    forked = Forked(module, arguments, environment=os.environ, host=host)
+    assert forked.stdout is not None
+    assert forked.stderr is not None
+    with forked.stdout, forked.stderr:
+        printed, complained = forked.stdout.read(), forked.stderr.read()
+    assert forked.wait() == 0, complained
+    return printed
+
+
 class Template:
     """The process that forks them, and ends with this one. Thread-safe."""
 
-    def __init__(self, prefix: tuple[str, ...], options: tuple[str, ...]) -> None:
+    def __init__(self, options: tuple[str, ...]) -> None:
         ours, theirs = socket.socketpair()
         self._sock = ours
         self._lock = threading.Lock()
         with theirs:
-            command = [*prefix, sys.executable, *options, "-m", "tests.forked", str(theirs.fileno())]
+            command = [sys.executable, *options, "-m", "tests.forked", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
         atexit.register(self.close)
 
@@ -138,9 +153,9 @@ class Template:
 
 
 @cache
-def template(prefix: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Template:
+def template(options: tuple[str, ...] = ()) -> Template:
     """The one of this process for these."""
-    return Template(prefix, options)
+    return Template(options)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -224,7 +239,7 @@ def _load(request: Request) -> None:
 
 
 def _become(request: Request, descriptors: Sequence[int]) -> None:
-    """Take on what `subprocess.Popen` would have given it."""
+    """Take on what `subprocess.Popen` would have given it, on its host."""
     for ours, given in enumerate(descriptors[:3]):
         os.dup2(given, ours)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -233,6 +248,8 @@ def _become(request: Request, descriptors: Sequence[int]) -> None:
     if request.folder:
         os.chdir(request.folder)
     sys.argv = [request.module, *request.arguments]
+    if request.host:
+        enter(request.host, request.hidden)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ Partitions are rules in one place: a packet from one host to another is dropped 
 of anything. Needs what tests/namespaces.py needs. Nothing leaves the machine: the router leads to these hosts only.
 """
 
-import ctypes
 import itertools
 import os
 import subprocess
@@ -12,11 +11,11 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
+from tests.entering import enter_network
 from tests.namespaces import COMMAND_DEADLINE_S, PREFIX, remove, remove_leftovers, run
 
 NET: Final = "10.88"
 _count = itertools.count()
-_CLONE_NEWNET: Final = 0x40000000
 
 
 class StarHosts:
@@ -45,11 +44,8 @@ class StarHosts:
         return ("ip", "netns", "exec", self.names[host])
 
     def enter(self, host: int) -> None:
-        """Have the calling thread, and those that it starts from then on, be on that host. It stays there: for a process's first one."""
-        with open(f"/run/netns/{self.names[host]}", "rb") as namespace:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(namespace.fileno(), _CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), f"setns {self.names[host]}")
+        """Have the calling thread be on that host, see `enter_network`."""
+        enter_network(self.names[host])
 
     def cut(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Lose all packets from the one to the other host of each pair, from the return on. What is cut twice is to be mended twice."""

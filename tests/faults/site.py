@@ -175,7 +175,7 @@ class Site:
             environment={**plain, **self.points[name].environment},
             on_log=self._log,
             on_end=lambda _child: None,
-            start=partial(Forked, prefix=self.hosts.prefix(host)),
+            start=partial(Forked, host=self.hosts.names[host]),
         )
 
     def _plan(self, name: str) -> Plan:

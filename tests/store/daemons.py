@@ -37,16 +37,17 @@ def start(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> "sub
 
 
 class Daemon:
-    """One running process. `facts` is its first line of standard output; `prefix` goes before its command line."""
+    """One running process. `facts` is its first line of standard output; `prefix` goes before its command line, or it runs on `host`, where
+    the folders `hidden` are empty (tests/forked.py)."""
 
-    def __init__(self, kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, kind: str, *flags: str, log: Path, prefix: Sequence[str] = (), host: str = "", hidden: Sequence[str] = ()) -> None:
         self.log = log
         self.process: Forked | subprocess.Popen[str]
         if prefix:
             self.process = start(kind, *flags, log=log, prefix=prefix)
         else:
             with log.open("ab") as errors:
-                self.process = Forked(MODULES[kind], flags, environment=plain_environment(), stderr=errors)
+                self.process = Forked(MODULES[kind], flags, environment=plain_environment(), stderr=errors, host=host, hidden=hidden)
         self.facts = self.line()
 
     def line(self) -> dict[str, Any]:
@@ -68,8 +69,8 @@ class Daemon:
 
 
 @contextmanager
-def running(kind: str, *flags: str, log: Path, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
-    daemon = Daemon(kind, *flags, log=log, prefix=prefix)
+def running(kind: str, *flags: str, log: Path, prefix: Sequence[str] = (), host: str = "", hidden: Sequence[str] = ()) -> Iterator[Daemon]:
+    daemon = Daemon(kind, *flags, log=log, prefix=prefix, host=host, hidden=hidden)
     try:
         yield daemon
     finally:

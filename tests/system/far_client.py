@@ -6,6 +6,7 @@ messages.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,8 +19,11 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
+from tests.forked import Forked
 from tests.namespaces import TwoHosts
 from tests.system.history import value_of
+
+DEADLINE_S = 60.0
 
 
 class FarClient:
@@ -28,8 +32,16 @@ class FarClient:
     def __init__(
         self, hosts: TwoHosts, host: int, address: str, *, transports: str = "tcp", prefix: Sequence[str] = (), **settings: float
     ) -> None:
-        command = [*prefix, sys.executable, "-m", "tests.system.far_client", address, transports, json.dumps(settings)]
-        self._process = hosts.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arguments = [address, transports, json.dumps(settings)]
+        self._process: Forked | subprocess.Popen[str]
+        if prefix:
+            command = [*prefix, sys.executable, "-m", "tests.system.far_client", *arguments]
+            self._process = hosts.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        else:
+            name = hosts.names[host]
+            self._process = Forked(
+                "tests.system.far_client", arguments, environment=os.environ, host=name, has_input=True, stderr=sys.__stderr__
+            )
 
     def put(self, keys: Sequence[str], size_bytes: int) -> dict[str, Any]:
         """Put each key's value: `done` is what put_batch gave, or the error's name."""
@@ -56,8 +68,10 @@ class FarClient:
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait(20) == 0
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            self._process.stdin.close()
+            assert self._process.wait(DEADLINE_S) == 0
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Placement, Role, SchedulerClient
+from tests.forked import said
 from tests.namespaces import TwoHosts
 from tests.system.running import DEADLINE_S
 
@@ -18,7 +19,7 @@ BUSY_S = 1.5
 
 def ask(hosts: TwoHosts, host: int, master: str, keys: list[str]) -> dict[str, Any]:
     """The test's side."""
-    answer: dict[str, Any] = json.loads(hosts.run(host, [sys.executable, "-m", "tests.system.far_scheduler", master, *keys]))
+    answer: dict[str, Any] = json.loads(said("tests.system.far_scheduler", master, *keys, host=hosts.names[host]))
     return answer
 
 

@@ -1,12 +1,12 @@
 """A node and a client on two hosts (network namespaces) while the network between their engines changes: values are right all the time,
 by the engine where there is a way for it, else by message."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.client.config import ClientSettings
+from tests.forked import said
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import running
 from tests.system.far_client import FarClient
@@ -34,13 +34,13 @@ def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
     await_links(hosts, "rail0")
     config = folder / "node.toml"
     config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\nlink_poll_interval_s = 0.05\n')
-    here, address = hosts.prefix(0), hosts.rails[0].addresses[0]
+    here, address = hosts.names[0], hosts.rails[0].addresses[0]
     public = ["--allow-unauthenticated", "--listen"]
     master = [*public, f"{address}:{MASTER}", "--control", "127.0.0.1:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:"]
     node = ["--master", f"{address}:{MASTER}", *public, f"{address}:{NODE}", "--name", "n0", "--run-dir", str(folder / "n")]
     with (
-        running("master", *master, log=folder / "master.log", prefix=here),
-        running("node", *node, "--dram", "64MiB", "--config", str(config), log=folder / "node.log", prefix=here) as daemon,
+        running("master", *master, log=folder / "master.log", host=here),
+        running("node", *node, "--dram", "64MiB", "--config", str(config), log=folder / "node.log", host=here) as daemon,
     ):
         assert daemon.line()["event"] == "ready"
         yield f"{address}:{MASTER}"
@@ -106,4 +106,4 @@ def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first
 
 
 def status(hosts: TwoHosts, master: str) -> str:
-    return hosts.run(0, [sys.executable, "-m", "kvstore.client.cli.main", "status", "--master", master, "--json"])
+    return said("kvstore.client.cli.main", "status", "--master", master, "--json", host=hosts.names[0])

@@ -1,10 +1,10 @@
 """What a node's engine measures between two hosts reaches the scheduler, and its choice is another then."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forked import said
 from tests.namespaces import TwoHosts, two_hosts
 from tests.store.daemons import running
 from tests.system.far_client import FarClient
@@ -20,7 +20,7 @@ longer than to wait for who has them (far_scheduler.BUSY_S)."""
 
 
 def nodes(hosts: TwoHosts, master: str) -> dict[str, dict[str, Any]]:
-    found = json.loads(hosts.run(0, [sys.executable, "-m", "kvstore.client.cli.main", "status", "--master", master, "--json"]))["nodes"]
+    found = json.loads(said("kvstore.client.cli.main", "status", "--master", master, "--json", host=hosts.names[0]))["nodes"]
     return {node["name"]: node for node in found}
 
 
@@ -40,16 +40,14 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
             "0.05",
         ]
         flags += ["--node-ttl-s", "60", "--instance-ttl-s", "600", "--measured-rate-ttl-s", "600"]
-        # Namespaces share files: without this node `b` would reach `a` by its Unix socket.
-        apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {tmp_path / "a"} && exec "$@"', "sh"]
         node = ["--master", master, "--dram", "64MiB"]
         (tmp_path / "a").mkdir()
         with (
-            running("master", *flags, "--run-dir", str(tmp_path / "m"), log=tmp_path / "master.log", prefix=hosts.prefix(0)),
+            running("master", *flags, "--run-dir", str(tmp_path / "m"), log=tmp_path / "master.log", host=hosts.names[0]),
             running(
                 *("node", *node, "--allow-unauthenticated", "--name", "a", "--listen", f"{here}:{NODE}", "--run-dir", str(tmp_path / "a")),
                 log=tmp_path / "a.log",
-                prefix=hosts.prefix(0),
+                host=hosts.names[0],
             ) as a,
         ):
             assert a.line()["event"] == "ready"
@@ -58,7 +56,8 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
             with running(
                 *("node", *node, "--allow-unauthenticated", "--name", "b", "--listen", f"{there}:{NODE}", "--run-dir", str(tmp_path / "b")),
                 log=tmp_path / "b.log",
-                prefix=[*hosts.prefix(1), *apart],
+                host=hosts.names[1],
+                hidden=[str(tmp_path / "a")],  # else it would reach `a` by its Unix socket
             ) as b:
                 assert b.line()["event"] == "ready"
                 first = ask(hosts, 0, master, FIRST)

@@ -56,10 +56,9 @@ def daemons(
     node = ["--master", ",".join(masters), *public, f"0.0.0.0:{NODE}", "--advertise", f"{address}:{NODE}", "--name", "n0"]
     node += ["--run-dir", str(folder / "n"), "--dram", "64MiB", "--control-timeout-s", "1", *quick, *node_flags]
     (folder / "m").mkdir()
-    apart = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs apart {folder / "m"} && exec "$@"', "sh"]
     with (
-        running("master", *flags, "--node-ttl-s", "3600", log=folder / "master.log", prefix=hosts.prefix(0)) as master,
-        running("node", *node, log=folder / "node.log", prefix=[*hosts.prefix(node_on), *apart]) as daemon,
+        running("master", *flags, "--node-ttl-s", "3600", log=folder / "master.log", host=hosts.names[0]) as master,
+        running("node", *node, log=folder / "node.log", host=hosts.names[node_on], hidden=[str(folder / "m")]) as daemon,
     ):
         assert daemon.line()["event"] == "ready"
         yield master
