@@ -69,9 +69,9 @@ class Forked:
         has_input: bool = False,
     ) -> None:
         """`stderr` is a file that its log goes to; without, the attribute of that name reads it. It has a process group of its own.
-        `host` is the network namespace of another host (tests/namespaces.py) to run on, where the folders `hidden` are empty. `options` are
-        those of the template's Python, and there is one for each. `folder` is where it runs; without, in the checkout. Its standard input is
-        what is written to the attribute `stdin`, or empty."""
+        `host` is the network namespace of another host (tests/namespaces.py) to run on, where the folders `hidden` are empty. `options`
+        are those of the template's Python, and there is one for each. `folder` is where it runs; without, in the checkout. Its standard
+        input is what is written to the attribute `stdin`, or empty."""
         self.returncode: int | None = None
         self._lock = threading.Lock()
         given, given_end = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
