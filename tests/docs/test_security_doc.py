@@ -30,8 +30,8 @@ def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
                 environment[name] = value
                 continue
             arguments = [word for word in words[1:] if word != "&"]
-            prefix = tuple(hosts.prefix(0))
-            started = Forked(PROGRAMS[words[0]], arguments, environment=environment, stderr=sys.__stderr__, prefix=prefix, folder=tmp_path)
+            where = hosts.names[0]
+            started = Forked(PROGRAMS[words[0]], arguments, environment=environment, stderr=sys.__stderr__, host=where, folder=tmp_path)
             assert started.stdout is not None
             running.enter_context(started.stdout)
             running.callback(started.wait)
