@@ -26,6 +26,7 @@ from tests.faults.hosts import StarHosts
 from tests.faults.journal import Act, BlockName, Journal, Outcome, read
 from tests.faults.judging import Circumstances, Judge, Times, Verdict
 from tests.faults.reporting import Done, Report, daemons_changed, printed
+from tests.faults.resting import Rest, unprovoked
 from tests.faults.site import CLIENTS, SERVERS, TENANT, TOKEN, Site, settled
 from tests.namespaces import why_not
 from tests.system.history import version_of
@@ -53,6 +54,8 @@ class Seen:
     lost: dict[int, list[int]] = field(default_factory=lambda: {node: [] for node in range(SERVERS)})
     stopped: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: {client: [] for client in range(CLIENTS)})
     disturbed: list[tuple[int, int]] = field(default_factory=list)
+    unprovoked: int = 0
+    """How often the site was not at rest though there was no fault."""
     trouble: list[str] = field(default_factory=list)
     """What went wrong with the faults themselves, or did not come to rest."""
 
@@ -68,6 +71,7 @@ class Chaos:
         self._evictions: dict[str, int] = {}
         """By node, at the last look."""
         self._watched_ns = time.monotonic_ns()
+        self._rest = Rest()
         self.seen = Seen()
 
     def run(self, seconds: float) -> None:
@@ -87,6 +91,8 @@ class Chaos:
                         time.sleep(QUIET_S)
                 time.sleep(max(0.0, next_s - time.monotonic()))
             self._join(threads)
+        self.seen.unprovoked = unprovoked(self._rest.disturbed, self.seen.disturbed)
+        self.seen.disturbed += self._rest.disturbed
 
     def _draw(self) -> kinds.Fault | None:
         """One whose victims no other is at; None: none is found."""
@@ -138,8 +144,10 @@ class Chaos:
             thread.join()
 
     def _watch(self) -> None:
-        """Note when nodes have evicted blocks: these are not lost, but gone."""
+        """Note when nodes have evicted blocks: these are not lost, but gone. And when the site is not at rest."""
+        began_ns = time.monotonic_ns()
         status, now_ns = self._site.status(), time.monotonic_ns()
+        self._rest.looked(began_ns, now_ns, status.owner.epoch if status is not None and settled(status) else None)
         for node in status.nodes if status is not None else ():
             count = sum(tier.evictions for tier in node.tiers)
             if count > self._evictions.get(node.name, 0):
@@ -221,7 +229,9 @@ def chaos(
             after = site.used()
             verdict = judged(site, one.seen, deadline_s)
             trouble = [*one.seen.trouble, *(f"client {name} did not end" for name in hanging), *left, *daemons_changed(before, after)]
-            return Report.made(seed, took_s, verdict, one.seen.faults, journals, before, after, trouble, writers=CLIENTS)
+            return Report.made(
+                seed, took_s, verdict, one.seen.faults, journals, before, after, trouble, writers=CLIENTS, unprovoked=one.seen.unprovoked
+            )
 
 
 _BEGAN_NS: Final = time.monotonic_ns()
@@ -263,9 +273,9 @@ def main() -> int:
             print(f"logs and journals: {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder)
+    printed(report)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    printed(report)
     return 0 if report.is_good else 1
 
 

@@ -14,7 +14,7 @@ A lost answer, a miss and a failure are all allowed; so the share that succeeded
 
 import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,6 +41,9 @@ class Times:
         self._begins = [begin for begin, _ in merged]
         self._ends = [end for _, end in merged]
 
+    def __iter__(self) -> Iterator[Interval]:
+        return zip(self._begins, self._ends, strict=True)
+
     def meet(self, begin: int, end: int) -> bool:
         """One of them has a moment of [begin, end]."""
         at = bisect.bisect_right(self._begins, end) - 1
@@ -61,7 +64,7 @@ class Circumstances:
     """What was done to the cluster."""
 
     disturbed: Times
-    """From each fault until all that it touched was there again, and the master had heard of all."""
+    """From each fault until all that it touched was there again, and the master had heard of all; and whenever it was not at rest."""
     lost: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """By node, the times at which it lost what only its memory held, or had evicted something."""
     stopped: Mapping[int, Times] = field(default_factory=dict)

@@ -57,6 +57,8 @@ class Report:
     before: Used
     after: Used
     trouble: list[str]
+    unprovoked: int = 0
+    """How often the site was not at rest though there was no fault: the machine had other things to do."""
 
     @classmethod
     def made(
@@ -71,13 +73,16 @@ class Report:
         trouble: list[str],
         *,
         writers: int,
+        unprovoked: int = 0,
     ) -> "Report":
         """`journals` by writer, those below `writers` of clients under load."""
         by_kind: dict[str, list[Done]] = defaultdict(list)
         for fault in faults:
             by_kind[fault.kind].append(fault)
         seen = Flights([(writer, records) for writer, records in journals if writer < writers])
-        return cls(seed, seconds, verdict, {kind: seen.of_kind(by_kind[kind]) for kind in sorted(by_kind)}, before, after, trouble)
+        return cls(
+            seed, seconds, verdict, {kind: seen.of_kind(by_kind[kind]) for kind in sorted(by_kind)}, before, after, trouble, unprovoked
+        )
 
     @property
     def felt_share(self) -> float:
@@ -89,7 +94,9 @@ class Report:
         return not self.verdict.violations and not self.trouble and self.felt_share >= MIN_STRUCK_SHARE
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "felt_share": self.felt_share, "is_good": self.is_good}
+        """asdict makes a Counter of a Counter's pairs."""
+        verdict = {**asdict(self.verdict), "violations": dict(self.verdict.violations)}
+        return {**asdict(self), "verdict": verdict, "felt_share": self.felt_share, "is_good": self.is_good}
 
 
 class Flights:
@@ -162,7 +169,7 @@ def printed(report: Report) -> None:
         f"{verdict.acknowledged:,} operations acknowledged, {verdict.failed:,} failed with errors to be retried; {verdict.hits:,} hits, "
         f"{verdict.misses:,} misses, {verdict.required:,} reads that had to find their block; longest call "
         f"{verdict.longest_ns / 1e9:.1f} s; "
-        f"{report.felt_share:.0%} of the faults felt by an operation in flight"
+        f"{report.felt_share:.0%} of the faults felt by an operation in flight; {report.unprovoked} times not at rest without a fault"
     )
     for text in (*(f"{kind}: {count}" for kind, count in verdict.violations.items()), *verdict.examples, *report.trouble):
         console.print(f"[red]{text}", highlight=False)

@@ -1,5 +1,6 @@
 """What a report of chaos says: counts by kind, stalls, and whether the run shows anything."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def test_a_violation_or_trouble_makes_it_bad_and_is_printed(journals: list[tuple
     assert not report(journals, felt, trouble=["not at rest"]).is_good
     printed(bad)
     assert "lost: a block" in capsys.readouterr().out
+    told = json.loads(json.dumps(bad.as_json()))
+    assert (told["is_good"], told["verdict"]["violations"], told["verdict"]["examples"]) == (False, {"lost": 1}, ["lost: a block"])
 
 
 def test_what_daemons_have_more_of_is_told_beyond_an_allowance() -> None:

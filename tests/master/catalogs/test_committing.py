@@ -60,3 +60,6 @@ def test_after_the_end_nothing_is_written_and_nobody_is_told(tmp_path: Path) -> 
     assert told == ["later"]
     catalog.close()
     reactor.close()
+    reopened = LmdbCatalog(tmp_path)
+    assert elected(reopened).records[b"k"] == b"v", "what was under way, and nothing that came late"
+    reopened.close()

@@ -1,8 +1,10 @@
 """Promises of lease.py on a real etcd: it is over here before it is over there, whatever stopped the process or the network."""
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import grpc
@@ -157,3 +159,24 @@ def test_it_may_be_closed_by_who_is_told_that_it_is_lost(etcd: EtcdServer) -> No
     stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(told), "that it is lost")
     channel.close()
+
+
+@pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
+def test_the_hosts_clock_may_be_set_as_it_likes(
+    etcd: EtcdServer, lost: list[StaleEpoch], set_by_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set forward it ends no lease, and set back it prolongs none."""
+    real, set_s = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + set_s)
+    spec = find_spec(Lease.__module__)
+    assert spec is not None
+    assert spec.loader is not None
+    found = module_from_spec(spec)  # one that has met this clock from the beginning
+    spec.loader.exec_module(found)
+    with FaultyEtcd(etcd) as faulty, contextlib.closing(EtcdChannel([faulty.host_port], EtcdAccess())) as channel:
+        with contextlib.closing(found.Lease(channel, 5.0, on_lost=lost.append)) as lease:
+            set_s = set_by_s
+            assert lease.is_valid
+            faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
+            eventually(lambda: bool(lost), "an owner that counts itself out")
+            assert not lease.is_valid

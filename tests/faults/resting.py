@@ -1,0 +1,31 @@
+"""When a site was at rest, as one saw it who looked again and again: all nodes alive, and one owner of the catalog. Pure.
+
+Faults are not all that disturbs it. On a machine that has other things to do an owner may not keep its lease, and until its nodes are with
+the next one what they hold is a miss, as after any take-over. Such times are no quiet ones; how often nobody had made a fault is told.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tests.faults.judging import Interval, Times
+
+
+class Rest:
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self._calm_ns: int | None = None
+        """When the last look began that found it as the one before had."""
+        self.disturbed: list[Interval] = []
+        """From a look that found it at rest to one that did not, or found another owner."""
+
+    def looked(self, began_ns: int, ended_ns: int, epoch: int | None) -> None:
+        """A look found this epoch's owner and all its nodes; None: it did not."""
+        if self._calm_ns is not None and (epoch is None or epoch != self._epoch):
+            self.disturbed.append((self._calm_ns, ended_ns))
+        if epoch is not None:
+            self._epoch, self._calm_ns = epoch, began_ns
+
+
+def unprovoked(disturbed: Sequence[Interval], faults: Iterable[Interval]) -> int:
+    """How often it was disturbed while there was no fault."""
+    made = Times(faults)
+    return sum(not made.meet(begin, end) for begin, end in Times(disturbed))
