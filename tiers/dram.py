@@ -8,12 +8,15 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers.memfd import Bytes, MemfdPool
 from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
 from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, growth_sizes, position_of
 from kvstore.tiers.tier import Record, Slot
+
+Column = npt.NDArray[np.int64]
 
 
 class DramTier(SlabTier):
@@ -79,11 +82,15 @@ class DramTier(SlabTier):
         slab = self._slabs.find(slot)
         return slab.number, position_of(slot) * slab.group.slot_bytes
 
-    def locate_all(self, slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
-        """As `locate` for many: slab ids, and offsets in bytes."""
-        slabs = [slot.index >> POSITION_BITS for slot in slots]
-        slot_bytes = {number: self._slabs.slab(number).group.slot_bytes for number in set(slabs)}
-        return slabs, [(slot.index & POSITION_MASK) * slot_bytes[number] for slot, number in zip(slots, slabs, strict=True)]
+    def locate_all(self, slots: Sequence[Slot]) -> tuple[Column, Column, Column]:
+        """As `locate` for many: slab ids, offsets in bytes, and the slots' own indexes."""
+        indexes = np.array([slot.index for slot in slots], np.int64)
+        slabs, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
+        numbers: list[int] = np.unique(slabs).tolist()
+        if len(numbers) == 1:
+            return slabs, positions * self._slabs.slab(numbers[0]).group.slot_bytes, indexes
+        slot_bytes = np.array([self._slabs.slab(number).group.slot_bytes for number in numbers], np.int64)
+        return slabs, positions * slot_bytes[np.searchsorted(numbers, slabs)], indexes
 
     def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
         """A new descriptor of the slab's memory for a process of `tenant`; the caller closes it.

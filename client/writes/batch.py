@@ -96,10 +96,16 @@ class PutBatch:
         if reply.flags.count(STORED) == len(indices) == len(reply.flags) and len({sizes[i] for i in indices}) == 1:
             generations = {self.granted[i] for i in indices}
             if len(generations) == 1:  # as a rule, and much faster
+                hint = Hint(node_id, generations.pop(), sizes[indices[0]])
+                if len(indices) == len(keys):  # of different keys, or some would be missing
+                    self.stored[:] = [True] * len(keys)
+                    self.granted.clear()
+                    self._hints.learn_all(keys, hint)
+                    return []
                 for i in indices:
                     self.stored[i] = True
                     pop(i)
-                self._hints.learn_all([keys[i] for i in indices], Hint(node_id, generations.pop(), sizes[indices[0]]))
+                self._hints.learn_all([keys[i] for i in indices], hint)
                 return []
         for i, flag in zip(indices, reply.flags, strict=True):
             if flag == ASK_AGAIN:

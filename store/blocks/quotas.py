@@ -43,7 +43,7 @@ class BlockQuotas:
 
     def set(self, quotas: Quotas) -> None:
         """These are in force from now on."""
-        self._quotas = quotas
+        self._quotas = UNLIMITED if quotas == UNLIMITED else quotas
         for index, level in self._levels.items():
             level.limits.set({name: quota.of_tier(index) for name, quota in quotas.tenants.items()}, quotas.default.of_tier(index))
             slabs = {name: quota.slabs_of_tier(index) for name, quota in quotas.tenants.items()}
@@ -56,6 +56,8 @@ class BlockQuotas:
 
     def blocks_left(self, tenant: str) -> int | None:
         """How many more blocks the tenant may have, none or less where it has all; None: there is no limit."""
+        if self._quotas is UNLIMITED:
+            return None
         limit = self._quotas.of(tenant).blocks
         return None if limit is None else limit - self._blocks_of(tenant)
 
@@ -66,6 +68,8 @@ class BlockQuotas:
 
     def check(self, tenant: str, size_bytes: int) -> None:
         """Raises QuotaExceeded for a value that the tenant's quota can never hold."""
+        if self._quotas is UNLIMITED:
+            return
         quota = self._quotas.of(tenant)
         limit = quota.of_tier(DRAM)
         if limit is not None and self._levels[DRAM].tier.slot_bytes(size_bytes, tenant=tenant) > limit:

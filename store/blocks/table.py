@@ -238,6 +238,12 @@ class BlockTable:
         block.generation = generation
         self.undecided.remove(block)
 
+    def decide_all(self, blocks: Sequence[Block], generations: Sequence[int]) -> None:
+        """As `decide`, of blocks of one tenant and namespace."""
+        for block, generation in zip(blocks, generations, strict=True):
+            block.generation = generation
+        self.undecided.remove_all(blocks)
+
     def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
         """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
         self._puts.close(put)

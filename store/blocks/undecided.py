@@ -7,6 +7,7 @@ three states: to be claimed, claimed, or put off because another writer is at it
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from kvstore.rpc.tracing import MAX_LINKS, Span
@@ -14,9 +15,6 @@ from kvstore.store.blocks.block import Block
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
-
-_Name = tuple[str, bytes]
-"""Tenant and key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +34,9 @@ class Undecided:
         self._to_claim: dict[tuple[str, str], dict[Block, None]] = {}
         """By tenant and namespace, in the order of their puts. None of them empty."""
         self._put_off: dict[Block, None] = {}
-        self._claimed: set[_Name] = set()
-        """Keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be decided
-        one way and carried out the other."""
+        self._claimed: dict[str, set[bytes]] = {}
+        """By tenant, keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be
+        decided one way and carried out the other."""
         self._waits: dict[str, dict[int, _Wait]] = {}
         """By tenant, and by the number of its newest block then."""
         self._due: list[Callable[[], None]] = []
@@ -85,6 +83,19 @@ class Undecided:
         if block.tenant in self._waits:
             self._count_off(block.tenant, number)
 
+    def remove_all(self, blocks: Sequence[Block]) -> None:
+        """As `remove`, of different blocks of one tenant and namespace."""
+        tenant, group = blocks[0].tenant, (blocks[0].tenant, blocks[0].namespace)
+        if self._put_off or tenant in self._waits or not self._to_claim.get(group, {}).keys().isdisjoint(blocks):
+            for block in blocks:
+                self.remove(block)
+            return
+        of_tenant = self._numbers[tenant]
+        for block in blocks:
+            del of_tenant[block]
+        if not of_tenant:
+            del self._numbers[tenant]
+
     def _count_off(self, tenant: str, number: int) -> None:
         waits = self._waits[tenant]
         for newest in [newest for newest in waits if number <= newest]:
@@ -125,17 +136,14 @@ class Undecided:
     def take(self, max_blocks: int) -> list[Block]:
         """The blocks to claim in one message, all of one tenant and namespace; they are claimed then. Empty where there is nothing."""
         for group, waiting in self._to_claim.items():
-            taken: list[Block] = []
-            for block in waiting:
-                if len(taken) == max_blocks:
-                    break
-                if (block.tenant, block.key) not in self._claimed:
-                    taken.append(block)
+            claimed = self._claimed.get(group[0], ())
+            taken = list(islice((block for block in waiting if block.key not in claimed) if claimed else waiting, max_blocks))
             if taken:
-                for block in taken:
-                    del waiting[block]
-                if not waiting:
+                if len(taken) == len(waiting):
                     del self._to_claim[group]
+                else:
+                    for block in taken:
+                        del waiting[block]
                 self.begin(taken)
                 return taken
         return []
@@ -164,19 +172,24 @@ class Undecided:
     @property
     def claims(self) -> int:
         """Keys of which a claim is under way."""
-        return len(self._claimed)
+        return sum(map(len, self._claimed.values()))
 
     def is_claimed(self, tenant: str, key: bytes) -> bool:
         """Whether a claim of the key is under way."""
-        return (tenant, key) in self._claimed
+        return key in self._claimed.get(tenant, ())
 
-    def begin(self, blocks: Iterable[Block]) -> None:
-        """A claim of these keys is under way: no other one begins."""
-        self._claimed.update((block.tenant, block.key) for block in blocks)
+    def begin(self, blocks: Sequence[Block]) -> None:
+        """A claim of these keys of one tenant is under way: no other one begins."""
+        if blocks:
+            self._claimed.setdefault(blocks[0].tenant, set()).update([block.key for block in blocks])
 
-    def end(self, blocks: Iterable[Block]) -> None:
+    def end(self, blocks: Sequence[Block]) -> None:
         """That claim has been answered, or never will be."""
-        self._claimed.difference_update((block.tenant, block.key) for block in blocks)
+        claimed = self._claimed.get(blocks[0].tenant) if blocks else None
+        if claimed is not None:
+            claimed.difference_update([block.key for block in blocks])
+            if not claimed:
+                del self._claimed[blocks[0].tenant]
 
     def put_off(self, blocks: Iterable[Block]) -> None:
         """These claims came to nothing: they wait for `claim_again`. Blocks that are gone wait for nothing."""
@@ -201,7 +214,8 @@ class Undecided:
         assert len(to_claim) == len(set(to_claim))
         assert not set(to_claim) & set(self._put_off)
         assert set(to_claim) | set(self._put_off) <= known
-        assert all((block.tenant, block.key) in self._claimed for block in known - set(to_claim) - set(self._put_off))
+        assert all(self._claimed.values())
+        assert all(self.is_claimed(block.tenant, block.key) for block in known - set(to_claim) - set(self._put_off))
         for block in known:
             assert block.generation == UNDECIDED
             assert not block.is_gone

@@ -53,7 +53,7 @@ class _UndecidedPut:
     def decided(self, reply: Grants | KVStoreError) -> None:
         """Carry out the master's decision, and answer. Whatever is raised is the answer then, and nothing undecided stays. Of a master that
         is gone, or no longer the owner, the writer hears nothing: it asks again, which the next owner answers."""
-        self._table.undecided.end(put.block for _, put in self._wanted)
+        self._table.undecided.end([put.block for _, put in self._wanted])
         if isinstance(reply, Grants) and len(reply.statuses) != len(self._wanted):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
@@ -129,6 +129,6 @@ class Claims:
         try:
             on_behalf((span,) if span is not None else (), ask, undecided.claim(self._epoch), undecided.decided)
         except BaseException:
-            self._table.undecided.end(put.block for put in frame.puts if put is not None)
+            self._table.undecided.end([put.block for put in frame.puts if put is not None])
             self._answers.take(answer)
             raise

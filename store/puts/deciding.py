@@ -159,6 +159,10 @@ class Deciding:
                 )
             self._put_off(blocks)
             return
+        if BUSY not in reply.statuses and all(reply.generations) and not any(block.is_gone for block in blocks):  # as a rule
+            self._table.decide_all(blocks, reply.generations)
+            self._pause_s = FIRST_PAUSE_S
+            return
         busy: list[Block] = []
         for block, status, generation in zip(blocks, reply.statuses, reply.generations, strict=True):
             if status == BUSY:

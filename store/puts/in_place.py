@@ -60,7 +60,9 @@ class InPlacePuts:
         statuses, puts = opening
         opened = [put for put in puts if put is not None]
         slots = [slot for put in opened if (slot := put.block.dram) is not None]
-        ids, (slabs, offsets) = [put.put_id for put in opened], self._dram.locate_all(slots)
+        located = self._dram.locate_all(slots)
+        slabs, offsets = located[0].tolist(), located[1].tolist()
+        ids = [put.put_id for put in opened]
         for put in opened:
             put.is_named = True
         group_of_slab = {slab: slot.group for slab, slot in zip(slabs, slots, strict=True)}

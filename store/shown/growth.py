@@ -11,7 +11,7 @@ from typing import Final
 
 from kvstore.protocol.shown_index import MAX_KEY_BYTES
 from kvstore.store.blocks.block import NOT_SHOWN, Block
-from kvstore.store.shown.index import ShownIndex
+from kvstore.store.shown.index import Places, ShownIndex
 
 PART_ENTRIES: Final = 1024
 """Entries that are copied or emptied at a time, a part of a page: about 400 blocks, 0.6 ms with the pages that are touched for the first
@@ -50,7 +50,7 @@ class Growth:
         if left is not None:
             left.shown = self.old.entry_of(left)
 
-    def show_all(self, blocks: Sequence[Block], slabs: Sequence[int], offsets: Sequence[int], slots: Sequence[int]) -> list[int]:
+    def show_all(self, blocks: Sequence[Block], slabs: Places, offsets: Places, slots: Places) -> list[int]:
         """As ShownIndex.show_all. What has a place in one of them only is shown there."""
         left: Collection[int] = range(len(blocks)) if self._is_copied else set(self.old.show_all(blocks, slabs, offsets, slots))
         return [number for number in self._new.show_all(blocks, slabs, offsets, slots) if number in left]

@@ -8,6 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -61,6 +62,8 @@ NUMBER_SHIFT: Final = 24
 """Sequences begin here, times the number of the index: below lie eight million changes of one entry."""
 PAGE_ENTRIES: Final = 4096
 """For so many memory is taken at a time to know which block an entry shows."""
+Places = Sequence[int] | npt.NDArray[np.int64]
+"""Of blocks, a column: the numbers of slabs, offsets in them, or indexes of slots."""
 _BODY_WORDS: Final = struct.Struct(f"{ENTRY_WORDS - 1}Q")
 
 
@@ -121,7 +124,7 @@ class ShownIndex:
             if left is not None:
                 left.shown = NOT_SHOWN
 
-    def show_all(self, blocks: Sequence[Block], slabs: Sequence[int], offsets: Sequence[int], slots: Sequence[int]) -> list[int]:
+    def show_all(self, blocks: Sequence[Block], slabs: Places, offsets: Places, slots: Places) -> list[int]:
         """As `show`, of blocks whose keys are of one length and can be shown, and whose copies are what was put: the numbers of those whose
         sets are full, which are not shown."""
         key_bytes = len(blocks[0].key)
@@ -147,14 +150,13 @@ class ShownIndex:
         self._rows[chosen, CHECK:] = rows[fits, CHECK:]
         self._rows[chosen, SEQUENCE] = sequences + np.uint64(1)
         self._tag_rows.reshape(-1)[chosen] = tags[fits]
-        left = []
-        for number, (block, entry, is_shown) in enumerate(zip(blocks, places.tolist(), fits.tolist(), strict=True)):
-            if is_shown:
-                self._page(entry)[entry % PAGE_ENTRIES] = block
-                block.shown = entry
-            else:
-                left.append(number)
-        self.count += len(blocks) - len(left)
+        pages = self._shown
+        for block, entry in zip(blocks if fits.all() else compress(blocks, fits.tolist()), chosen.tolist(), strict=True):
+            page = pages[entry // PAGE_ENTRIES] or self._page(entry)
+            page[entry % PAGE_ENTRIES] = block
+            block.shown = entry
+        self.count += len(chosen)
+        left: list[int] = np.flatnonzero(~fits).tolist()
         return left
 
     def hide(self, block: Block) -> None:
@@ -167,9 +169,12 @@ class ShownIndex:
         entries = np.array([block.shown for block in blocks], np.int64)
         self._rows[entries, SEQUENCE] += np.uint64(1)
         self._tag_rows.reshape(-1)[entries] = 0
+        pages = self._shown
         for block in blocks:
             entry = block.shown
-            self._page(entry)[entry % PAGE_ENTRIES] = None
+            page = pages[entry // PAGE_ENTRIES]
+            assert page is not None, "it shows something"
+            page[entry % PAGE_ENTRIES] = None
             block.shown = NOT_SHOWN
         self.count -= len(blocks)
 
@@ -261,12 +266,11 @@ class ShownIndex:
         """An entry of its own for each of these tags, and whether its set has room for it."""
         sets = (tags >> np.uint64(self._shift)).astype(np.int64)
         order = np.argsort(sets, kind="stable")
+        begins = np.flatnonzero(np.diff(sets[order], prepend=-1))
         ranks = np.empty(len(order), np.int64)
-        ranks[order] = np.arange(len(order)) - np.searchsorted(sets[order], sets[order])
-        is_taken = self._tag_rows[sets] != 0
-        fits = ranks < WAYS - is_taken.sum(axis=1)
-        free = np.argsort(is_taken, axis=1, kind="stable")
-        return sets * WAYS + np.take_along_axis(free, np.minimum(ranks, WAYS - 1)[:, None], axis=1)[:, 0], fits
+        ranks[order] = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+        free = (self._tag_rows[sets] == 0).cumsum(axis=1, dtype=np.int8)
+        return sets * WAYS + (free > ranks[:, None]).argmax(axis=1), ranks < free[:, -1]
 
     def wipe(self, begin: int, end: int) -> "list[Block]":
         """Show nothing between two entries of one page any more, as by `clear`, and never again: the blocks that were shown there. Their

@@ -89,8 +89,7 @@ class Showing:
         """Those that cannot be shown with the others in one go."""
         if len(blocks) < MIN_SHOWN_AT_ONCE or len({len(block.key) for block in blocks}) > 1 or len(blocks[0].key) > MAX_KEY_BYTES:
             return blocks
-        slots = [slot for block in blocks if (slot := block.dram) is not None]
-        left = index.show_all(blocks, *self._dram.locate_all(slots), [slot.index for slot in slots])
+        left = index.show_all(blocks, *self._dram.locate_all([slot for block in blocks if (slot := block.dram) is not None]))
         return [blocks[number] for number in left]
 
     def _show(self, tenant: _Tenant, block: Block) -> None:

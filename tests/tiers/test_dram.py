@@ -132,9 +132,10 @@ def test_slots_of_several_slabs_and_sizes_are_located_together(tier: DramTier) -
     slots = [
         tier.allocate(size, tenant=tenant) for size, tenant in [(PAGE, "red"), (100, "red"), (100, "red"), (PAGE, "blue"), (PAGE, "red")]
     ]
-    slabs, offsets = tier.locate_all(slots)
-    assert list(zip(slabs, offsets, strict=True)) == [tier.locate(slot) for slot in slots]
-    assert tier.locate_all([]) == ([], [])
+    for some in (slots, slots[:1], []):
+        slabs, offsets, indexes = tier.locate_all(some)
+        assert list(zip(slabs.tolist(), offsets.tolist(), strict=True)) == [tier.locate(slot) for slot in some]
+        assert indexes.tolist() == [slot.index for slot in some]
 
 
 def test_a_slot_is_filled_with_its_value_and_no_other(tier: DramTier) -> None:

@@ -38,6 +38,36 @@ def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_
     assert len(undecided) == 5, "they are claimed, and not decided about"
 
 
+def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_nothing() -> None:
+    undecided = Undecided()
+    red, blue = added(undecided, block(b"a"), block(b"a", tenant="blue"))
+    undecided.begin([])
+    undecided.end([])
+    assert undecided.take(9) == [red]
+    assert undecided.is_claimed("red", b"a")
+    assert not undecided.is_claimed("blue", b"a")
+    undecided.end([blue])
+    assert undecided.take(9) == [blue]
+    undecided.end([red])
+    assert undecided.claims == 1
+
+
+def test_many_are_decided_about_at_once_whatever_else_is_to_be_claimed() -> None:
+    undecided = Undecided()
+    a, b, c = added(undecided, block(b"a"), block(b"b"), block(b"c"))
+    assert undecided.take(2) == [a, b]
+    undecided.end([a, b])
+    for one in (a, b):
+        one.generation = 5
+    undecided.remove_all([a, b])
+    undecided.check_integrity()
+    assert list(undecided.blocks()) == [c]
+    c.generation = 5
+    undecided.remove_all([c])  # it was to be claimed
+    undecided.check_integrity()
+    assert (len(undecided), undecided.has_to_claim) == (0, False)
+
+
 def test_many_at_once_are_those_one_after_the_other() -> None:
     undecided = Undecided()
     assert not undecided.has_to_claim
@@ -177,6 +207,14 @@ class AgainstASet(RuleBasedStateMachine):
     def answer(self, data: Any) -> None:
         claimed = self.claims.pop(data.draw(st.integers(0, len(self.claims) - 1)))
         self.undecided.end(claimed)
+        if not any(one.is_gone for one in claimed) and data.draw(st.booleans()):
+            for one in claimed:
+                one.generation = 7
+            self.undecided.remove_all(claimed)
+            self.known -= set(claimed)
+            for left in self.waits.values():
+                left -= set(claimed)
+            return
         for one in claimed:
             if one.is_gone or data.draw(st.booleans()):
                 self.undecided.put_off([one])

@@ -347,8 +347,9 @@ def test_without_a_lower_tier_what_is_undecided_leaves_like_any_other_block(tmp_
         client.close()
 
 
+@pytest.mark.parametrize(("what", "second"), [("decide_all", (GRANTED, 43)), ("decide", (BUSY, 0))])
 def test_a_fault_in_carrying_out_a_decision_leaves_nothing_unclaimed(
-    node: Served, master: Master, client: Client, monkeypatch: pytest.MonkeyPatch
+    node: Served, master: Master, client: Client, monkeypatch: pytest.MonkeyPatch, what: str, second: tuple[int, int]
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
@@ -356,8 +357,8 @@ def test_a_fault_in_carrying_out_a_decision_leaves_nothing_unclaimed(
     put(client, {"a": b"1", "b": b"2"})
     master.claims("a", "b")
     with monkeypatch.context() as patch:
-        patch.setattr(node.store.table, "decide", fail)
-        master.decide((GRANTED, 42), (GRANTED, 43))
+        patch.setattr(node.store.table, what, fail)
+        master.decide((GRANTED, 42), second)
     assert master.decide((PRESENT, 42), (PRESENT, 43)).keys == [b"a", b"b"]
     assert (generation_of(node, "a"), generation_of(node, "b")) == (42, 43)
 
