@@ -37,8 +37,8 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 
 .PHONY: test
 test: $(BIN)/.dev etcd namespaces strace operators chromium typing  ## the whole suite
-	rm -f .coverage
-	$(PYTEST) $(COMPUTING) $(COVERED) --cov=kvstore --cov-branch --cov-report=
+	rm -f build/own_coverage*
+	$(PYTEST) $(COMPUTING) $(COVERED) -p tests.own_tracer
 	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
 		$(PYTEST) $(WAITING) $(OTHERS) && status=0 || status=$$?; \
 		wait $$! || status=$$?; cat build/beside.log; exit $$status  # one at a time, beside tests that wait

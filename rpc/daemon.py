@@ -49,7 +49,9 @@ def on_hangup(act: Callable[[], None] | None) -> None:
 def say(event: str, facts: dict[str, Any]) -> None:
     """One JSON line on standard output for the starter; one that no longer listens is no reason to stop."""
     try:
-        print(json.dumps({"event": event, **facts}), flush=True)
+        # Its end is in the same write: `print` makes a second one where Python does not buffer, and daemons may share the file.
+        sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+        sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes standard output at its end, and would make the failure its exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -22,9 +22,6 @@ os.environ.pop("COLUMNS", None)
 PLACES = pytest.StashKey[dict[Path, int]]()
 """Of the files that pytest was told to run."""
 
-TRACED = pytest.StashKey[str]()
-"""The file whose tests are being traced."""
-
 # The same examples each time, and none of Hypothesis' time limits: a test fails for what the code does, not for what else the machine does.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 # pytest --hypothesis-profile=search: other examples each time.
@@ -58,16 +55,6 @@ def pytest_collection_finish() -> None:
     """What has been imported and collected stays: no collection of garbage, some of which tests begin, need walk it again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is covered is told apart by the file of the test (own_coverage.py): pytest-cov's contexts, three a test, take 2 ms each test."""
-    plugin = item.config.pluginmanager.getplugin("_cov")
-    file = item.nodeid.partition("::")[0]
-    if plugin is not None and plugin.cov_controller is not None and item.config.stash.get(TRACED, "") != file:
-        item.config.stash[TRACED] = file
-        plugin.cov_controller.cov.switch_context(file)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """Promises of daemon.py, in a process of its own."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -70,3 +72,21 @@ def test_a_starter_that_no_longer_listens_is_no_reason_to_stop() -> None:
     assert process.wait(20) == 0
     with process.stderr as errors:
         assert "nobody reads standard output any more" in errors.read()
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def test_a_line_is_one_write_so_that_daemons_can_share_a_file(environment: dict[str, str]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a packet a write
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM.replace(" ASK", "")], stdout=theirs.fileno(), env={**os.environ, **environment}
+            )
+        ours.settimeout(120)
+        ready = ours.recv(1000)
+        process.send_signal(signal.SIGTERM)
+        over = ours.recv(1000)
+        assert process.wait(120) == 0
+    assert [json.loads(line)["event"] for line in (ready, over)] == ["ready", "over"]
+    assert ready.endswith(b"}\n")
+    assert over.endswith(b"}\n")
