@@ -123,10 +123,9 @@ class Chaos:
                 seen.lost[node] += [began_ns, told.struck_ns or began_ns, healed_ns]
             for client, interval in told.stopped.items():
                 seen.stopped[client].append(interval)
-        print(
-            f"{(began_ns - _BEGAN_NS) / 1e9:7.1f} s  {fault.kind}: {fault.text}; at rest after {(over_ns - began_ns) / 1e9:.1f} s",
-            flush=True,
-        )
+        line = f"{(began_ns - _BEGAN_NS) / 1e9:7.1f} s  {fault.kind}: {fault.text}; at rest after {(over_ns - began_ns) / 1e9:.1f} s"
+        sys.stdout.write(line + "\n")  # in one write: faults' threads share it
+        sys.stdout.flush()
 
     def come_to_rest(self) -> bool:
         """The owner says so twice, half a lease time apart: what it says is as old as the last heartbeats."""
@@ -150,7 +149,7 @@ class Chaos:
         self._rest.looked(began_ns, now_ns, status.owner.epoch if status is not None and settled(status) else None)
         for node in status.nodes if status is not None else ():
             count = sum(tier.evictions for tier in node.tiers)
-            if count > self._evictions.get(node.name, 0):
+            if count not in (0, self._evictions.get(node.name, 0)):  # fewer: of the process that came after
                 late_ns = int(self._site.lease_s * 1e9)  # a heartbeat tells of what was before it
                 self.seen.lost[int(node.name[1:])] += [self._watched_ns - late_ns, self._watched_ns, now_ns]
             self._evictions[node.name] = count
