@@ -1,5 +1,7 @@
 """Promises of control_service.py, over real gRPC."""
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.master.control_service import LIST_ROWS
 from kvstore.protocol import control_pb2 as pb
+from kvstore.rpc.address import parse_address
 from tests.credentials import tokens_file
 from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
@@ -169,3 +172,36 @@ def test_health_and_reflection_are_served(places: Places) -> None:
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=TIMEOUT_S)
     assert {"kvstore.v1.Control", "kvstore.v1.Scheduler"} <= {service.name for service in answer.list_services_response.service}
+
+
+def reached(places: Places) -> socket.socket:
+    address = parse_address(places.control)
+    return socket.create_connection((address.host, address.port), TIMEOUT_S)
+
+
+def heard(sock: socket.socket) -> bytes:
+    """What is said before the end."""
+    told = b""
+    with contextlib.suppress(ConnectionError):
+        while part := sock.recv(4096):
+            told += part
+    return told
+
+
+def test_a_connection_that_says_nothing_ends_with_the_time_that_a_handshake_has(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, hello_timeout_s=0.5) as places, reached(places) as silent:
+        heard(silent)
+        with places.stub() as stub:
+            stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+
+
+def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_word(tmp_path: Path) -> None:
+    with (
+        master_in_thread(tmp_path, max_connections=2, hello_timeout_s=3600.0) as places,
+        reached(places) as first,
+        reached(places) as second,
+    ):
+        assert first.recv(1)
+        assert second.recv(1)
+        with reached(places) as third:
+            assert heard(third) == b""
