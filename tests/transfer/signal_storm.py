@@ -67,7 +67,8 @@ class Storm:
         return False
 
 
-def main(transports: str, direction: str, count: int) -> None:
+def main() -> None:
+    transports, direction, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     storm = Storm(TransferEngine.transfer, count)
     settings = TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
     came_out = touched = 0
@@ -107,4 +108,4 @@ def main(transports: str, direction: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main()

@@ -21,7 +21,8 @@ LONGEST_S = 0.0004
 """Of the time to the next signal: a submit takes about as long."""
 
 
-def main(transports: str, count: int) -> None:
+def main() -> None:
+    transports, count = sys.argv[1], int(sys.argv[2])
     storm = Storm(TransferEngine.submit, count, longest_s=LONGEST_S)
     settings = TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
     came_out = left = 0
@@ -48,4 +49,4 @@ def main(transports: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

@@ -50,8 +50,16 @@ def remote_region(owner: TransferAgent, region: Region) -> RemoteRegion:
 
 
 def pattern(seed: int, size_bytes: int) -> bytes:
-    """Bytes that no other seed shares."""
-    return np.random.default_rng(seed).bytes(size_bytes)
+    """Bytes of which each eight that begin at a multiple of eight are nowhere else, nor in those of another seed, which is less than
+    2**32. A tenth of what random ones cost, of which two processes make 32 MiB each for every peer.
+
+    Source: SplitMix64's step, and a part of what it mixes (Steele, Lea and Flood, OOPSLA 2014).
+    """
+    words = np.arange(1, size_bytes // 8 + 2, dtype=np.uint64)  # 0 is mixed to 0, as what nobody wrote is
+    words += np.uint64(seed << 32)
+    words *= np.uint64(0x9E3779B97F4A7C15)
+    words ^= words >> np.uint64(32)
+    return words.view(np.uint8)[:size_bytes].tobytes()
 
 
 class PeerProcess:

@@ -6,13 +6,13 @@ The parent's side is `Load`; the engines are processes: `python -m tests.transfe
 
 import base64
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -22,9 +22,9 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.transfer import Span, TransferEngine
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.paths.peer import Peer, PeerRegion
+from tests.forked import Forked
 from tests.namespaces import TwoHosts
 
-ROOT: Final = Path(__file__).resolve().parents[3]
 BLOCK_BYTES: Final = 4 << 20
 BLOCKS: Final = 8
 BATCH_BYTES: Final = BLOCKS * BLOCK_BYTES
@@ -63,7 +63,8 @@ class Load:
         """`settings` of both engines; TCP if they name no transports. Raises RuntimeError when an engine does not start."""
         wait_until_up(hosts)
         packed = json.dumps({"transports": "tcp", **settings})
-        described = answer_of(_start(hosts, 1, "target", packed))
+        self._target = _start(hosts, 1, "target", packed)
+        described = answer_of(self._target)
         self._initiator = _start(hosts, 0, "initiator", packed, direction)
         self._ask(described)
 
@@ -79,7 +80,12 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._initiator.kill()
+        for process in (self._initiator, self._target):
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
 
     def _ask(self, question: Any) -> Any:
         assert self._initiator.stdin is not None
@@ -98,13 +104,12 @@ def wait_until_up(hosts: TwoHosts) -> None:
                 threading.Event().wait(0.02)
 
 
-def _start(hosts: TwoHosts, host: int, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.transfer.paths.rails_child", *arguments]
-    pipe = subprocess.PIPE
-    return hosts.start(host, command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
+def _start(hosts: TwoHosts, host: int, *arguments: str) -> Forked:
+    module, place = "tests.transfer.paths.rails_child", hosts.names[host]
+    return Forked(module, arguments, environment=os.environ, stderr=sys.__stderr__, host=place, has_input=True)
 
 
-def answer_of(process: "subprocess.Popen[str]") -> Any:
+def answer_of(process: "Forked | subprocess.Popen[str]") -> Any:
     assert process.stdout is not None
     overdue = threading.Timer(ANSWER_DEADLINE_S, process.kill)
     overdue.start()

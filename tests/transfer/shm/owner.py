@@ -1,15 +1,12 @@
 """A process that shows regions over shared memory and closes them on demand: RUN_DIR COUNT SIZE_BYTES.
 
 Tells how it is reached in one line of JSON. Each line on its standard input, the number of a region, has it close that region; it
-answers with an empty line.
+answers with null.
 """
 
 import json
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.transfer.agent import Rail
@@ -17,50 +14,26 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import RemoteRegion
 from kvstore.transfer.shm.agent import SharedMemoryAgent
+from tests.line_child import LineChild
 
 
-class SharedOwner:
+class SharedOwner(LineChild):
     """The process, seen from its parent. A context manager: it is gone at the end."""
 
     def __init__(self, run_dir: Path, *, count: int, size_bytes: int, can_write: bool = True) -> None:
-        command: Sequence[str] = [sys.executable, __file__, str(run_dir), str(count), str(size_bytes)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        told = json.loads(self._line() or "null")
-        assert told is not None, "the process failed: see its standard error"
+        super().__init__("tests.transfer.shm.owner", str(run_dir), str(count), str(size_bytes))
+        told = self.answer()
         self.metadata = bytes.fromhex(told["metadata"])
         self.regions = [
             RemoteRegion(region_id, size_bytes, keys[can_write], {"shm": bytes.fromhex(descriptor)})
             for region_id, keys, descriptor in told["regions"]
         ]
 
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
     def close_region(self, number: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{number}\n")
-        self.process.stdin.flush()
-        self._line()
-
-    def stop(self) -> None:
-        """It does not run from here on."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self.tell(str(number))
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-    def __enter__(self) -> "SharedOwner":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
 
 def main() -> None:
@@ -73,7 +46,7 @@ def main() -> None:
     print(json.dumps({"metadata": agent.metadata().hex(), "regions": told}), flush=True)
     for line in sys.stdin:
         regions[int(line)].close()
-        print(flush=True)
+        print("null", flush=True)
 
 
 if __name__ == "__main__":
