@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 PATIENT = ("--lease-s", "5", "--deadline-s", "60")
 """No call is late, and no daemon silent, for want of a processor."""
-SPARING = ("--pause-s", "0.05")
+SPARING = ("--pause-s", "0.1")
 """What clients do beside the faults is some hundred calls a second together: more of the same proves no more."""
 RUN_S = 280.0
 

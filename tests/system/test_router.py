@@ -19,6 +19,7 @@ from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
 from kvstore.router.standin.tokens import continuation, text_of
+from tests.forked import Forked
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, refusal, until
 
 MODEL: Final = "llama3-8b"
@@ -77,6 +78,7 @@ class Fleet:
             environment=environment,
             on_log=lambda child, line: self.system.logs.append(f"{child} | {line}"),
             on_end=lambda _child: None,
+            start=Forked,
         )
 
     def connection(self) -> http.client.HTTPConnection:
