@@ -27,10 +27,12 @@ from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.grpc_metadata import as_metadata
+from tests.forked import Forked
 from tests.master.blocks import Event, publish
 
 M = TypeVar("M", bound=Message)
 TIMEOUT_S: Final = 30.0
+MASTER: Final = "kvstore.master.daemon"
 
 
 @dataclass(slots=True)
@@ -101,17 +103,16 @@ def master_in_thread(folder: Path, **settings: Any) -> Iterator[Places]:
 
 @dataclass(slots=True)
 class MasterProcess:
-    """`kvstore-master` as a process; `places` once it has said that it is ready."""
+    """`kvstore-master` as a process, which is forked (tests/forked.py); `places` once it has said that it is ready."""
 
     folder: Path
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    process: "subprocess.Popen[str] | None" = None
+    process: Forked | None = None
 
     def start(self) -> Places:
         flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(self.folder), *self.flags)
-        self.process = run_master(*flags, environment=self.environment)
-        assert self.process.stdout is not None
+        self.process = Forked(MASTER, flags, environment=os.environ | self.environment)
         facts = self.next_line()
         assert facts.pop("event") == "ready"
         return Places(**facts)
@@ -139,20 +140,18 @@ class MasterProcess:
     def end(self) -> tuple[int, str]:
         """Wait for the end: (exit code, standard error)."""
         assert self.process is not None
-        _out, errors = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, errors
-
-
-def run_master(*flags: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "kvstore.master.daemon", *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {}))
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        with self.process.stdout, self.process.stderr:
+            errors = self.process.stderr.read()
+            return self.process.wait(TIMEOUT_S), errors
 
 
 def refusal(*flags: str) -> tuple[int, str]:
     """(exit code, standard error) of a master that cannot start."""
-    process = run_master(*flags)
-    _out, errors = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, errors
+    command = [sys.executable, "-m", MASTER, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done.returncode, done.stderr
 
 
 class NodeSide:
