@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from kvstore.master.directory.membership import ALIVE
 from tests.simulation.cluster import Cluster
+from tests.simulation.etcd import ModelCatalog
 
 
 def is_settled(cluster: Cluster) -> bool:
@@ -25,11 +26,14 @@ def is_settled(cluster: Cluster) -> bool:
 
 
 def copies_nothing(cluster: Cluster) -> bool:
-    """No copy is on its way, and the owner has heard of all that left for one."""
+    """No copy is on its way, the owner has heard of all that left for one, and the catalog has it: the directory is told of a copy at once,
+    the catalog in its own time."""
     owner = cluster.owner()
     if owner is None or len(owner.standing.leading().directory.replication) or not is_settled(cluster):
         return False
-    return not any(len(daemon.node._copies) for daemon in cluster.nodes if daemon.node is not None)
+    catalog = owner._catalog
+    assert isinstance(catalog, ModelCatalog)
+    return catalog.has_written_all and not any(len(daemon.node._copies) for daemon in cluster.nodes if daemon.node is not None)
 
 
 def has_all_nodes(cluster: Cluster, *, owing: bool = False) -> bool:

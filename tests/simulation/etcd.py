@@ -125,6 +125,8 @@ class ModelCatalog(Catalog):
         self._network, self._world = etcd.network, etcd.network.world
         self._process = self._world.here
         self._queue: list[tuple[Sequence[Change], Done, int]] = []
+        self._is_writing = False
+        """What has left the queue is on its way to etcd."""
         self._idle: dict[str, tuple[Thread, int]] = {}
         """Threads that wait for something to do."""
         self._epoch = 0
@@ -169,6 +171,11 @@ class ModelCatalog(Catalog):
         else:
             self._queue.append((changes, done, self._epoch))
             self._rouse("commit")
+
+    @property
+    def has_written_all(self) -> bool:
+        """Of what was to be committed nothing is on its way still."""
+        return not self._queue and not self._is_writing
 
     @property
     def health(self) -> str:
@@ -350,7 +357,9 @@ class ModelCatalog(Catalog):
             epoch = self._queue[0][2]
             group = [batch for batch in self._queue if batch[2] == epoch]
             self._queue = self._queue[len(group) :]
+            self._is_writing = True
             error = self._write(epoch, [change for changes, _done, _of in group for change in changes])
+            self._is_writing = False
             if self._is_closed:
                 error = error or None
             for _changes, done, _of in group:

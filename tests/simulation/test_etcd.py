@@ -58,6 +58,10 @@ class Pumped(Catalog):
         self._call(lambda: self._catalog.commit(changes, done), S // 20)
 
     @property
+    def has_written_all(self) -> bool:
+        return self._catalog.has_written_all
+
+    @property
     def health(self) -> str:
         return self._catalog.health
 
@@ -118,15 +122,18 @@ def test_an_owner_that_is_cut_off_counts_itself_out_before_another_is_elected(et
 def test_a_write_whose_answer_is_lost_is_written_once_more_and_told_once(etcd: Etcd) -> None:
     catalog = Pumped(etcd)
     following: Following = elected(catalog)
+    assert catalog.has_written_all
     way = cut(catalog, etcd, is_answer=True)
     told: list[KVStoreError | None] = []
     catalog.commit([Op(b"a", b"1")], told.append)
     assert etcd.records == {b"a": b"1"}
     assert told == []
+    assert not catalog.has_written_all
     etcd.network.heal(*way)
     world = etcd.network.world
     world.run(world.now_ns + S, until=lambda: bool(told))
     assert told == [None]
+    assert catalog.has_written_all
     assert following.epoch > 0
 
 
