@@ -58,7 +58,7 @@ class Report:
     after: Used
     trouble: list[str]
     unprovoked: int = 0
-    """How often the site was not at rest though there was no fault: the machine had other things to do."""
+    """How often the site was not at rest though there was no fault, or none any more."""
 
     @classmethod
     def made(

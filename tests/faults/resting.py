@@ -1,7 +1,8 @@
 """When a site was at rest, as one saw it who looked again and again: all nodes alive, and one owner of the catalog. Pure.
 
-Faults are not all that disturbs it. On a machine that has other things to do an owner may not keep its lease, and until its nodes are with
-the next one what they hold is a miss, as after any take-over. Such times are no quiet ones; how often nobody had made a fault is told.
+Faults are not all that disturbs it, and some do later than they seem to. etcd may elect its leader anew once a partition has healed, or
+where the machine has other things to do: an owner does not keep its lease then, and until nodes are with the next one what they hold is a
+miss, as after any take-over. Such times are no quiet ones; how often there was no fault is told.
 """
 
 from collections.abc import Iterable, Sequence
