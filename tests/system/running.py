@@ -5,8 +5,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -270,15 +268,11 @@ def system(tmp_path: Path) -> Iterator[System]:
 def refusal(module: str, *flags: str) -> str:
     """The one line with which the program refuses to start; its exit code is 2."""
     environment = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *flags],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 2, (done.returncode, done.stderr)
-    [line] = [line for line in done.stderr.splitlines() if line.strip()]
+    forked = Forked(module, flags, environment=environment)
+    assert forked.stdout is not None
+    assert forked.stderr is not None
+    with forked.stdout, forked.stderr:
+        said = forked.stderr.read()
+    assert forked.wait(DEADLINE_S) == 2, (forked.returncode, said)
+    [line] = [line for line in said.splitlines() if line.strip()]
     return line
