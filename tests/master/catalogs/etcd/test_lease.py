@@ -69,9 +69,9 @@ def test_it_is_kept_for_as_long_as_it_is_wanted_and_given_up_at_once(etcd: EtcdS
     renewals: list[str] = []
     with FaultyEtcd(etcd) as faulty:
         faulty.on_call = lambda method: renewals.append(method) if method == "LeaseKeepAlive" else None
-        lease = make(faulty.host_port, 0.3)
+        lease = make(faulty.host_port, 4.0)
         is_held = held_key(etcd, lease)
-        eventually(lambda: len(renewals) >= 10, "renewals")
+        eventually(lambda: len(renewals) >= 5, "renewals for longer than etcd would have kept it")
         assert lease.is_valid
         assert is_held()
         lease.close()
