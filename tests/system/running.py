@@ -105,7 +105,7 @@ class System:
             f"master-{index}",
             self.master_module,
             *("--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--run-dir", str(self.folder / f"m{index}")),
-            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.1", "--node-ttl-s", "60", "--slow-start-s", "0", *flags),
+            *("--catalog", self.catalog, "--heartbeat-interval-s", "0.05", "--node-ttl-s", "60", "--slow-start-s", "0", *flags),
         )
         self.masters[index].facts("ready", deadline_s=DEADLINE_S)
         return self.masters[index]
