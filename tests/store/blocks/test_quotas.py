@@ -275,3 +275,14 @@ def test_use_is_told_by_tenant_and_tier(make_store: MakeStore) -> None:
     assert [block.slots[tier] is not None for tier in (HBM, DRAM)] == [True, True]
     assert store.table.quotas.use() == {"red": Use((100, 100, 0), 1, (1, 1)), "blue": Use((0, 200, 0), 1, (0, 1))}
     assert store.table.quotas.now.of("red") == Quota()
+
+
+def test_where_there_is_no_quota_any_more_none_is_in_the_way(make_store: MakeStore) -> None:
+    store = make_store(1000)
+    store.table.quotas.set(Quotas(Quota(dram_bytes=50, blocks=0)))
+    with pytest.raises(QuotaExceeded):
+        store.table.check_room(100, "red")
+    store.table.quotas.set(Quotas())
+    store.table.check_room(100, "red")
+    assert store.table.quotas.blocks_left("red") is None
+    store.put("a")
