@@ -1,7 +1,8 @@
-"""gRPC's health of a master: what Check and List tell. Any thread may ask, and set it.
+"""gRPC's health of a master: what Check tells. Any thread may ask, and set it.
 
 Watch is not implemented, which its specification allows for: a client that asks for it goes on without. Who watches is anybody, and the
-server that gRPC has for it tells him of a change in the thread that made it, the master's own, for as long as he takes to read it.
+server that gRPC has for it tells him of a change in the thread that made it, the master's own, for as long as he takes to read it. Nor is
+List, which the oldest gRPC that engines pin (1.78) has no message for.
 """
 
 import grpc
@@ -26,10 +27,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         if status is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here")
         return health_pb2.HealthCheckResponse(status=status)
-
-    def List(self, request: health_pb2.HealthListRequest, context: grpc.ServicerContext) -> health_pb2.HealthListResponse:  # noqa: N802
-        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in list(self._statuses.items())}
-        return health_pb2.HealthListResponse(statuses=statuses)
 
     def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> None:  # noqa: N802
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask for Check, again and again")

@@ -28,15 +28,14 @@ def stub(health: Health) -> Iterator[health_pb2_grpc.HealthStub]:
     server.stop(0).wait(TIMEOUT_S)
 
 
-def test_check_and_list_tell_what_was_set_last(health: Health, stub: health_pb2_grpc.HealthStub) -> None:
+def test_check_tells_what_was_set_last(health: Health, stub: health_pb2_grpc.HealthStub) -> None:
     health.set("", is_serving=False)
     health.set("one", is_serving=True)
     assert stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status == NOT_SERVING
     health.set("", is_serving=True)
     assert stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status == SERVING
     health.set("one", is_serving=False)
-    told = stub.List(health_pb2.HealthListRequest(), timeout=TIMEOUT_S).statuses
-    assert {name: one.status for name, one in told.items()} == {"": SERVING, "one": NOT_SERVING}
+    assert stub.Check(health_pb2.HealthCheckRequest(service="one"), timeout=TIMEOUT_S).status == NOT_SERVING
     with pytest.raises(grpc.RpcError) as unknown:
         stub.Check(health_pb2.HealthCheckRequest(service="two"), timeout=TIMEOUT_S)
     assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
