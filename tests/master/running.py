@@ -142,6 +142,8 @@ class MasterProcess:
         assert self.process is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
+        if self.process.stdout.closed:  # it was killed before
+            return self.process.wait(TIMEOUT_S), ""
         with self.process.stdout, self.process.stderr:
             errors = self.process.stderr.read()
             return self.process.wait(TIMEOUT_S), errors

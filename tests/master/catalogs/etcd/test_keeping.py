@@ -19,7 +19,6 @@ from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 EtcdServerFactory = Callable[..., EtcdServer]
 MakeCatalog = Callable[..., EtcdCatalog]
 SMALL_QUOTA_BYTES = 16 * 1024 * 1024
-TINY_QUOTA_BYTES = 4 * 1024 * 1024
 
 
 @pytest.fixture
@@ -139,12 +138,12 @@ def free(channel: grpc.Channel) -> None:
 
 
 def test_churn_of_several_quotas_worth_does_not_fill_etcd(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
-    etcd = etcd_server_factory(f"--quota-backend-bytes={TINY_QUOTA_BYTES}")
-    catalog = make(etcd.host_port, Bounds(compact_interval_s=0.1, quota_bytes=TINY_QUOTA_BYTES))
+    etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
+    catalog = make(etcd.host_port, Bounds(compact_interval_s=0.1, quota_bytes=SMALL_QUOTA_BYTES))
     elected(catalog)
-    keys = [b"%016d" % number for number in range(1000)]
+    keys = [b"%016d" % number for number in range(4000)]
     value_bytes = 40 * len(keys)
-    for written in range(0, 2 * TINY_QUOTA_BYTES, value_bytes):
+    for written in range(0, 2 * SMALL_QUOTA_BYTES, value_bytes):
         assert commit(catalog, blocks(*keys, generation=written + 1)) is None
     assert NO_SPACE not in catalog.health
     catalog.close()
