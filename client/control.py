@@ -1,12 +1,17 @@
-"""The client's side of the control plane: status, nodes and the listing of keys, by gRPC. Nothing here is on the hot path."""
+"""The client's side of the control plane: status, nodes and the listing of keys, by gRPC. Nothing here is on the hot path.
 
-from collections.abc import Iterable, Iterator, Mapping
+What is asked of a cluster whose key space has several partitions is asked of the owner of each, and put together (merging.py); what is not
+by key, of partition 0's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import grpc
 
 from kvstore.client.config import ClientSettings
+from kvstore.client.merging import merged_status
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import (
@@ -21,7 +26,8 @@ from kvstore.protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.protocol.partitions import as_metadata as of_partition
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello, Welcome
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import Masters, await_owner
@@ -51,32 +57,57 @@ class StoredKey(NamedTuple):
 
 
 class Control:
-    """A connection to a master's control plane. A context manager; threads may share it."""
+    """Connections to masters' control planes. A context manager; threads may share it."""
 
-    def __init__(self, address: str, settings: ClientSettings) -> None:
-        """Of the master whose control plane is at `address`. Connects at the first call. Raises ConfigError for certificates that cannot be
-        used."""
+    def __init__(self, address: str, settings: ClientSettings, *others: str) -> None:
+        """Of the master whose control plane is at `address`, for partition 0 of the key space, and of those for the `others`, in order.
+        Connects at the first call. Raises ConfigError for certificates that cannot be used."""
         self._settings = settings
         self._shown = as_metadata(settings.tenant, settings.token)
-        self._channel = open_channel(address, Certificates.of(settings), grpc_options(settings.peer_timeout_s))
-        self._stub: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        tls, options = Certificates.of(settings), grpc_options(settings.peer_timeout_s)
+        addresses = (address, *others)
+        self._channels = {place: open_channel(place, tls, options) for place in dict.fromkeys(addresses)}
+        self._stubs: list[Any] = [ControlStub(self._channels[place]) for place in addresses]  # type: ignore[no-untyped-call]
+        self._stub = self._stubs[0]
 
-    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Of a call that begins: who asks, and the trace that it belongs to."""
-        return *self._shown, *trace_metadata()
+    def _metadata(self, partition: int = 0) -> tuple[tuple[str, str | bytes], ...]:
+        """Of a call that begins: who asks, what about, and the trace that it belongs to."""
+        return *self._shown, *of_partition(partition), *trace_metadata()
 
     @classmethod
     def find(cls, settings: ClientSettings) -> "Control":
-        """Of the master that owns the catalog. Raises as find_control."""
-        return cls(find_control(settings), settings)
+        """Of the masters that own the catalog. Raises as find_control."""
+        first, *others = find_controls(settings, Deadline(settings.deadline_s))
+        return cls(first, settings, *others)
+
+    @property
+    def _others(self) -> range:
+        """Partitions but the first."""
+        return range(1, len(self._stubs))
 
     def status(self) -> pb.StatusReply:
         """The whole cluster, as the nodes' last heartbeats have it."""
+        return merged_status([self.status_of(partition) for partition in range(len(self._stubs))])
+
+    def status_of(self, partition: int) -> pb.StatusReply:
+        """The cluster as the owner of one partition knows it."""
         try:
-            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata())
+            reply: pb.StatusReply = self._stubs[partition].Status(
+                pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata(partition)
+            )
         except grpc.RpcError as error:
             raise translated(error) from None
         return reply
+
+    def _of_each(self, node: str, call: Callable[[int], object]) -> None:
+        """Do what concerns a node at the owner of each partition that knows it, of the first one, which says whether that may be, last."""
+        try:
+            for partition in self._others:
+                if any(known.name == node for known in self.status_of(partition).nodes):
+                    call(partition)
+            call(0)
+        except grpc.RpcError as error:
+            raise translated(error) from None
 
     def topologies(self, node: str = "") -> list[pb.NodeTopology]:
         """What the nodes, or the one named, last said of their hosts. Raises InvalidArgument for a node that there is not."""
@@ -89,19 +120,23 @@ class Control:
     def forget(self, node: str) -> None:
         """Have a dead node known no more; durable on return. Raises InvalidArgument (no such node, or it is alive), Unavailable (the
         catalog takes no writes now: it is forgotten once it does)."""
-        try:
-            self._stub.Forget(pb.ForgetRequest(node=node), timeout=self._settings.deadline_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        request = pb.ForgetRequest(node=node)
+
+        def forget(partition: int) -> None:
+            self._stubs[partition].Forget(request, timeout=self._settings.deadline_s, metadata=self._metadata(partition))
+
+        self._of_each(node, forget)
 
     def drain(self, node: str, *, to: str = "peers", cancel: bool = False) -> None:
         """Have a node take no new blocks, and what only it has go `to` "peers" that have room (its NVMe for what finds none), or to its
         "nvme"; or have it take blocks again. Durable on return; how far it is says its status. Raises InvalidArgument (no such node or
         place), Unavailable (the catalog takes no writes now: it is so, but does not outlive the master yet)."""
-        try:
-            self._stub.Drain(pb.DrainRequest(node=node, to=to, cancel=cancel), timeout=self._settings.deadline_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        request = pb.DrainRequest(node=node, to=to, cancel=cancel)
+
+        def drain(partition: int) -> None:
+            self._stubs[partition].Drain(request, timeout=self._settings.deadline_s, metadata=self._metadata(partition))
+
+        self._of_each(node, drain)
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
         """Give the tenant these limits, by their names in the quotas file (None: no limit), above what that file says; others stay as they
@@ -132,9 +167,15 @@ class Control:
         request = pb.ListKeysRequest(
             tenant=settings.tenant, token=settings.token, namespace=namespace or "", any_namespace=namespace is None, limit=limit
         )
+        left = limit
         try:
-            for reply in self._stub.ListKeys(request, timeout=settings.deadline_s, metadata=self._metadata()):
-                yield from map(StoredKey, reply.keys, reply.sizes, reply.namespaces)
+            for partition, stub in enumerate(self._stubs):
+                for reply in stub.ListKeys(request, timeout=settings.deadline_s, metadata=self._metadata(partition)):
+                    yield from map(StoredKey, reply.keys, reply.sizes, reply.namespaces)
+                    left -= len(reply.keys)
+                if limit and not left:
+                    return
+                request.limit = left if limit else 0
         except grpc.RpcError as error:
             raise translated(error) from None
 
@@ -153,7 +194,8 @@ class Control:
         return reply
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels.values():
+            channel.close()
 
     def __enter__(self) -> "Control":
         return self
@@ -163,13 +205,24 @@ class Control:
 
 
 def find_control(settings: ClientSettings) -> str:
-    """The control address of the master that owns the catalog. Raises InvalidArgument, and as control_of_owner."""
+    """The control address of the master that owns the catalog, of partition 0. Raises InvalidArgument, and as control_of_owner."""
     return control_of_owner(known_masters(settings), settings, Deadline(settings.deadline_s))
 
 
+def find_controls(settings: ClientSettings, deadline: Deadline) -> list[str]:
+    """As `find_control`, of the owner of each partition, in order."""
+    first = _owner_of(known_masters(settings), settings, deadline)
+    others = (_owner_of(known_masters(settings, partition), settings, deadline) for partition in range(1, first.partitions))
+    return [first.control, *(other.control for other in others)]
+
+
 def control_of_owner(masters: Masters, settings: ClientSettings, deadline: Deadline) -> str:
-    """The control address of the one of `masters` that owns the catalog: waited for, where several are known, while none does. Raises
+    """The control address of the one of `masters` that owns their partition: waited for, where several are known, while none does. Raises
     Unavailable, Unauthorized, ProtocolError."""
+    return _owner_of(masters, settings, deadline).control
+
+
+def _owner_of(masters: Masters, settings: ClientSettings, deadline: Deadline) -> Welcome:
     channel = await_owner(
         masters,
         hello(settings),
@@ -179,16 +232,16 @@ def control_of_owner(masters: Masters, settings: ClientSettings, deadline: Deadl
         tls=Certificates.of(settings),
     )
     channel.close()
-    return channel.welcome.control
+    return channel.welcome
 
 
 def hello(settings: ClientSettings) -> Hello:
     return Hello(ROLE_CLIENT, settings.tenant, settings.token)
 
 
-def known_masters(settings: ClientSettings) -> Masters:
-    """Raises InvalidArgument: no address, or a malformed one."""
-    return Masters([parse_address(text.strip()) for text in settings.master.split(",") if text.strip()])
+def known_masters(settings: ClientSettings, partition: int = 0) -> Masters:
+    """For what the partition is asked. Raises InvalidArgument: no address, or a malformed one."""
+    return Masters([parse_address(text.strip())._replace(partition=partition) for text in settings.master.split(",") if text.strip()])
 
 
 def translated(error: grpc.RpcError) -> KVStoreError:

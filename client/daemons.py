@@ -1,5 +1,5 @@
 """How a client reaches masters and nodes: a channel to the daemon that is meant, by the best address that works, and one question to it.
-Of several masters the one that owns the catalog is meant. Sans-I/O: see effects.py."""
+Of several masters the one that owns the partition asked about is meant. Sans-I/O: see effects.py."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +41,14 @@ class Daemons:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """For the two times see the settings, for `hello` KnownNodes. Raises InvalidArgument for a malformed address."""
+        self._given = masters
+        self._is_here = is_here
         self.masters = MasterRoutes(masters, is_here)
+        """For what partition 0 is asked."""
+        self._owners = [self.masters]
+        """By partition."""
+        self._partitions = 0
+        """How many there are; 0: no master has been met yet."""
         self._patience_s = owner_patience_s
         self._retry_s = owner_retry_s
         self.nodes = KnownNodes(is_here, spread, unshared, hello)
@@ -140,40 +147,66 @@ class Daemons:
         if route.trouble and route.who is not None and route.who.server == SERVER_NODE:
             self.unshared.note(route.who.name, route.trouble)
 
+    def partitions(self, deadline: Deadline) -> Operation[int]:
+        """How many parts the cluster's key space has, as a master said when it was met. Raises as `ask_master`."""
+        if not self._partitions:
+            loan, _none = yield from self._reach(None, Nodes, deadline, self.masters)
+            loan.give_back()
+        return self._partitions
+
+    def _met(self, count: int) -> None:
+        """A master says that there are so many partitions."""
+        if count != self._partitions:
+            self._owners = [self.masters, *(MasterRoutes(self._given, self._is_here, partition) for partition in range(1, count))]
+            self._partitions = count
+
     def ask_master(
-        self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None
+        self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None, partition: int = 0
     ) -> Operation[M]:
-        """Ask the master that owns the catalog. Where several are known, or one follows the catalog, it is waited for if there is none now;
-        and one that does not answer what may be asked again is left for another one that owns the catalog by then. Room is asked for
+        """Ask the master that owns the partition. Where several are known, or one follows the catalog, it is waited for if there is none
+        now; and one that does not answer what may be asked again is left for another one that owns the catalog by then. Room is asked for
         again where the owner has just taken over and knows no node yet.
 
         Raises Unavailable when no master answers as the owner: at once where one is known and says nothing of owners, else at the deadline.
 
         `note`, a function of C, gets the answer before anything can be raised: until it has it, the connection is closed by whatever is.
         """
+        masters = self._owners[partition]
+        loan, reply = yield from self._reach(message, answer, deadline, masters)
+        assert reply is not None, "it was asked something"
+        if note is not None:
+            note(reply)
+        if masters is self.masters:
+            self.nodes.heard_from(loan.channel.welcome.epoch)
+        elif isinstance(message, Reserve):
+            masters.served_epoch = loan.channel.welcome.epoch
+        self.nodes.spreads_reads = loan.channel.spreads_reads
+        loan.give_back()
+        return reply
+
+    def _reach(
+        self, message: Message | None, answer: type[M], deadline: Deadline, masters: MasterRoutes
+    ) -> Operation[tuple[AnyLoan, M | None]]:
+        """The channel to the owner, and what it answered; None where it was not asked anything. See `ask_master`."""
         waits = pauses(self._retry_s)
         while True:
-            asking = Round(self.masters.known)
-            begun = yield from self._ask_owner(asking, message, answer, deadline)
+            asking = Round(masters.known)
+            begun = yield from self._ask_owner(masters, asking, message, answer, deadline)
             if begun is not None:
-                loan, reply = begun
-                if note is not None:
-                    note(reply)
-                self.nodes.heard_from(loan.channel.welcome.epoch)
-                self.nodes.spreads_reads = loan.channel.spreads_reads
-                loan.give_back()
-                return reply
-            if not (yield from self._find_owner(asking, deadline)):
+                return begun
+            if not (yield from self._find_owner(masters, asking, deadline)):
                 error, pause_s = asking.error(), next(waits)
-                if not is_awaited(self.masters.known, error) or deadline.up_to_s(pause_s) < pause_s:
+                if not is_awaited(masters.known, error) or deadline.up_to_s(pause_s) < pause_s:
                     raise error
                 yield Sleep(pause_s)
 
-    def _ask_owner(self, asking: Round, message: Message, answer: type[M], deadline: Deadline) -> Operation[tuple[AnyLoan, M] | None]:
+    def _ask_owner(
+        self, masters: MasterRoutes, asking: Round, message: Message | None, answer: type[M], deadline: Deadline
+    ) -> Operation[tuple[AnyLoan, M | None] | None]:
         """Ask the master that is the owner as far as is known, and keep the channel. None: it is not, or cannot be reached: `asking` has
         been told."""
         while True:
-            route = self.masters.to_owner()
+            route = masters.to_owner()
             try:
                 loan = yield from self._connect(route, deadline)
                 if loan is None:
@@ -182,17 +215,22 @@ class Daemons:
                     loan.discard()
                     asking.is_owner(route.primary, loan.channel.welcome)
                     return None
-                reply = yield from self._answer(loan, route, message, answer, deadline)
+                self._met(loan.channel.welcome.partitions)
+                if message is None:
+                    return loan, None
+                reply = yield from self._answer(masters, loan, route, message, answer, deadline)
             except (Unreachable, NoOwner) as error:
                 asking.failed(route.primary, error)
                 return None
             if reply is not None:
                 return loan, reply
 
-    def _answer(self, loan: AnyLoan, route: Route, message: Message, answer: type[M], deadline: Deadline) -> Operation[M | None]:
+    def _answer(
+        self, masters: MasterRoutes, loan: AnyLoan, route: Route, message: Message, answer: type[M], deadline: Deadline
+    ) -> Operation[M | None]:
         """What the master says. None: the channel is given back, for it was idle and its peer has gone since, or another master owns the
         catalog by now."""
-        channel, known = loan.channel, self.masters.known
+        channel, known = loan.channel, masters.known
         try:
             if not known.are_several or not isinstance(message, ASKED_AGAIN):
                 reply: M | None = yield Ask(channel, message, answer, deadline)
@@ -202,30 +240,33 @@ class Daemons:
                 reply = yield Await(channel, answer, Deadline(min(wait_s, deadline.left_s())))
                 if reply is not None:
                     return reply
-                if (yield from self._find_owner(Round(known, besides=route.primary), deadline)):
+                if (yield from self._find_owner(masters, Round(known, besides=route.primary), deadline)):
                     break
             loan.discard()
             return None
         except BaseException as error:
             if _gives_back_stale(loan, error):
                 return None
-            if known.are_several and self._is_passing(error, message, channel.welcome):
+            if known.are_several and self._is_passing(masters, error, message, channel.welcome):
                 raise Unreachable(f"{route.primary}: {error}") from None
             raise
 
-    def _is_passing(self, error: BaseException, message: Message, welcome: Welcome) -> bool:
+    def _is_passing(self, masters: MasterRoutes, error: BaseException, message: Message, welcome: Welcome) -> bool:
         """Whether a master has refused because it is about to stand by, or has just taken over and nodes have not found it yet."""
-        if isinstance(error, Unavailable):
-            self.nodes.heard_from(welcome.epoch)
-        return isinstance(error, StaleEpoch) or (
-            isinstance(error, Unavailable) and isinstance(message, Reserve) and not self.nodes.is_known
-        )
+        if isinstance(error, StaleEpoch):
+            return True
+        if not isinstance(error, Unavailable):
+            return False
+        if masters is not self.masters:
+            return isinstance(message, Reserve) and welcome.epoch != masters.served_epoch
+        self.nodes.heard_from(welcome.epoch)
+        return isinstance(message, Reserve) and not self.nodes.is_known
 
-    def _find_owner(self, asking: Round, deadline: Deadline) -> Operation[bool]:
+    def _find_owner(self, masters: MasterRoutes, asking: Round, deadline: Deadline) -> Operation[bool]:
         """Ask who has not been asked yet, until one says that it is the owner; it is the one in use then."""
         while (address := asking.next()) is not None:
             try:
-                loan = yield from self._introduce(self.masters.to(address), Deadline(deadline.up_to_s(self._patience_s)))
+                loan = yield from self._introduce(masters.to(address), Deadline(deadline.up_to_s(self._patience_s)))
             except KVStoreError as error:
                 asking.failed(address, error)
                 continue

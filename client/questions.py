@@ -2,9 +2,10 @@
 effects.py."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvstore.client.arguments import check_keys, check_ttl
+from kvstore.client.by_partition import by_partition, of_all
 from kvstore.client.effects import Operation
 from kvstore.client.locations import Location, tier_names
 from kvstore.client.resources import ClientResources
@@ -26,22 +27,28 @@ class Questions:
         self._counters = resources.counters
 
     def ping(self, deadline: Deadline) -> Operation[None]:
-        """Ask the owner about no block at all."""
+        """Ask the owner, of each partition, about no block at all."""
         self._counters.add(requests=1)
-        yield from self._daemons.ask_master(Exists([]), Flags, deadline)
+        yield from of_all(
+            self._daemons, deadline, lambda partition: self._daemons.ask_master(Exists([]), Flags, deadline, partition=partition)
+        )
 
     def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
         self._counters.add(requests=1)
         check_keys(keys)
         if self._early_puts.may_have(keys, self._hints):
             yield from self._early_puts.settle_soon(deadline)
-        found: list[list[Location]] = []
-        for part in cut(keys):
-            reply = yield from self._daemons.ask_master(Lookup(list(part)), Locations, deadline)
-            if any(self._daemons.nodes.get(node_id) is None for node_id in reply.nodes):
-                yield from self._daemons.refresh_nodes(deadline)
-            found += self._locations(reply)
-        return found
+
+        def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[list[Location]]]:
+            found: list[list[Location]] = []
+            for part in cut(keys):
+                reply = yield from self._daemons.ask_master(Lookup(list(part)), Locations, deadline, partition=partition)
+                if any(self._daemons.nodes.get(node_id) is None for node_id in reply.nodes):
+                    yield from self._daemons.refresh_nodes(deadline)
+                found += self._locations(reply)
+            return found
+
+        return (yield from by_partition(self._daemons, keys, deadline, ask))
 
     def _locations(self, reply: Locations) -> Iterator[list[Location]]:
         replica = 0
@@ -59,7 +66,10 @@ class Questions:
         check_keys(keys)
         if self._early_puts.may_have(keys, self._hints):
             yield from self._early_puts.settle_soon(deadline)
-        return (yield from self._flags([Exists(list(part)) for part in cut(keys)], deadline))
+        return (yield from self._exist(keys, deadline))
+
+    def _exist(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
+        return self._flags(lambda part: Exists(list(part)), keys, deadline)
 
     def match_prefix(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
         self._counters.add(requests=1)
@@ -68,25 +78,35 @@ class Questions:
             yield from self._early_puts.settle_soon(deadline)
         matched = 0
         for part in cut(keys):
-            count = (yield from self._daemons.ask_master(MatchPrefix(list(part)), Count, deadline)).value
+            count = yield from self._matched(part, deadline)
             matched += count
             if count < len(part):
                 break
         return matched
+
+    def _matched(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
+        """Of one message's keys. Where several masters own them each says which of its own are there, and the first gap counts."""
+        if (yield from self._daemons.partitions(deadline)) == 1:
+            return (yield from self._daemons.ask_master(MatchPrefix(list(keys)), Count, deadline)).value
+        flags = yield from self._exist(keys, deadline)
+        return flags.index(False) if False in flags else len(flags)
 
     def remove(self, keys: Sequence[bytes], deadline: Deadline, *, force: bool) -> Operation[int]:
         self._counters.add(requests=1)
         check_keys(keys)
         yield from self._early_puts.settle(deadline)
         self._hints.forget(keys)
-        return sum((yield from self._flags([Remove(list(part), int(force)) for part in cut(keys)], deadline)))
+        return sum((yield from self._flags(lambda part: Remove(list(part), int(force)), keys, deadline)))
 
     def remove_matching(self, namespace: str | None, pattern: str, deadline: Deadline, *, force: bool) -> Operation[int]:
         self._counters.add(requests=1)
         check_pattern(pattern)
         yield from self._early_puts.settle(deadline)
         message = RemoveMatching(namespace or "", int(namespace is None), pattern, int(force))
-        return (yield from self._daemons.ask_master(message, Count, deadline)).value
+        counts = yield from of_all(
+            self._daemons, deadline, lambda partition: self._daemons.ask_master(message, Count, deadline, partition=partition)
+        )
+        return sum(count.value for count in counts)
 
     def pin(self, keys: Sequence[bytes], deadline: Deadline, *, pinned: bool, ttl_s: float | None = None) -> Operation[list[bool]]:
         self._counters.add(requests=1)
@@ -95,14 +115,21 @@ class Questions:
             check_ttl(ttl_s)
         yield from self._early_puts.settle(deadline)
         if ttl_s is None:
-            return (yield from self._flags([Pin(list(part), int(pinned)) for part in cut(keys)], deadline))
-        return (yield from self._flags([PinFor(list(part), math.ceil(ttl_s * 1000)) for part in cut(keys)], deadline))
+            return (yield from self._flags(lambda part: Pin(list(part), int(pinned)), keys, deadline))
+        ttl_ms = math.ceil(ttl_s * 1000)
+        return (yield from self._flags(lambda part: PinFor(list(part), ttl_ms), keys, deadline))
 
-    def _flags(self, messages: Sequence[Message], deadline: Deadline) -> Operation[list[bool]]:
-        flags: list[bool] = []
-        for message in messages:
-            flags += map(bool, (yield from self._daemons.ask_master(message, Flags, deadline)).flags)
-        return flags
+    def _flags(self, message: Callable[[Sequence[bytes]], Message], keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
+        """What is answered for each key to messages that are about keys, as many as one takes."""
+
+        def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[bool]]:
+            flags: list[bool] = []
+            for part in cut(keys):
+                reply = yield from self._daemons.ask_master(message(part), Flags, deadline, partition=partition)
+                flags += map(bool, reply.flags)
+            return flags
+
+        return by_partition(self._daemons, keys, deadline, ask)
 
 
 def cut(keys: Sequence[bytes]) -> list[Sequence[bytes]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from kvstore.client.by_partition import by_partition
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import Operation, Sleep
 from kvstore.protocol.errors import Unavailable
@@ -23,18 +24,22 @@ def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Dea
     Raises Unavailable: there are not so many nodes that take blocks, or a block has been evicted since. What there is of them stays, and
     is copied once there are. Raises DeadlineExceeded: not all copies were made in time; they will be.
     """
+
+    def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[int]]:
+        return list((yield from daemons.ask_master(Replicate(list(keys), count), Flags, deadline, partition=partition)).flags)
+
     unique = list(dict.fromkeys(keys))
     for start in range(0, len(unique), MAX_BATCH):
         pending, pause_s = unique[start : start + MAX_BATCH], FIRST_PAUSE_S
         while pending:
-            reply = yield from daemons.ask_master(Replicate(pending, count), Flags, deadline)
+            flags = yield from by_partition(daemons, pending, deadline, ask)
             if not waits:
                 break
-            if REPLICAS_NOWHERE in reply.flags:
+            if REPLICAS_NOWHERE in flags:
                 raise Unavailable(f"there are no {count} nodes that take blocks: the blocks are stored, and copied once there are")
-            if REPLICAS_ABSENT in reply.flags:
+            if REPLICAS_ABSENT in flags:
                 raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
-            pending = [key for key, flag in zip(pending, reply.flags, strict=True) if flag == REPLICAS_NOT_YET]
+            pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_NOT_YET]
             if pending:
                 yield Sleep(min(pause_s, deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)

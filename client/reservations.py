@@ -4,8 +4,9 @@ import contextlib
 from collections import deque
 from typing import Final, Protocol
 
+from kvstore.client.by_partition import places
 from kvstore.client.daemons import Daemons
-from kvstore.client.effects import Operation
+from kvstore.client.effects import Operation, Together
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.master_messages import Cancel
 from kvstore.protocol.session_messages import Ok
@@ -35,8 +36,20 @@ class Reservations:
     def cancel(self, message: Cancel, timeout_s: float = CLEANUP_S) -> Operation[None]:
         """Give reservations back, as far as the master can be told soon; the others expire."""
         if message.keys:
+            deadline = Deadline(timeout_s)
             with contextlib.suppress(KVStoreError):
-                yield from self._daemons.ask_master(message, Ok, Deadline(timeout_s))
+                found = yield from places(self._daemons, message.keys, deadline)
+                if len(found) == 1:
+                    yield from self._cancel(next(iter(found)), message, deadline)
+                else:
+                    keys, generations = message.keys, message.generations
+                    parts = {partition: Cancel([keys[i] for i in at], [generations[i] for i in at]) for partition, at in found.items()}
+                    yield Together([self._cancel(partition, part, deadline) for partition, part in parts.items()])
+
+    def _cancel(self, partition: int, message: Cancel, deadline: Deadline) -> Operation[None]:
+        """Raises nothing: what one master cannot be told must not keep the others from hearing."""
+        with contextlib.suppress(KVStoreError):
+            yield from self._daemons.ask_master(message, Ok, deadline, partition=partition)
 
     def give_up_unused(self, timeout_s: float = CLEANUP_S) -> Operation[None]:
         """Give back what the puts in `unused` had reserved. Several threads may do so at once: to cancel twice does no harm."""

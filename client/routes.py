@@ -58,7 +58,7 @@ class Route:
     def offer(self, unix: str, host_id: str) -> None:
         """The daemon listens on the Unix socket `unix` ("": on none), which is the one told of as `host_id`."""
         if unix and self._is_here(unix, host_id):
-            self._unix, self.trouble = Address(unix=unix), ""
+            self._unix, self.trouble = Address(unix=unix, partition=self.primary.partition), ""
 
     def is_meant(self, address: Address, welcome: Welcome) -> bool:
         """Is it the daemon of this route that introduced itself so at `address`?"""
@@ -97,12 +97,15 @@ MAX_ROUTES: Final = 64
 
 
 class MasterRoutes:
-    """The ways to the masters: to those given, in that order, and to owners that they named."""
+    """The ways to the masters, for what one partition is asked: to those given, in that order, and to owners that they named."""
 
-    def __init__(self, addresses: str | Sequence[str], is_here: IsHere) -> None:
+    served_epoch = 0
+    """Of the last owner that has granted a put: one that has just taken over knows no node yet."""
+
+    def __init__(self, addresses: str | Sequence[str], is_here: IsHere, partition: int = 0) -> None:
         """Raises InvalidArgument: no address, or a malformed one."""
         texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-        self.known = Masters([parse_address(text.strip()) for text in texts if text.strip()])
+        self.known = Masters([parse_address(text.strip())._replace(partition=partition) for text in texts if text.strip()])
         self._is_here = is_here
         self._routes: dict[Address, Route] = {}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvstore.console.config import INTERVAL_DEFAULT_S, INTERVAL_HELP
 from kvstore.master.directory.recording import ALL, RECORDS
 from kvstore.protocol.message import MAX_REPLICAS
+from kvstore.protocol.partitions import MAX_PARTITIONS
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
@@ -42,6 +43,12 @@ class MasterSettings(ServerTlsSettings):
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)
     catalog: str = setting("memory:", "Where records survive the master: memory:, lmdb:PATH, etcd://HOST:PORT,... (etcds://: by TLS).")
+    partitions: int = setting(
+        1,
+        "Parts of the key space, each of which one of the masters owns at a time (docs/operations.md). It is fixed when a cluster is made.",
+        minimum=1,
+        maximum=MAX_PARTITIONS,
+    )
     records: str = setting(
         ALL,
         "Which blocks have a record in the catalog: all; outliving: those that outlive their node's process, in NVMe, at several nodes, or "

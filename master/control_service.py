@@ -5,7 +5,7 @@ gRPC's threads hold no state: each call is carried into the loop's thread and it
 
 import functools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -32,6 +32,7 @@ from kvstore.protocol.control_pb2_grpc import (
     add_SchedulerServicer_to_server,
 )
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.partitions import SINCE, from_metadata
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span
@@ -65,20 +66,20 @@ OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog take
 
 
 class ControlService(ControlServicer):
-    """Implements kvstore.v1.Control. `standing` gives the owner that this master is; `status` is the master's, whatever its role. Both are
-    for the loop's thread."""
+    """Implements kvstore.v1.Control. `standings` give the owner that this master is, by partition; `status` is the master's of a partition,
+    whatever its role there. Both are for the loop's thread. A call's metadata says which partition it is about (protocol/partitions.py)."""
 
     def __init__(
         self,
         reactor: Reactor,
-        standing: Standing,
+        standings: Sequence[Standing],
         *,
-        status: Callable[[], pb.StatusReply],
+        status: Callable[[int], pb.StatusReply],
         callers: Callers,
         timeout_s: float,
     ) -> None:
         self._reactor = reactor
-        self._standing = standing
+        self._standings = standings
         self._status = status
         self._callers = callers
         self._timeout_s = timeout_s
@@ -91,14 +92,22 @@ class ControlService(ControlServicer):
 
         def register() -> pb.RegisterReply:
             _check_name(self._callers.identify(context, request), request.name)
-            leading = self._standing.leading()
-            return leading.register(info, request.tiers, seen, description, request.protocol_version, request.quotas_version)
+            if len(self._standings) > 1 and request.protocol_version < SINCE:
+                raise ConfigError(
+                    f"this cluster's key space has {len(self._standings)} partitions, of which node {request.name!r} knows nothing: it has "
+                    f"to be of a release that speaks protocol version {SINCE}"
+                )
+            return (
+                self._standing(context)
+                .leading()
+                .register(info, request.tiers, seen, description, request.protocol_version, request.quotas_version, node_id=request.node_id)
+            )
 
         return self._in_loop(context, register)
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         def beat() -> pb.HeartbeatReply:
-            leading = self._standing.leading()
+            leading = self._standing(context).leading()
             directory = leading.directory
             _check_name(
                 self._callers.identify(context, request), directory.members.check(request.node_id, request.registration_epoch).info.name
@@ -129,11 +138,15 @@ class ControlService(ControlServicer):
         return self._in_loop(context, beat)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
-        return self._in_loop(context, lambda: as_seen_by(self._callers.identify(context, request), self._status()))
+        def status() -> pb.StatusReply:
+            partition = from_metadata(context.invocation_metadata(), len(self._standings))
+            return as_seen_by(self._callers.identify(context, request), self._status(partition))
+
+        return self._in_loop(context, status)
 
     def Topologies(self, request: pb.TopologiesRequest, context: grpc.ServicerContext) -> Iterator[pb.NodeTopology]:  # noqa: N802
         def found() -> list[pb.NodeTopology]:
-            members = self._standing.answering().directory.members
+            members = self._standing(context).answering().directory.members
             nodes = [node for node in members if request.node in ("", node.info.name)]
             if request.node and not nodes:
                 known = ", ".join(sorted(node.info.name for node in members)) or "none"
@@ -145,14 +158,14 @@ class ControlService(ControlServicer):
 
     def Forget(self, request: pb.ForgetRequest, context: grpc.ServicerContext) -> pb.ForgetReply:  # noqa: N802
         """Answered when it is durable: a master that restarts has forgotten the node too."""
-        durable = self._in_loop(context, lambda: self._standing.leading().forget(request.node))
+        durable = self._in_loop(context, lambda: self._standing(context).leading().forget(request.node))
         self._wait(context, durable, f"node {request.node!r} is forgotten for good once the catalog takes writes again")
         return pb.ForgetReply()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:  # noqa: N802
         """Answered when it is durable; how far it is shows in the node's status."""
         to = "" if request.cancel else request.to or TO_PEERS
-        durable = self._in_loop(context, lambda: self._standing.leading().drain(request.node, to))
+        durable = self._in_loop(context, lambda: self._standing(context).leading().drain(request.node, to))
         self._wait(context, durable, OUTLIVES_LATER)
         return pb.DrainReply()
 
@@ -162,14 +175,14 @@ class ControlService(ControlServicer):
         def begin() -> "Future[None]":
             if twice := sorted(set(request.limits) & set(request.unlimited)):
                 raise InvalidArgument(f"{', '.join(twice)}: either a limit or none")
-            return self._standing.leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)})
+            return self._standing(context).leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)})
 
         self._wait(context, self._in_loop(context, begin), OUTLIVES_LATER)
         return pb.SetQuotaReply()
 
     def ClearQuota(self, request: pb.ClearQuotaRequest, context: grpc.ServicerContext) -> pb.ClearQuotaReply:  # noqa: N802
         """Answered when it is durable."""
-        durable = self._in_loop(context, lambda: self._standing.leading().clear_quota(request.tenant, request.names))
+        durable = self._in_loop(context, lambda: self._standing(context).leading().clear_quota(request.tenant, request.names))
         self._wait(context, durable, OUTLIVES_LATER)
         return pb.ClearQuotaReply()
 
@@ -178,7 +191,7 @@ class ControlService(ControlServicer):
 
         def begin() -> tuple[Leading, Iterator[list[tuple[bytes, int, str]]]]:
             self._check_tenant(context, request)
-            leading = self._standing.answering()
+            leading = self._standing(context).answering()
             return leading, leading.directory.queries.list_keys(
                 request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS
             )
@@ -186,7 +199,7 @@ class ControlService(ControlServicer):
         leading, slices = self._in_loop(context, begin)
 
         def proceed() -> list[tuple[bytes, int, str]] | None:
-            if self._standing.answering() is not leading:
+            if self._standing(context).answering() is not leading:
                 raise Unavailable("this master has lost the catalog and won it again meanwhile: list once more")
             return next(slices, None)
 
@@ -207,7 +220,11 @@ class ControlService(ControlServicer):
         identity = self._in_loop(context, lambda: self._check_tenant(context, request))
         tenant = None if identity.operates else request.tenant
         ask = functools.partial(self._in_loop, context)
-        return contents(ask, self._standing.answering, tenant, request, now_ns=self._reactor.now_ns)
+        return contents(ask, self._standings, tenant, request, now_ns=self._reactor.now_ns)
+
+    def _standing(self, context: grpc.ServicerContext) -> Standing:
+        """Of the partition that a call is about. Raises InvalidArgument."""
+        return self._standings[from_metadata(context.invocation_metadata(), len(self._standings))]
 
     def _check_tenant(self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest") -> Identity:
         """Who asks. Raises Denied for whoever is neither this tenant nor an operator."""

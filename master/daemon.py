@@ -4,8 +4,9 @@ Standard output carries one JSON line when it is there:
     {"event": "ready", "listen": ..., "unix": ..., "control": ..., "http": ..., "console": ..., "pid": ..., "role": ...}
 and one at each change of its role or of the owner from then on; the owner's address is "" for nobody:
     {"event": ROLE, "owner": HOST:PORT, "epoch": ...}
-A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to standard error. Exit code 2: the settings cannot be met; 1: the
-catalog cannot be followed.
+and where the key space has several partitions "partition": the number of the one that this is about; "role" of the first line is that of
+partition 0. A role is "owner", "following" or "cut off" (roles/standing.py). Logs go to standard error. Exit code 2: the settings cannot be
+met; 1: the catalog cannot be followed.
 """
 
 import logging
@@ -55,8 +56,11 @@ def main(config: str | None, **flags: Any) -> None:
     on_hangup(lambda: master.reactor.call_soon(master.reread_files))
     if places.console:
         log.info("the console is at %s", places.console)
-    say("ready", {**asdict(places), "pid": os.getpid(), "role": master.told().role})
-    master.on_role = lambda told: say(told.role, {"owner": told.owner, "epoch": told.epoch})
+    say("ready", {**asdict(places), "pid": os.getpid(), "role": master.told(master.partitions[0]).role})
+    are_several = len(master.partitions) > 1
+    master.on_role = lambda told: say(
+        told.role, {"owner": told.owner, "epoch": told.epoch} | ({"partition": told.partition} if are_several else {})
+    )
     try:
         serve(master.reactor)
         why = " ".join(came) or str(master.failure)

@@ -1,7 +1,7 @@
 """A master put together: catalog, role, frames and control plane, on one reactor.
 
-It owns all of them and the order in which they start and stop. Any number of masters may stand on one catalog: one owns it, the others
-follow, and take over. It does not read settings files or print: daemon.py does.
+It owns all of them and the order in which they start and stop. Any number of masters may stand on one catalog: each partition of the key
+space is owned by one of them, and the others follow it, and take over. It does not read settings files or print: daemon.py does.
 """
 
 import functools
@@ -9,7 +9,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,28 +18,34 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
-from kvstore.master.catalogs.interface import Candidate, Owner
+from kvstore.master.catalogs.interface import Candidate, Catalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.control_service import ControlServer, ControlService
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.prefixes import Prefixes, prefixes
+from kvstore.master.directory.recording import ALL
 from kvstore.master.frames.clients import ClientPeer
 from kvstore.master.frames.nodes import NodePeer
+from kvstore.master.frames.reception import Reception
 from kvstore.master.frames.service import Reachable
 from kvstore.master.frames.standby import StandbyFrames
 from kvstore.master.measures import MasterMeasures, of_owner
 from kvstore.master.roles.leading import Leading
-from kvstore.master.roles.relay import Relay
-from kvstore.master.roles.standing import Role, Standing
+from kvstore.master.roles.partition import Partition
+from kvstore.master.roles.sharing import Sharing
+from kvstore.master.roles.standing import Role
 from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
 from kvstore.master.watched import Watched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
+from kvstore.protocol.partitions import split
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.in_force import QuotasInForce
@@ -48,6 +54,7 @@ from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.by_token import by_token
 from kvstore.telemetry.http.listening import url_of
 from kvstore.telemetry.http.server import HttpServer
+from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.metrics.catalog import MASTER
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import TURN_S
@@ -76,11 +83,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """This master's role, and the owner's address ("" for nobody) and epoch (0)."""
+    """This master's role in a partition, and the owner's address ("" for nobody) and epoch (0)."""
 
     role: Role
     owner: str
     epoch: int
+    partition: int = 0
 
 
 class Master:
@@ -92,17 +100,20 @@ class Master:
         """Listen, and reach the catalog. Raises ConfigError, CatalogUnavailable; nothing stays open then."""
         self._settings = settings
         self.on_role: Callable[[Told], None] = lambda _told: None
-        """Called at each change of the role, or of the owner that is followed."""
+        """Called at each change of the role in a partition, or of the owner that is followed there."""
         self._tls = Certificates.of(settings)
         self._guard = Guard(settings.tokens, nodes_have_certificates=self._asks_for_certificates(), wall_s=wall_s)
         self._quotas = QuotasInForce(settings.quotas)
+        if settings.partitions > 1 and settings.records != ALL:
+            raise ConfigError("with several partitions the scheduler finds blocks of others by their records: records must be all")
         make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
         self._started_ns = time.monotonic_ns()
         self._control: ControlServer | None = None
-        self._is_ready = self._was_owner = False
+        self._is_ready = False
+        self._loads = TenantLoads()
         self._measures = MasterMeasures()
         self._server = Server(
             self.reactor,
@@ -116,30 +127,48 @@ class Master:
         )
         self.http: HttpServer | None = None
         self._watch: Watch | None = None
-        self._catalog = make_catalog(
-            settings.catalog,
-            lease_ttl_s=settings.lease_ttl_s,
-            compact_interval_s=settings.compact_interval_s,
-            quota_bytes=settings.etcd_quota_bytes,
-            quota_warning_share=settings.etcd_quota_warning_share,
-            tls=settings,
-        )
+        self._catalogs = [self._make_catalog(index) for index in range(settings.partitions)]
         try:
             self._tcp, self._unix = self._listen()
             self.http = self._http_server() if settings.http else None
             """Health and what is added before `start`; None where the settings want none."""
             self._me = self._candidate()
             self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
-            self.standing = Standing(self._me.address, self._lead, on_change=self._changed)
-            self._relay = Relay(self.reactor, self.standing, on_failure=self._fail)
-            self._catalog.open(deadline_s=settings.catalog_timeout_s)
+            self.partitions = tuple(self._make_partition(index, catalog) for index, catalog in enumerate(self._catalogs))
+            self._sharing = Sharing(self._me.address, settings.partitions)
+            for index, catalog in enumerate(self._catalogs):
+                catalog.wait_s = functools.partial(self._wait_s, index)
+                catalog.open(deadline_s=settings.catalog_timeout_s)
         except BaseException:
             if self.http is not None:
                 self.http.close()
             self._server.close()
-            self._catalog.close()
+            for catalog in self._catalogs:
+                catalog.close()
             self.reactor.close()
             raise
+
+    def _wait_s(self, partition: int) -> float:
+        """In a catalog's thread."""
+        return self._sharing.wait_s(self._catalogs[0].living, partition)
+
+    def _make_partition(self, index: int, catalog: Catalog) -> Partition:
+        what = "the catalog" if self._settings.partitions == 1 else f"partition {index} of the catalog"
+        lead, changed, fail = self._lead, self._changed, self._fail
+        return Partition(index, catalog, self._me, self.reactor, lead=lead, on_change=changed, on_failure=fail, what=what)
+
+    def _make_catalog(self, partition: int) -> Catalog:
+        settings = self._settings
+        return make_catalog(
+            settings.catalog,
+            partition=partition,
+            partitions=settings.partitions,
+            lease_ttl_s=settings.lease_ttl_s,
+            compact_interval_s=settings.compact_interval_s,
+            quota_bytes=settings.etcd_quota_bytes,
+            quota_warning_share=settings.etcd_quota_warning_share,
+            tls=settings,
+        )
 
     def _asks_for_certificates(self) -> bool:
         return self._tls is not None and self._tls.serves and self._tls.requires_client_cert
@@ -167,7 +196,7 @@ class Master:
         """This master as others are told of it: by its host's name and port, and where clients and nodes reach it."""
         listen, port = parse_address(self._settings.listen), self._tcp.rpartition(":")[2]
         host = self._settings.advertise or listen.host
-        if host in WILDCARDS and self._catalog.scheme == "etcd":
+        if host in WILDCARDS and self._catalogs[0].scheme == "etcd":
             raise ConfigError(
                 f"listen is {self._settings.listen}, by which no other host reaches this master: say in advertise by which name or address "
                 "clients and nodes do, for other masters of the catalog send them there"
@@ -175,14 +204,14 @@ class Master:
         return Candidate(f"{socket.gethostname()}:{port}", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     def start(self) -> Places:
-        """Serve, and follow the catalog; returns once it is known who owns it. Raises ConfigError (the control plane's address cannot be
-        had), Corrupt."""
+        """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
+        plane's address cannot be had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
         callers = Callers(self._guard, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s)
         service = ControlService(
             self.reactor,
-            self.standing,
-            status=self._status,
+            [partition.standing for partition in self.partitions],
+            status=lambda index: self._status(self.partitions[index]),
             callers=callers,
             timeout_s=settings.control_timeout_s,
         )
@@ -191,7 +220,7 @@ class Master:
         control_port = control.port if control else (listen.port + 1 if listen.port else 0)
         scheduler = SchedulerService(
             self.reactor,
-            lambda: self.standing.answering().scheduling,
+            lambda: self.partitions[0].standing.answering().scheduling,
             callers=callers,
             report_interval_s=settings.report_interval_s,
             timeout_s=settings.control_timeout_s,
@@ -208,14 +237,15 @@ class Master:
             begin_span=self._tracing.begin_named if self._tracing is not None else None,
         )
         told_host = settings.advertise or ("" if control_host in WILDCARDS else control_host)
-        self._reachable = Reachable(socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port)
-        self._standby = StandbyFrames(lambda: self.standing.owner, self._reachable, self._guard)
-        self._server.handler = self._standby
+        self._reachable = Reachable(
+            socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port, settings.partitions
+        )
+        self._reception = Reception(self._server, lambda index: self.partitions[index].handler, settings.partitions)
         self._control.start()
         if self.http is not None:
             ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
             add_signals(self.http, MASTER, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
-            if settings.console_interval_s:
+            if settings.console_interval_s and settings.partitions == 1:  # of several the console asks each owner: `kvstore console`
                 self._watch = Watch(self._watched(), ConsoleSettings(interval_s=settings.console_interval_s))
                 self.http.later(self._add_console)
             self.http.start()
@@ -223,8 +253,9 @@ class Master:
         self.reactor.every(TURN_S, self._measures.requests.turn)
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_quotas)
-        self._catalog.follow(self._me, self._relay)
-        while self.failure is None and not self.told().owner:
+        for partition in self.partitions:
+            partition.follow(StandbyFrames(functools.partial(getattr, partition.standing, "owner"), self._reachable, self._guard))
+        while self.failure is None and not all(self.told(partition).owner for partition in self.partitions):
             self.reactor.run_once(TICK_S)
         if self.failure is not None:
             raise self.failure
@@ -251,31 +282,26 @@ class Master:
             self._watch.close(wait_s=0)  # it may be waiting for this very thread
         if self.http is not None:
             self.http.close()
-        self._relay.close()
-        self.standing.close(Closed("it stops"))
+        for partition in self.partitions:
+            partition.stop(Closed("it stops"))
         self._server.close()
-        self._catalog.close()
+        for catalog in self._catalogs:
+            catalog.close()
         if self._control is not None:
             self._control.stop(STOP_GRACE_S)
         if self._tracing is not None:
             self._tracing.close()
         self.reactor.close()
 
-    def told(self) -> Told:
-        """The role that this master has now."""
-        owner = self._owner()
-        return Told(self.standing.role, owner.address, owner.epoch) if owner is not None else Told(self.standing.role, "", 0)
+    def told(self, partition: Partition) -> Told:
+        """The role that this master has there now."""
+        role, owner = partition.standing.role, partition.owner()
+        return Told(role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
 
-    def _owner(self) -> Owner | None:
-        """Who owns the catalog, as far as this master knows."""
-        if self.standing.role is Role.OWNER:
-            return Owner(*self._me, self.standing.leading().epoch)
-        return self.standing.owner
-
-    def _lead(self, epoch: int, followed: Followed) -> Leading:
+    def _lead(self, partition: Partition, epoch: int, followed: Followed) -> Leading:
         return Leading(
             self.reactor,
-            self._catalog,
+            partition.catalog,
             self._settings,
             epoch=epoch,
             followed=followed,
@@ -283,30 +309,58 @@ class Master:
             reachable=self._reachable,
             guard=self._guard,
             quotas=self._quotas,
+            loads=self._loads,
+            partition=partition.index,
+            prefixes=self._prefixes if len(self.partitions) > 1 else None,
         )
 
-    def _changed(self) -> None:
-        role = self.standing.role
-        self._measures.takeovers += role is Role.OWNER and not self._was_owner
-        self._was_owner = role is Role.OWNER
-        handler = self._standby if role is Role.FOLLOWING else self.standing.answering().frames
-        if handler is not self._server.handler:
-            if self._server.handler is not self._standby:  # who asked there was told of the owner, and no more
-                self._server.hang_up("this master owns the catalog no longer")
-            self._server.handler = handler
+    def _prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+        """Of all partitions: those that others own as their records are."""
+        live = [node.node_id for node in self.partitions[0].standing.answering().directory.members.live()]
+        return prefixes(
+            [
+                self.partitions[index].standing.queries(live).part(tenant, [keys[at] for at in places], places)
+                for index, places in split(keys, len(self.partitions)).items()
+            ]
+        )
+
+    def _changed(self, partition: Partition) -> None:
+        role = partition.standing.role
+        self._measures.takeovers += role is Role.OWNER and not partition.was_owner
+        partition.was_owner = role is Role.OWNER
+        if role is Role.FOLLOWING:
+            self._reception.deposed(partition.index)
         assert self._control is not None
-        self._control.serving(is_owner=role is Role.OWNER)
-        self.on_role(self.told())
+        self._control.serving(is_owner=any(one.standing.role is Role.OWNER for one in self.partitions))
+        self.on_role(self.told(partition))
 
     def _fail(self, error: KVStoreError) -> None:
         self.failure = error
         self.reactor.stop()
 
     def _tick(self) -> None:
-        self.standing.tick()
+        for partition in self.partitions:
+            partition.standing.tick()
         self._tell_ready()
         assert self._control is not None
         self._control.expire()
+        if len(self.partitions) > 1:
+            self._follow_quotas()
+            self._share()
+
+    def _share(self) -> None:
+        """Give a partition up that is another master's share."""
+        owned = {partition.index for partition in self.partitions if partition.standing.role is Role.OWNER}
+        given = self._sharing.give_up(self._catalogs[0].living, owned, self.reactor.now_ns())
+        if given is not None:
+            log.info("partition %d is another master's share: it is given up", given, extra=named("partition_given_up", partition=given))
+            self._catalogs[given].give_up()
+
+    def _follow_quotas(self) -> None:
+        """Who owns another partition goes by what operators have set, too, which the first one's catalog has."""
+        quotas = self.partitions[0].standing.operator_quotas()
+        if quotas is not None:
+            self._quotas.overlay(quotas)
 
     def _tell_ready(self) -> None:
         """Health by gRPC says whether it is."""
@@ -318,32 +372,36 @@ class Master:
 
     def unready(self) -> list[str]:
         """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
-        told, health = self.told(), self._catalog.health
-        reasons = ["this master is cut off from its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
-        reasons += [] if told.owner else ["nobody owns the catalog, as far as this master knows"]
+        return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
+
+    def _unready(self, partition: Partition) -> list[str]:
+        told, health = self.told(partition), partition.catalog.health
+        which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
+        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
+        reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
     def readings(self) -> Readings:
         """What its metrics tell now."""
-        role = self.standing.role
         told = self._measures.read(
             self._me.name,
-            self._catalog.written,
-            epoch=self.told().epoch,
+            [partition.catalog.written for partition in self.partitions],
+            epoch=max(self.told(partition).epoch for partition in self.partitions),
             is_ready=not self.unready(),
-            is_healthy=self._catalog.health == "ok",
+            is_healthy=all(catalog.health == "ok" for catalog in self._catalogs),
             connections=len(self._server.sessions),
-            records=self.standing.records(),
+            records=sum(partition.standing.records() for partition in self.partitions),
             trace_spans=spans_told(self._tracing),
         )
-        return {**told, **of_owner(self.standing.leading())} if role is Role.OWNER else told
+        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is Role.OWNER]
+        return {**told, **of_owner(owned)} if owned else told
 
     def _watched(self) -> Watched:
         settings = self._settings
         return Watched(
             self.reactor,
-            self.standing,
-            self._status,
+            self.partitions[0].standing,
+            lambda: self._status(self.partitions[0]),
             timeout_s=settings.control_timeout_s,
             action_timeout_s=settings.console_action_timeout_s,
         )
@@ -384,25 +442,26 @@ class Master:
                 log.info("%s is hung up on: its token is valid no more", peer.identity)
                 session.close("its token is valid no more")
 
-    def _status(self) -> pb.StatusReply:
-        owner, role = self._owner(), self.standing.role
+    def _status(self, partition: Partition) -> pb.StatusReply:
+        owner, role = partition.owner(), partition.standing.role
         reply = pb.StatusReply(
             version=VERSION,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
             catalog=self._settings.catalog.partition("?")[0],
-            catalog_health=self._catalog.health,
-            shards=self._catalog.shards,
+            catalog_health=partition.catalog.health,
+            shards=partition.catalog.shards,
+            partitions=len(self.partitions),
             rss_bytes=_rss_bytes(),
             name=self._me.name,
             role=role,
             owner=pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else None,
-            records=self.standing.records(),
+            records=partition.standing.records(),
             http=self._told_http(),
             counters=self._measures.requests.told(),
         )
         reply.counters["credentials_refused"] = self._guard.refused
         if role is not Role.FOLLOWING:
-            self.standing.answering().show(reply)
+            partition.standing.answering().show(reply)
         return reply
 
 

@@ -1,11 +1,12 @@
 """What a master measures, and what of it its metrics tell. Its loop is the only caller, but for `control`."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from kvstore.master.catalogs.interface import Written
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.version import VERSION
-from kvstore.telemetry.metrics.histogram import Histograms
+from kvstore.telemetry.metrics.histogram import Histograms, sum_of
 from kvstore.telemetry.metrics.metric import Reading, Readings
 from kvstore.telemetry.metrics.requests import Requests
 
@@ -24,7 +25,7 @@ class MasterMeasures:
     def read(
         self,
         name: str,
-        written: Written,
+        written: Sequence[Written],
         *,
         epoch: int,
         is_ready: bool,
@@ -46,26 +47,30 @@ class MasterMeasures:
             "kvstore_master_control_duration_seconds": self.control.read(),
             "kvstore_master_connections": connections,
             "kvstore_master_catalog_healthy": int(is_healthy),
-            "kvstore_master_catalog_commit_duration_seconds": {(): written.durations},
-            "kvstore_master_catalog_queue": written.waiting,
-            "kvstore_master_catalog_size_bytes": written.size_bytes,
+            "kvstore_master_catalog_commit_duration_seconds": {(): sum_of(one.durations for one in written)},
+            "kvstore_master_catalog_queue": sum(one.waiting for one in written),
+            "kvstore_master_catalog_size_bytes": sum(one.size_bytes for one in written),
             "kvstore_master_catalog_records": records,
         }
 
 
-def of_owner(leading: Leading) -> Readings:
-    """What only the catalog's owner knows."""
-    members, counts, counters = leading.directory.members, leading.directory.counts(), leading.frames.counters
-    states = Counter(member.state for member in members)
-    scheduled = leading.scheduling.counters
+def of_owner(owned: Sequence[Leading]) -> Readings:
+    """What only the owner of a partition knows, of those that this master owns, at least one."""
+    counters: Counter[str] = Counter()
+    for leading in owned:
+        counters.update(leading.frames.counters)
+    counts = [leading.directory.counts() for leading in owned]
+    members, refused = owned[0].directory.members, owned[0].frames.loads.refused()  # which know of the same nodes and connections
+    states, scheduled = Counter(member.state for member in members), owned[0].scheduling.counters
     return {
         "kvstore_master_owner": 1,
+        "kvstore_master_partitions_owned": len(owned),
         "kvstore_master_nodes": {(state,): states[state] for state in ("syncing", "alive", "dead")},
         "kvstore_master_drained_nodes": sum(1 for member in members if member.drain),
-        "kvstore_master_blocks": counts.blocks,
-        "kvstore_master_reservations": counts.reserved,
-        "kvstore_master_pinned_blocks": counts.pinned,
-        "kvstore_master_quota_refused": {(reason,): count for reason, count in leading.frames.loads.refused().items()},
+        "kvstore_master_blocks": sum(one.blocks for one in counts),
+        "kvstore_master_reservations": sum(one.reserved for one in counts),
+        "kvstore_master_pinned_blocks": sum(one.pinned for one in counts),
+        "kvstore_master_quota_refused": {(reason,): count for reason, count in refused.items()},
         "kvstore_master_keys_asked": counters["keys"],
         "kvstore_master_lookup_misses": counters["lookup_misses"],
         "kvstore_master_events_published": counters["published"],
@@ -77,7 +82,7 @@ def of_owner(leading: Leading) -> Readings:
         "kvstore_master_hot_copies": counters["hot_copies"],
         "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
         "kvstore_master_hot_blocks": counters["hot_blocks"],
-        "kvstore_master_instances": len(leading.scheduling.instances.each()),
+        "kvstore_master_instances": len(owned[0].scheduling.instances.each()),
         "kvstore_master_scheduled": scheduled["scheduled"],
         "kvstore_master_schedule_rejections": {
             (name.removeprefix(REJECTED),): count for name, count in scheduled.items() if name.startswith(REJECTED)

@@ -38,7 +38,7 @@ class Watched:
         return [node_topology(node, now_ns) for node in members]
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
-        return contents(self._in_loop, self._standing.answering, None, request, now_ns=self._reactor.now_ns)
+        return contents(self._in_loop, [self._standing], None, request, now_ns=self._reactor.now_ns)
 
     def drain(self, node: str, *, to: str, cancel: bool) -> None:
         self._wait(lambda: self._standing.leading().drain(node, "" if cancel else to or TO_PEERS))

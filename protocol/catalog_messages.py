@@ -120,7 +120,7 @@ class Copy(Message):
 
     TYPE = 34
     SINCE = 5
-    FORMER_COLUMNS = 14
+    FORMER_COLUMNS = ((5, 14),)
     FORM = (
         ("epoch", "u64"),
         ("tenant", "text"),
@@ -211,6 +211,34 @@ class Revoke(Message):
     epoch: int
     tenant: str
     credentials: Ints
+
+
+@dataclass(slots=True)
+class Seek(Message):
+    """Master of partition 0 to node: an engine of this node's host is about to need these blocks of `tenant`, which node `source` has. The
+    node asks the masters of their partitions with Want. Answer: Ok, at once. `epoch` is the master's."""
+
+    TYPE = 28
+    SINCE = 6
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("source", "u32"), ("keys", "keys"))
+    epoch: int
+    tenant: str
+    source: int
+    keys: list[bytes]
+
+
+@dataclass(slots=True)
+class Want(Message):
+    """Node to master: it has been told to have copies of these blocks of `tenant`, which node `source` has. Answer: Ok, at once; the master
+    orders (Copy) those that the node lacks. `epoch` is the registration's."""
+
+    TYPE = 29
+    SINCE = 6
+    FORM = (("epoch", "u64"), ("tenant", "text"), ("source", "u32"), ("keys", "keys"))
+    epoch: int
+    tenant: str
+    source: int
+    keys: list[bytes]
 
 
 @dataclass(slots=True)

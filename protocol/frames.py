@@ -20,7 +20,7 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError
 MAGIC: Final = b"kV"
 TLS_MAGIC: Final = b"\x16\x03"
 """How a TLS connection begins."""
-VERSION: Final = 5
+VERSION: Final = 6
 OLDEST_VERSION: Final = 3
 """Of the releases before: their frames are read, and they are answered in the forms that they know. So a cluster is upgraded daemon by
 daemon."""

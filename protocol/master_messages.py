@@ -175,7 +175,7 @@ class NodeTable(Message):
 
     TYPE = 20
     SINCE = 5
-    FORMER_COLUMNS = 8
+    FORMER_COLUMNS = ((5, 8),)
     FORM = (
         ("ids", "count"),
         ("ids", "u32s"),

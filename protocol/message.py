@@ -50,27 +50,37 @@ class Message:
     FORM: ClassVar[tuple[tuple[str, str], ...]] = ()
     SINCE: ClassVar[int] = OLDEST_VERSION
     """The protocol version in which the form became what it is. A form grows at its end only, by fields that have defaults."""
-    FORMER_COLUMNS: ClassVar[int] = 0
-    """How many columns the form had in the version before that; 0 where it has not changed since OLDEST_VERSION."""
+    FORMER_COLUMNS: ClassVar[tuple[tuple[int, int], ...]] = ()
+    """The versions in which the form grew, ascending to SINCE, each with the number of columns before; none where it has not changed since
+    OLDEST_VERSION."""
     _form: ClassVar[Form]
-    _former: ClassVar[Form | None] = None
+    _former: ClassVar[tuple[tuple[int, Form], ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._form = Form(cls.FORM, tuple(cls.__annotations__))
-        if cls.FORMER_COLUMNS:
-            columns = cls.FORM[: cls.FORMER_COLUMNS]
-            names = {name for name, _kind in columns}
-            cls._former = Form(columns, tuple(name for name in cls.__annotations__ if name in names))
+        cls._former = tuple((version, cls._first(count)) for version, count in cls.FORMER_COLUMNS)
+
+    @classmethod
+    def _first(cls, count: int) -> Form:
+        """The form of the first so many columns."""
+        columns = cls.FORM[:count]
+        names = {name for name, _kind in columns}
+        return Form(columns, tuple(name for name in cls.__annotations__ if name in names))
+
+    @classmethod
+    def _form_of(cls, version: int) -> Form:
+        for grown, form in cls._former:
+            if version < grown:
+                return form
+        return cls._form
 
     def pack(self) -> bytes:
         return self._form.pack(self)
 
     def pack_for(self, version: int) -> bytes:
         """As `pack`, in the form that a peer of this version knows."""
-        if self._former is None or version >= self.SINCE:
-            return self._form.pack(self)
-        return self._former.pack(self)
+        return (self._form_of(version) if self._former else self._form).pack(self)
 
     @classmethod
     def unpack(cls, body: bytes | bytearray | memoryview) -> Self:
@@ -80,9 +90,9 @@ class Message:
     @classmethod
     def unpack_of(cls, version: int, body: bytes | bytearray | memoryview) -> Self:
         """As `unpack`, of a frame of this version; fields that it does not know have their defaults."""
-        if cls._former is None or version >= cls.SINCE:
+        if not cls._former:
             return cls.unpack(body)
-        return cls(*cls._former.unpack(body))
+        return cls(*cls._form_of(version).unpack(body))
 
     @classmethod
     def pack_one(cls, *row: Any) -> bytes | None:

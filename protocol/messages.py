@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, Seek, TicketKey, Want
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import (
@@ -64,6 +64,8 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         RemoveMatching,
         PinFor,
         Replicate,
+        Seek,
+        Want,
         Publish,
         Drop,
         Hold,

@@ -20,11 +20,13 @@ class Hello(Message):
     It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
     Hello again on the same connection once it is. To another node, whose blocks of `tenant` it is to read, a node says the epoch of
     the master that both obey. The token is for masters; a node is shown a ticket (security/tickets/form.py), of another node a pass.
+    `partition` is the part of the key space that the connection to a master is about (partitions.py); of a node that speaks to another one
+    it is the part whose master ordered what is to be read.
     """
 
     TYPE = 1
     SINCE = VERSION  # so that whoever answers knows which forms the asker knows
-    FORMER_COLUMNS = 5
+    FORMER_COLUMNS = ((5, 5), (6, 7))
     FORM = (
         ("role", "u8"),
         ("tenant", "text"),
@@ -33,6 +35,7 @@ class Hello(Message):
         ("epoch", "u64"),
         ("ticket", "count"),
         ("ticket", "u8s"),
+        ("partition", "u8"),
     )
     role: int
     tenant: str = ""
@@ -40,6 +43,7 @@ class Hello(Message):
     name: str = ""
     epoch: int = 0
     ticket: bytes = b""
+    partition: int = 0
 
 
 @dataclass(slots=True)
@@ -48,12 +52,12 @@ class Welcome(Message):
 
     `unix` is a socket path, usable by processes for which it is the socket file that `host_id` tells of (rpc.address.socket_id: its host's
     boot id, its device and inode); `control` is a master's gRPC address. Name and `host_id` together tell whether this is who was meant.
-    `owner` is where the master that owns the catalog listens for frames (HOST:PORT), from one that stands by; "" from the owner, or a node.
-    """
+    `owner` is where the master that owns the partition asked for listens for frames (HOST:PORT), from one that stands by; "" from the
+    owner, or a node. `partitions` is how many parts the cluster's key space has, from a master."""
 
     TYPE = 2
-    SINCE = 4
-    FORMER_COLUMNS = 7
+    SINCE = 6
+    FORMER_COLUMNS = ((4, 7), (6, 8))
     FORM = (
         ("server", "u8"),
         ("name", "text"),
@@ -63,6 +67,7 @@ class Welcome(Message):
         ("unix", "text"),
         ("control", "text"),
         ("owner", "text"),
+        ("partitions", "u8"),
     )
     server: int
     name: str
@@ -72,6 +77,7 @@ class Welcome(Message):
     unix: str = ""
     control: str = ""
     owner: str = ""
+    partitions: int = 1
 
 
 @dataclass(slots=True)

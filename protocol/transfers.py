@@ -29,7 +29,7 @@ class Join(Message):
 
     TYPE = 60
     SINCE = 5
-    FORMER_COLUMNS = 2
+    FORMER_COLUMNS = ((5, 2),)
     FORM = (("name", "text"), ("connection", "u64"), ("secret", "count"), ("secret", "u8s"))
     name: str
     connection: int

@@ -22,6 +22,8 @@ class Address(NamedTuple):
     host: str = ""
     port: int = 0
     unix: str = ""
+    partition: int = 0
+    """Of a master: the part of the key space that it is asked about there. A connection is about one."""
 
     def __str__(self) -> str:
         if self.unix:

@@ -10,6 +10,7 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -75,7 +76,8 @@ class AsyncChannel:
         try:
             if isinstance(sock, TlsSocket):
                 await channel._shake_hands(sock, deadline)
-            channel.welcome = await channel.call(hello, Welcome, deadline)
+            said = hello if not address.partition else replace(hello, partition=address.partition)
+            channel.welcome = await channel.call(said, Welcome, deadline)
             check_welcome(sock.certified if isinstance(sock, TlsSocket) else None, channel.welcome)
         except BaseException as error:
             channel.close()

@@ -14,6 +14,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -83,7 +84,8 @@ class Channel:
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
         channel = cls(address, sock, busy_poll, version)
         try:
-            channel.welcome = channel.call(hello, Welcome, deadline)
+            said = hello if not address.partition else replace(hello, partition=address.partition)
+            channel.welcome = channel.call(said, Welcome, deadline)
             check_welcome(channel.certified, channel.welcome)
         except BaseException as error:
             channel.close()

@@ -1,4 +1,5 @@
-"""Which of several masters owns the catalog: their addresses, and rounds of asking them. Sans-I/O but for `find_owner`.
+"""Which of several masters owns the catalog, or a partition of it: their addresses, and rounds of asking them. Sans-I/O but for
+`find_owner`.
 
 One master owns the catalog and the others stand by. What a master answers to Hello says which it is: a Welcome of the owner, a Welcome that
 names the owner, or a refusal while nobody owns it. Only the owner's own word counts: one that is named may have lost it meanwhile.
@@ -25,7 +26,8 @@ LOOKS: Final = 4
 
 
 class Masters:
-    """Addresses of masters: those given, and owners that masters named. Threads may share it: a race costs a question, no more."""
+    """Addresses of masters, all for one partition: those given, and owners that masters named. Threads may share it: a race costs a
+    question, no more."""
 
     def __init__(self, given: Sequence[Address]) -> None:
         """Raises InvalidArgument: there is none."""
@@ -48,7 +50,7 @@ class Masters:
 
     def learn(self, text: str) -> Address:
         """The address that a master named. Raises InvalidArgument: it is none."""
-        address = parse_address(text)
+        address = parse_address(text)._replace(partition=self.owner.partition)
         if address not in self._given:
             self._named = (*(each for each in self._named if each != address), address)[-MAX_NAMED:]
         return address

@@ -66,6 +66,8 @@ class Server:
         """Makes spans of requests that belong to a trace; may be set before the reactor runs."""
         self.handler = handler
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
+        self.handler_of: Callable[[Session], Handler] = lambda _session: self.handler
+        """Who serves a session from the frame on by which it was known."""
         self._max_connections = max_connections
         self._limits = limits
         self._hello_timeout_s = hello_timeout_s
@@ -224,7 +226,7 @@ class _Tracked:
         session.peer_version = header.version  # until it has introduced itself each frame may be its Hello
         self._server.handler.frame(session, header, body)
         if session.context is not None and self._is_stranger:
-            self.frame = self._server.handler.frame
+            self.frame = self._server.handler_of(session).frame
             self._know(session)
 
     def _know(self, session: Session) -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, Seek, TicketKey, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import (
@@ -77,6 +77,7 @@ MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         Claim.TYPE: JOINS,
         Copied.TYPE: JOINS,
         Coldest.TYPE: JOINS,
+        Want.TYPE: JOINS,
     }
 )
 NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
@@ -99,6 +100,7 @@ NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         Drain.TYPE: COMMANDS,
         TicketKey.TYPE: COMMANDS,
         Revoke.TYPE: COMMANDS,
+        Seek.TYPE: COMMANDS,
     }
 )
 RPCS: Final[Mapping[str, Rule]] = MappingProxyType(

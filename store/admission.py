@@ -32,16 +32,18 @@ class Admission:
         """`grace_s`: see the setting `ticket_grace_s`."""
         self._clock_ns = clock_ns
         self._grace_s = grace_s
-        self._keyring = Keyring()
-        self._issuer = ""
-        """The master of the link, or of the last one: tickets that others issued end on time."""
+        self._keyrings: dict[int, Keyring] = {}
+        """By partition: its master's keys, and those of the ones before."""
+        self._issuers: dict[int, str] = {}
+        """By partition, the master of the link, or of the last one: tickets that others issued end on time."""
         self._unheard_ns: int | None = None
         """Since when the link is lost; None while there is one, and before the first."""
         self._sessions: dict[Session, Caller] = {}
         """All who were let in; without an issuer: where no tickets were needed."""
         self._revoked: dict[tuple[str, int], None] = {}
         self.node_id = 0
-        self.master_epoch = 0
+        self.master_epochs: dict[int, int] = {}
+        """Of the masters that this node obeys, by partition."""
         self.needs_tickets: bool | None = None
         """None: no master has said so yet, and nobody is let in."""
 
@@ -51,23 +53,28 @@ class Admission:
 
     # --- the master ---
 
-    def registered(self, *, node_id: int, master_epoch: int, issuer: str, needs_tickets: bool) -> None:
-        """The node has a link to the master `issuer`, under whom it is node `node_id`. Where tickets are needed, `add_key` follows."""
+    def registered(self, *, node_id: int, master_epoch: int, issuer: str, needs_tickets: bool, partition: int = 0) -> None:
+        """The node has a link to the partition's master, `issuer`, under whom it is node `node_id`. Where tickets are needed, `add_key`
+        follows. Clients have their tickets of partition 0's, and that one tells what is revoked."""
         if needs_tickets:
             self._end([session for session, caller in self._sessions.items() if not caller.issuer], "this cluster takes tickets by now")
-        self.node_id, self.master_epoch, self.needs_tickets = node_id, master_epoch, needs_tickets
-        self._issuer, self._unheard_ns = issuer, None
+        self.node_id, self.needs_tickets = node_id, needs_tickets
+        self.master_epochs[partition], self._issuers[partition] = master_epoch, issuer
+        if not partition:
+            self._unheard_ns = None
 
-    def add_key(self, key_id: int, secret: bytes, *, age_ms: int) -> None:
+    def add_key(self, key_id: int, secret: bytes, *, age_ms: int, partition: int = 0) -> None:
         """One more key that the master of the link issues tickets under."""
-        self._keyring.add(key_id, secret, age_ms=age_ms, issuer=self._issuer, now_ns=self._clock_ns())
+        keyring = self._keyrings.setdefault(partition, Keyring())
+        keyring.add(key_id, secret, age_ms=age_ms, issuer=self._issuers.get(partition, ""), now_ns=self._clock_ns())
 
-    def link_down(self) -> None:
-        """Nobody tells the node what is revoked."""
-        self._unheard_ns = self._clock_ns()
+    def link_down(self, partition: int = 0) -> None:
+        """Nobody tells the node what is revoked, if it is partition 0's link."""
+        if not partition:
+            self._unheard_ns = self._clock_ns()
 
     def revoke(self, tenant: str, credentials: Collection[int]) -> int:
-        """End the sessions that these credentials of the tenant opened, and those of his that another master's tickets did; how many."""
+        """End the sessions that these credentials of the tenant opened, and those of his that a former master's tickets did; how many."""
         for credential in credentials:
             self._revoked[tenant, credential] = None
         while len(self._revoked) > MAX_REVOKED:
@@ -75,7 +82,7 @@ class Admission:
         ended = [
             session
             for session, caller in self._sessions.items()
-            if caller.identity.name == tenant and (caller.credential in credentials or caller.issuer != self._issuer)
+            if caller.identity.name == tenant and (caller.credential in credentials or caller.issuer not in self._issuers.values())
         ]
         self._end(ended, "what it showed is revoked")
         return len(ended)
@@ -87,8 +94,9 @@ class Admission:
         of for `ticket_grace_s`), StaleEpoch (another node obeys another master), Unauthorized, InvalidTicket among them."""
         if self.needs_tickets is None:
             raise Unavailable("this node has not found its master yet; try again")
-        if hello.role == ROLE_NODE and hello.epoch != self.master_epoch:
-            raise StaleEpoch(f"node {hello.name!r} obeys a master of epoch {hello.epoch}, and this node one of {self.master_epoch}")
+        epoch = self.master_epochs.get(hello.partition, 0)
+        if hello.role == ROLE_NODE and hello.epoch != epoch:
+            raise StaleEpoch(f"node {hello.name!r} obeys a master of epoch {hello.epoch}, and this node one of {epoch}")
         if self.needs_tickets:
             caller = self._by_ticket(session, hello)
         else:
@@ -104,7 +112,8 @@ class Admission:
                 f"{hello.name or 'the peer'} speaks protocol version {session.peer_version}, which knows no tickets: where tokens are "
                 f"configured it has to be of a release that speaks {TICKETS_SINCE}"
             )
-        found = self._keyring.check(hello.ticket, node_id=self.node_id, now_ns=self._clock_ns())
+        keyring = self._keyrings.get(hello.partition, Keyring())  # clients', who say none, have theirs of partition 0's master
+        found = keyring.check(hello.ticket, node_id=self.node_id, now_ns=self._clock_ns())
         ticket = found.ticket
         if ticket.tenant != hello.tenant or (ticket.role == PASS) != (hello.role == ROLE_NODE):
             raise InvalidTicket(f"this ticket is not for what is asked with it: tenant {hello.tenant!r}")
@@ -131,7 +140,7 @@ class Admission:
         over = [
             session
             for session, caller in self._sessions.items()
-            if caller.issuer and caller.until_ns <= now_ns and (caller.is_node or caller.issuer != self._issuer)
+            if caller.issuer and caller.until_ns <= now_ns and (caller.is_node or caller.issuer not in self._issuers.values())
         ]
         self._end(over, "its ticket has ended")
 

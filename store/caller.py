@@ -8,6 +8,7 @@ from kvstore.rpc.session import Session
 from kvstore.security.identity import Identity, Kind
 from kvstore.security.rules import NODE_FRAMES, allowed
 from kvstore.security.tickets.form import fingerprint
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 
 MAX_SLABS = 64
@@ -28,7 +29,8 @@ class PutFrame:
     puts: list[OpenPut | None]
     values: list[memoryview | None]
     checksums: Sequence[int]
-    wait_seq: int
+    waits: list[Block]
+    """Whose newest events are to be durable at their masters before it is answered."""
 
 
 @dataclass(slots=True, eq=False)

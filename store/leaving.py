@@ -23,6 +23,8 @@ class Leaving:
         self._has_nvme = has_nvme
         self._clock_ns = clock_ns
         self._mode = DRAIN_NOT
+        self._said: dict[int, int] = {}
+        """What the master of each partition has said: the strictest holds."""
         self._then: Callable[[], None] | None = None
         """Set once the node ends."""
         self._began_ns = 0
@@ -39,8 +41,10 @@ class Leaving:
             kind = Draining if version >= Drain.SINCE else Unavailable
             raise kind("this node is to be stopped and takes no new blocks: put them elsewhere")
 
-    def drain(self, mode: int) -> None:
-        """The master says so, as often as it likes. DRAIN_NOT, too, of a new registration: it says the rest anew."""
+    def drain(self, mode: int, partition: int = 0) -> None:
+        """The partition's master says so, as often as it likes. DRAIN_NOT, too, of a new registration: it says the rest anew."""
+        self._said[partition] = mode
+        mode = max(self._said.values())
         if mode == self._mode:
             return
         self._mode = mode

@@ -1,4 +1,5 @@
-"""The node's tie to its master: registration and heartbeats by gRPC in a thread of its own, and the connection for frames.
+"""The node's tie to the master of a partition of the key space: registration and heartbeats by gRPC in a thread of its own, and the
+connection for frames.
 
 The thread finds the master that owns the catalog, registers, hands the connected socket to the node's loop, and beats until the link is
 lost, or another master owns the catalog; then it begins anew. A link takes the place of the one before: there are never two. The thread
@@ -20,6 +21,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unauthorized
 from kvstore.protocol.frames import VERSION
+from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
@@ -82,6 +84,7 @@ class MasterLink:
         links: Callable[[], list[pb.LinkFlow]],
         tenants: Callable[[], list[pb.TenantUse]],
         on_quotas: Callable[[pb.Quotas], None],
+        on_registered: Callable[[int, int], None],
         on_link: Callable[[socket.socket, pb.RegisterReply, bool], None],
         join_token: Callable[[], str],
         needs_tickets: bool,
@@ -91,17 +94,20 @@ class MasterLink:
         pause_s: float,
         max_pause_s: float,
         tls: Certificates | None = None,
+        partition: int = 0,
+        node_id: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas` and `on_link` are called in the loop; the socket that
-        `on_link` gets is its own, and it is told whether the master takes Trace messages. `join_token` is asked in the link's thread each
-        time that the token is shown, and may raise ConfigError. With `needs_tickets` a master that lets everybody in is none for this node.
-        For the times see the settings: `control_timeout_s`, `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and
-        `reconnect_max_interval_s`."""
+        """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas`, `on_registered` and `on_link` are called in the loop.
+        `on_registered` is told how many partitions there are, and the node's id, and may raise ConfigError; the socket that `on_link` gets
+        is its own, and it is told whether the master takes Trace messages. `node_id` is what partition 0 has given the node, for the
+        others. `join_token` is asked in the link's thread each time that the token is shown, and may raise ConfigError. With
+        `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
+        `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
         self._masters = Masters(masters)
         self._join_token = join_token
         self._needs_tickets = needs_tickets
-        self._metadata: tuple[tuple[str, bytes], ...] = ()
+        self._metadata: tuple[tuple[str, str | bytes], ...] = ()
         """Of calls under the present registration."""
         self._identity = identity
         self._tier_status = tier_status
@@ -113,7 +119,10 @@ class MasterLink:
         self._tenants = tenants
         self._on_quotas = on_quotas
         self._quotas_version = 0
+        self._on_registered = on_registered
         self._on_link = on_link
+        self._partition = partition
+        self._node_id = node_id
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._peer_timeout_s = peer_timeout_s
@@ -134,7 +143,8 @@ class MasterLink:
         self._description: dict[str, bytes] = {"topology": b"", "transfer": b""}
         self._told: dict[str, bytes] = {}
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
+        name = f"master-link-{partition}" if partition else "master-link"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -144,6 +154,11 @@ class MasterLink:
         if registration_epoch == self._registration_epoch:
             self._lost.set()
             self._wake.set()
+
+    def renew(self) -> None:
+        """Register again."""
+        self._lost.set()
+        self._wake.set()
 
     def describe(self, *, topology: bytes | None = None, transfer: bytes | None = None) -> None:
         """Have the master told, at once, what is given: the topology as JSON, how the node's transfer engine is reached; at most 256 KiB
@@ -196,12 +211,15 @@ class MasterLink:
                 self._lost.clear()
                 self._registration_epoch = reply.registration_epoch
                 self._take_quotas(reply)
+                partitions = channel.welcome.partitions
+                self._reactor.call(lambda: self._on_registered(partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
                 self._doubtful, self._tries = None, 0
                 log.info(
-                    "registered with the master of epoch %d as node %d",
+                    "registered with the master of epoch %d%s as node %d",
                     reply.master_epoch,
+                    f", which owns partition {self._partition} of {partitions}," if partitions > 1 else "",
                     reply.node_id,
                     extra=named("registered", epoch=reply.master_epoch, node_id=reply.node_id),
                 )
@@ -215,7 +233,7 @@ class MasterLink:
 
     def _hello(self, epoch: int = 0) -> Hello:
         """Of this node, under registration `epoch`; 0: it has none yet."""
-        return Hello(ROLE_NODE, token=self._join_token(), name=self._identity.name, epoch=epoch)
+        return Hello(ROLE_NODE, token=self._join_token(), name=self._identity.name, epoch=epoch, partition=self._partition)
 
     def _find_owner(self) -> Channel:
         """An introduced connection to the master that owns the catalog."""
@@ -256,7 +274,7 @@ class MasterLink:
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
         identity, described = self._identity, self._description
-        self._metadata = as_metadata("", self._join_token())
+        self._metadata = *as_metadata("", self._join_token()), *of_partition(self._partition)
         reply: pb.RegisterReply = stub.Register(
             pb.RegisterRequest(
                 name=identity.name,
@@ -274,6 +292,7 @@ class MasterLink:
                 protocol_version=VERSION,
                 takes_traces=identity.takes_traces,
                 quotas_version=self._quotas_version,
+                node_id=self._node_id(),
             ),
             timeout=self._timeout_s,
             metadata=self._metadata,

@@ -1,4 +1,5 @@
-"""The connection for frames between a node and its master, from registration to its loss: who is told of it, and what is asked over it."""
+"""The connection for frames between a node and a partition's master, from registration to its loss: who is told of it, and what is asked
+over it."""
 
 import logging
 import socket
@@ -40,6 +41,7 @@ class MasterSession:
         last_copies: LastCopies,
         admission: Admission,
         engine: TransferEngine | None,
+        partition: int = 0,
         *,
         peer_timeout_s: float,
         on_synced: Callable[[], None],
@@ -56,6 +58,7 @@ class MasterSession:
         self._copies = copies
         self._last_copies = last_copies
         self._admission = admission
+        self._partition = partition
         self._engine = engine
         self._peer_timeout_s = peer_timeout_s
         self._on_synced = on_synced
@@ -67,7 +70,8 @@ class MasterSession:
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
         """A registered connection to the master, which takes Trace messages or does not: introduce the inventory over it."""
-        old, self._session = self._session, None
+        partition, old = self._partition, self._session
+        self._session = None
         if old is not None:
             old.close("a newer registration")
         notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
@@ -80,35 +84,38 @@ class MasterSession:
             master_epoch=registration.master_epoch,
             issuer=f"{registration.catalog}/{registration.master_epoch}",
             needs_tickets=registration.HasField("ticket_key"),
+            partition=self._partition,
         )
         if registration.HasField("ticket_key"):
             key = registration.ticket_key
-            self._admission.add_key(key.key_id, key.secret, age_ms=key.age_ms)
+            self._admission.add_key(key.key_id, key.secret, age_ms=key.age_ms, partition=self._partition)
         if self._engine is not None:
             self._engine.requires_secret(registration.HasField("ticket_key"))
-        self._service.link_up(session, master_epoch=registration.master_epoch)
+        self._service.link_up(session, registration.registration_epoch, partition)
         link = _Link(session)
-        self._copies.link_up(link.report, registration.registration_epoch)
-        self._last_copies.link_down()
+        self._copies.link_up(link.report, registration.registration_epoch, partition)
+        self._last_copies.link_down(partition)
         if registration.protocol_version >= Coldest.SINCE:  # a master of a former release would hang up
-            self._last_copies.link_up(link.coldest, registration.registration_epoch, spill_at_share=registration.spill_at_share)
-        self._claims.link_up(link.claim, registration.registration_epoch)
+            share = registration.spill_at_share
+            self._last_copies.link_up(link.coldest, registration.registration_epoch, partition, spill_at_share=share)
+        self._claims.link_up(link.claim, registration.registration_epoch, partition)
         self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._synced)
-        self._deciding.link_up(link.claim, registration.registration_epoch)
+        self._deciding.link_up(link.claim, registration.registration_epoch, partition)
 
     def _synced(self) -> None:
-        self._service.synced()
+        self._service.synced(self._partition)
         self._on_synced()
 
     def _lost(self, session: Session) -> None:
         if session is self._session:
             self._session = None
-            self._service.link_down()
+            partition = self._partition
+            self._service.link_down(partition)
             self._publisher.link_down()
-            self._claims.link_down()
-            self._deciding.link_down()
-            self._copies.link_down()
-            self._last_copies.link_down()
+            self._claims.link_down(partition)
+            self._deciding.link_down(partition)
+            self._copies.link_down(partition)
+            self._last_copies.link_down(partition)
             self._on_lost(self._registration_epoch)
 
     def _refused(self, error: KVStoreError) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
-from kvstore.rpc.address import Address, parse_address, socket_id
+from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import Reactor
@@ -28,6 +28,7 @@ from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings, join_token, max_table_bytes
@@ -45,6 +46,7 @@ from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.store.page_sizes import PageSizes
 from kvstore.store.prefault import Prefaulter
 from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
@@ -130,15 +132,19 @@ class Node:
         self._trace_settings = tracing
         join_token(settings)  # refused now if not when it looks for a master
         self._tls = Certificates.of_peer(settings, "a node")
-        masters = [parse_address(text.strip()) for text in settings.master.split(",")]
+        self._addresses = [parse_address(text.strip()) for text in settings.master.split(",")]
+        self._on_synced = on_synced
+        self._partitioning = Partitioning()
         self._instance = new_instance()
+        self._described: dict[str, bytes] = {}
+        """What masters were told last of the host's topology and of the way to the transfer engine."""
         self._codec = make_codec(settings.nvme_codec)
         with ExitStack() as opened:
             self._open(opened)
             self._assemble(on_prefaulted)
             self._listen(opened)
             self._serve()
-            self._find_master(masters, on_synced)
+            self._find_masters()
             opened.pop_all()
 
     def _open(self, opened: ExitStack) -> None:
@@ -156,18 +162,22 @@ class Node:
         assert isinstance(dram, DramTier)
         self._dram = dram
         interval_s = settings.claim_interval_s
-        self._publisher = Publisher(
+        self._publishers = Publishers(
             self._inventory,
-            batch_events=settings.publish_batch,
-            max_in_flight=settings.publish_in_flight,
-            later=(lambda callback: self.reactor.call_later(interval_s, callback)) if interval_s else None,
+            self._partitioning,
+            lambda blocks: Publisher(
+                blocks,
+                batch_events=settings.publish_batch,
+                max_in_flight=settings.publish_in_flight,
+                later=(lambda callback: self.reactor.call_later(interval_s, callback)) if interval_s else None,
+            ),
         )
         self._showing = Showing(dram, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self._showing.close)
         self._table = BlockTable(
             self._tiers,
             make_policy=lambda: make_policy(settings.policy),
-            emit=self._publisher.emit,
+            emit=self._publishers.emit,
             events=EventLog(lambda: time.time_ns() // 1000),
             put_ttl_ns=int(settings.put_ttl_s * 1e9),
             high_watermark=settings.high_watermark,
@@ -175,6 +185,7 @@ class Node:
             encoding_of=self._encoding if self._codec is not None else None,
             max_table_bytes=max_table_bytes(settings),
             showing=self._showing,
+            partitioning=self._partitioning,
         )
         if NVME in self._tiers:
             found = self._table.recover(readable_blocks(self._tiers[NVME]))
@@ -196,11 +207,11 @@ class Node:
             codec=self._codec,
         )
         self._answers = Answers()
-        self._claims = Claims(self._table, self._answers, self._publisher)
+        self._claims = Claims(self._table, self._answers, self._publishers, self._partitioning)
         self._deciding = Deciding(
             self.reactor,
             self._table,
-            self._publisher,
+            self._publishers,
             self._answers,
             interval_s=settings.claim_interval_s,
             on_room=self._waiting.retry,
@@ -208,8 +219,8 @@ class Node:
         self._regions = SharedRegions(dram, self._engine) if self._engine is not None else None
         slots = Slots(self._table, self._waiting)
         self._checker = Checker(self.reactor)
-        self._in_place = InPlacePuts(self._table, dram, self._publisher, slots, self._answers, self._checker, self._regions)
-        self._sent = SentPuts(self._table, dram, self._publisher, slots, self._answers, self._claims, self._checker)
+        self._in_place = InPlacePuts(self._table, dram, self._publishers, slots, self._answers, self._checker, self._regions)
+        self._sent = SentPuts(self._table, dram, self._publishers, slots, self._answers, self._claims, self._checker)
         self._reads = ReadService(
             self._table,
             dram,
@@ -232,8 +243,8 @@ class Node:
             engine=self._engine,
             tls=self._tls,
         )
-        self._last_copies = LastCopies(self._table.lowest, clock_ns=self.reactor.now_ns)
-        saver = Saver(self._table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: self._service.link is not None)
+        self._last_copies = LastCopies(self._table.lowest, self._partitioning, clock_ns=self.reactor.now_ns)
+        saver = Saver(self._table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=lambda: bool(self._service.links))
         self._leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=self.reactor.now_ns)
         self._pages = PageSizes(dram, asks=settings.transparent_hugepages)
         self._prefaulter = Prefaulter(self.reactor, dram, self._pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
@@ -299,6 +310,7 @@ class Node:
             self._deciding,
             self._leaving,
             self._admission,
+            self._partitioning,
             identity=self._identity,
         )
         self._server.handler = self._service
@@ -310,7 +322,7 @@ class Node:
             self._leases,
             self._waiting,
             self._copies,
-            self._publisher,
+            self._publishers,
             self._engine,
             self._showing,
             self._pages,
@@ -321,28 +333,66 @@ class Node:
             is_closed=lambda: self._leaving.is_closed,
         )
 
-    def _find_master(self, masters: Sequence[Address], on_synced: Callable[[], None]) -> None:
-        """The way to the master, and what it is told: the last to be made, for nothing that it opens is closed by another's failure."""
-        settings = self._settings
-        self._master = MasterSession(
+    def _find_masters(self) -> None:
+        """The ways to the masters, and what they are told: the last to be made, for nothing that they open is closed by another's failure.
+        Partition 0's tells which others there are."""
+        self._node_id = 0
+        self._sessions = [self._session(0)]
+        self._links = [self._link(0)]
+        self._watch = watch_topology(self._transfer, self._engine, self._describe)
+
+    def _describe(self, *, topology: bytes, transfer: bytes) -> None:
+        """Have every master told. For any thread."""
+        self._described = {"topology": topology, "transfer": transfer}
+        for link in self._links:
+            link.describe(topology=topology, transfer=transfer)
+
+    def _registered(self, count: int, node_id: int) -> None:
+        """Partition 0's master knows the node by this id, and there are so many partitions. Raises ConfigError: there were others."""
+        if self._partitioning.tell(count):
+            self._publishers.cut()
+            self._table.undecided.regroup()
+            self._sessions += [self._session(partition) for partition in range(1, count)]
+            others = [self._link(partition) for partition in range(1, count)]
+            for link in others:
+                link.describe(**self._described)
+            self._links += others
+            self._node_id = node_id
+            for link in others:
+                link.start()
+        elif node_id != self._node_id:
+            self._node_id = node_id
+            for link in self._links[1:]:
+                link.renew()
+
+    def _synced(self) -> None:
+        if self._publishers.is_synced:
+            self._on_synced()
+
+    def _session(self, partition: int) -> MasterSession:
+        return MasterSession(
             self.reactor,
             self._service,
-            self._publisher,
+            self._publishers[partition],
             self._claims,
             self._deciding,
             self._copies,
             self._last_copies,
             self._admission,
             self._engine,
-            peer_timeout_s=settings.peer_timeout_s,
-            on_synced=on_synced,
-            on_lost=lambda registration_epoch: self._link.lost(registration_epoch),
+            partition,
+            peer_timeout_s=self._settings.peer_timeout_s,
+            on_synced=self._synced,
+            on_lost=lambda registration_epoch: self._links[partition].lost(registration_epoch),
             tracer=self._tracing,
         )
+
+    def _link(self, partition: int) -> MasterLink:
+        settings = self._settings
         listens_on = parse_address(settings.listen).host
-        self._link = MasterLink(
+        return MasterLink(
             self.reactor,
-            masters,
+            self._addresses,
             self._identity,
             tier_status=self.status,
             rates=lambda: self._copies.rates.told(self.reactor.now_ns()),
@@ -350,7 +400,8 @@ class Node:
             links=lambda: link_flows(self._watch.topology.nics if self._watch is not None else (), self._engine),
             tenants=self._status.tenants,
             on_quotas=self._set_quotas,
-            on_link=self._master.begin,
+            on_registered=self._registered if not partition else lambda _count, _node_id: None,
+            on_link=self._sessions[partition].begin,
             join_token=lambda: join_token(settings),
             needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
             timeout_s=settings.control_timeout_s,
@@ -359,15 +410,16 @@ class Node:
             pause_s=settings.reconnect_interval_s,
             max_pause_s=settings.reconnect_max_interval_s,
             tls=self._tls,
+            partition=partition,
+            node_id=lambda: self._node_id if partition else 0,
         )
-        self._watch = watch_topology(self._transfer, self._engine, self._link)
 
     def start(self) -> Places:
         """Look for the master, and set the clockwork going."""
         self.reactor.after_events += [
             self._leaving.step,
             self._mover.kick,
-            self._publisher.flush,
+            self._publishers.flush,
             self._deciding.flush,
             self._last_copies.step,
         ]
@@ -380,7 +432,8 @@ class Node:
         self.reactor.every(TICKETS_INTERVAL_S, self._admission.expire)
         if self._watch is not None:
             self._watch.start()
-        self._link.start()
+        for link in self._links:
+            link.start()
         if self.http is not None:
             ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
@@ -395,7 +448,8 @@ class Node:
     def end(self) -> None:
         """Stop the reactor once what only memory holds is written to NVMe, after `drain_s` at the latest."""
         self._leaving.end(self._settings.drain_s, self.reactor.stop)
-        self._link.describe()  # a heartbeat, at once: new blocks are to go elsewhere
+        for link in self._links:
+            link.describe()  # a heartbeat, at once: new blocks are to go elsewhere
 
     def reread_certificates(self) -> None:
         """Look at the files of TLS with the next connection. For any thread, and signal handlers."""
@@ -409,13 +463,15 @@ class Node:
         self._prefaulter.stop()
         if self._watch is not None:
             self._watch.close()
-        self._link.stop()
-        self._publisher.close()
+        for link in self._links:
+            link.stop()
+        self._publishers.close()
         if self._engine is not None:
             self._engine.close()
         self._server.close()
         self._showing.close()
-        self._master.close()
+        for session in self._sessions:
+            session.close()
         self._copies.close()
         self._checker.close()
         self._mover.close()
@@ -478,7 +534,7 @@ class Node:
 
     def unready(self) -> list[str]:
         """Why it does not serve clients and its master, a line a reason."""
-        reasons = [] if self._publisher.is_synced else ["no master knows this node's blocks: it is not registered, or not yet"]
+        reasons = [] if self._publishers.is_synced else ["no master knows this node's blocks: it is not registered, or not yet"]
         return reasons + (["the node is to be stopped, and takes no new blocks"] if self._leaving.is_closed else [])
 
     def readings(self) -> Readings:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import MAX_BATCH, Header
@@ -17,7 +17,9 @@ from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, STRANGER
 from kvstore.security.rules import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
 from kvstore.store.admission import Admission
+from kvstore.store.asking import ask
 from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.leaving import Leaving
@@ -58,6 +60,7 @@ class NodeService:
         deciding: Deciding,
         leaving: Leaving,
         admission: Admission,
+        partitioning: Partitioning,
         *,
         identity: Identity,
     ) -> None:
@@ -77,13 +80,15 @@ class NodeService:
         self._identity = identity
         self.loads = TenantLoads()
         """Of connections and requests of clients."""
-        self.master_epoch = 0
         self._held: set[tuple[str, bytes]] = set()
         """Tenant and key of the blocks that a master has pinned here."""
-        self._unheard: set[tuple[str, bytes]] = set()
-        """Of these, what the master of the present link has not said so of."""
-        self.link: Session | None = None
-        """The master's connection, the only one that may command."""
+        self._unheard: dict[int, set[tuple[str, bytes]]] = {}
+        """Of these, what the master of the present link of each partition has not said so of."""
+        self.links: dict[int, Session] = {}
+        """The connections of the masters, by partition: the only ones that may command."""
+        self._epochs: dict[int, int] = {}
+        """Of the registrations of these."""
+        self._partitioning = partitioning
         self._in_place = in_place
         self._handlers = self._handlers_by_type(deciding)
         check_complete(NODE_FRAMES, [Put.TYPE, *self._handlers])
@@ -108,6 +113,7 @@ class NodeService:
             Flush.TYPE: deciding.await_all,
             TicketKey.TYPE: self._ticket_key,
             Revoke.TYPE: self._revoke,
+            Seek.TYPE: self._seek,
         }
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
@@ -128,7 +134,7 @@ class NodeService:
         if caller is not None:
             found: frozenset[int] = caller.allowed
             return found
-        return _OF_THE_MASTER if session is self.link else _OF_STRANGERS
+        return _OF_THE_MASTER if session in self.links.values() else _OF_STRANGERS
 
     def _refuse(self, session: Session, kind: type[Message]) -> None:
         who = session.context.identity if isinstance(session.context, Caller) else STRANGER
@@ -251,35 +257,38 @@ class NodeService:
 
     # --- the master's commands ---
 
-    def link_up(self, link: Session, *, master_epoch: int) -> None:
-        """The node is registered: the master over `link` commands it from now on."""
-        self.link, self.master_epoch = link, master_epoch
-        self._unheard = set(self._held)
-        self._leaving.drain(DRAIN_NOT)  # another master, or none, may have said so; this one says it if it is so
+    def link_up(self, link: Session, epoch: int, partition: int = 0) -> None:
+        """The node is registered under this epoch: the partition's master commands it over `link` from now on."""
+        self.links[partition], self._epochs[partition] = link, epoch
+        self._unheard[partition] = {name for name in self._held if self._partitioning.of(name[1]) == partition}
+        self._leaving.drain(DRAIN_NOT, partition)  # another master, or none, may have said so; this one says it if it is so
 
-    def synced(self) -> None:
-        """The master has the inventory, and has named what is pinned of it before it said so: what it did not name was let go, or
-        ended, while it was out of reach."""
-        for tenant, key in tuple(self._unheard):
+    def synced(self, partition: int = 0) -> None:
+        """The partition's master has the inventory, and has named what is pinned of it before it said so: what it did not name was let go,
+        or ended, while it was out of reach."""
+        for tenant, key in self._unheard.pop(partition, set()):
             self._set_pinned(tenant, key, False)
-        self._unheard.clear()
         self._waiting.retry()
 
-    def link_down(self) -> None:
-        """Nobody commands the node. Clients are served as before."""
-        self.link = None
-        self._admission.link_down()
+    def link_down(self, partition: int = 0) -> None:
+        """Nobody commands the node there. Clients are served as before."""
+        self.links.pop(partition, None)
+        self._admission.link_down(partition)
 
-    def _check_epoch(self, epoch: int) -> None:
-        """Raises StaleEpoch for a command of a former master. That it came over the link is seen to before: nobody else may say it."""
-        if epoch < self.master_epoch:
-            raise StaleEpoch(f"a command of epoch {epoch}, but a master of epoch {self.master_epoch} has spoken")
-        self.master_epoch = self._admission.master_epoch = epoch
+    def _check_epoch(self, session: Session, epoch: int) -> int:
+        """The partition whose master commands. Raises StaleEpoch for a former master. That it came over a link is seen to before: nobody
+        else may say it."""
+        partition = next(partition for partition, link in self.links.items() if link is session)
+        newest = self._admission.master_epochs.get(partition, 0)
+        if epoch < newest:
+            raise StaleEpoch(f"a command of epoch {epoch}, but a master of epoch {newest} has spoken")
+        self._admission.master_epochs[partition] = epoch
+        return partition
 
     def _drop(self, session: Session, header: Header, message: Drop) -> None:
         """Delete blocks; the answer comes after the deletions are durable, and the master takes it for their events. It is an error where a
         device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
-        self._check_epoch(message.epoch)
+        self._check_epoch(session, message.epoch)
         self._showing.take_accesses(self._table.read_unasked, message.tenant)  # of what is about to go
         copies, flags = self._table.copies, bytearray()
         was_moving = False
@@ -307,7 +316,7 @@ class NodeService:
         self._waiting.retry()
 
     def _hold(self, session: Session, header: Header, message: Hold) -> None:
-        self._check_epoch(message.epoch)
+        self._check_epoch(session, message.epoch)
         flags = bytearray()
         for key in message.keys:
             flags.append(self._set_pinned(message.tenant, key, bool(message.pinned)))
@@ -317,7 +326,8 @@ class NodeService:
 
     def _set_pinned(self, tenant: str, key: bytes, pinned: bool) -> bool:
         """Is it there?"""
-        self._unheard.discard((tenant, key))
+        for unheard in self._unheard.values():
+            unheard.discard((tenant, key))
         block = self._table.find(tenant, key)
         if block is not None:
             block.pinned = pinned
@@ -328,23 +338,34 @@ class NodeService:
         return block is not None
 
     def _copy(self, session: Session, header: Header, message: Copy) -> None:
-        self._check_epoch(message.epoch)
-        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown)
+        partition = self._check_epoch(session, message.epoch)
+        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown, partition)
         session.reply(header.request_id, Flags(self._copies.take(message, hello, session.span(header.request_id))))
 
+    def _seek(self, session: Session, header: Header, message: Seek) -> None:
+        """Answered at once; what comes of it shows in the copies that the masters order."""
+        self._check_epoch(session, message.epoch)
+        session.reply(header.request_id, Ok())
+        keys: dict[int, list[bytes]] = {}
+        for key in message.keys:
+            keys.setdefault(self._partitioning.of(key), []).append(key)
+        for partition, part in keys.items():
+            if (link := self.links.get(partition)) is not None:
+                want = Want(self._epochs[partition], message.tenant, message.source, part)
+                ask(link, want, Ok, lambda _reply: None)
+
     def _drain(self, session: Session, header: Header, message: Drain) -> None:
-        self._check_epoch(message.epoch)
-        self._leaving.drain(message.mode)
+        self._leaving.drain(message.mode, self._check_epoch(session, message.epoch))
         session.reply(header.request_id, Ok())
 
     def _ticket_key(self, session: Session, header: Header, message: TicketKey) -> None:
-        self._check_epoch(message.epoch)
-        self._admission.add_key(message.key_id, message.secret, age_ms=message.age_ms)
+        partition = self._check_epoch(session, message.epoch)
+        self._admission.add_key(message.key_id, message.secret, age_ms=message.age_ms, partition=partition)
         session.reply(header.request_id, Ok())
 
     def _revoke(self, session: Session, header: Header, message: Revoke) -> None:
         """Answered once the sessions are over; what they had been shown of memory is shown to nobody any more."""
-        self._check_epoch(message.epoch)
+        self._check_epoch(session, message.epoch)
         ended = self._admission.revoke(message.tenant, set(message.credentials))
         if self._regions is not None:
             self._regions.hide(message.tenant)

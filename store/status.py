@@ -12,7 +12,7 @@ from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.quotas import NO_USE
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.page_sizes import PageSizes
-from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService
@@ -36,7 +36,7 @@ class NodeStatus:
         leases: Leases,
         waiting: WaitingRoom,
         copies: ReplicaQueue,
-        publisher: Publisher,
+        publishers: Publishers,
         engine: TransferEngine | None,
         showing: Showing,
         pages: PageSizes,
@@ -56,7 +56,7 @@ class NodeStatus:
         self._leases = leases
         self._waiting = waiting
         self._copies = copies
-        self._publisher = publisher
+        self._publishers = publishers
         self._engine = engine
         self._showing = showing
         self._pages = pages
@@ -130,9 +130,9 @@ class NodeStatus:
             "undecided": len(self._table.undecided),
             "moving": self._table.room.under_way,
             "spares": len(self._table.lowest.spares),
-            "publish_backlog": self._publisher.backlog,
+            "publish_backlog": self._publishers.backlog,
             "closed": int(self._is_closed()),
-            "synced": int(self._publisher.is_synced),
+            "synced": int(self._publishers.is_synced),
             **self._copies.counters(),
         }
         return tiers, counters

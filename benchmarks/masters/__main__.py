@@ -4,12 +4,13 @@ benchmarks/out/master.json."""
 import sys
 from pathlib import Path
 
-from benchmarks.masters import catalog, failover, lookups, memory, standby
+from benchmarks.masters import catalog, failover, lookups, memory, owners, standby
 from benchmarks.parts import run
 
 PARTS = {
     "memory": memory.rows,
     "lookups": lookups.rows,
+    "owners": owners.rows,
     "standby": standby.rows,
     "failover": failover.rows,
     "catalog": catalog.rows,

@@ -2,8 +2,10 @@
 Sans-I/O: see effects.py."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
+from kvstore.client.by_partition import by_partition
 from kvstore.client.effects import Operation
 from kvstore.client.locations import Hint
 from kvstore.client.resources import ClientResources
@@ -77,16 +79,21 @@ class Finding:
                 unknown = [i for i, hint in zip(indices, hints, strict=True) if hint is None]
             for start in range(0, len(unknown), MAX_BATCH):
                 part = unknown[start : start + MAX_BATCH]
-                reply = yield from self._daemons.ask_master(Lookup([self._keys[i] for i in part], avoid), Locations, deadline)
-                if any(reply.replicas) and not self._daemons.nodes.is_known:
-                    yield from self._daemons.refresh_nodes(deadline)  # which of them are on this host
+                hints = yield from by_partition(self._daemons, [self._keys[i] for i in part], deadline, partial(self._ask, avoid, deadline))
                 learned = []
-                for i, hint in zip(part, self._best(reply, avoid), strict=True):
+                for i, hint in zip(part, hints, strict=True):
                     if hint is not None:
                         found.setdefault(hint.node_id, []).append((i, hint))
                         learned.append((self._keys[i], hint))
                 self._hints.learn(learned)
         return found
+
+    def _ask(self, avoid: int, deadline: Deadline, partition: int, keys: Sequence[bytes]) -> Operation[list[Hint | None]]:
+        """The partition's master, of keys of it."""
+        reply = yield from self._daemons.ask_master(Lookup(list(keys), avoid), Locations, deadline, partition=partition)
+        if any(reply.replicas) and not self._daemons.nodes.is_known:
+            yield from self._daemons.refresh_nodes(deadline)  # which of them are on this host
+        return list(self._best(reply, avoid))
 
     def _old(self, found: Places) -> dict[int, Hint]:
         """What was on another host some time ago: a copy of it may be on this one by now, or where fewer ask for it."""

@@ -16,12 +16,13 @@ from kvstore.security.tls.certificates import Certificates
 LOOK_S: Final = 2.0
 """For each: one that does not answer is no reason to wait long."""
 MAX_AT_ONCE: Final = 16
+OWNER: Final = "owner"
 
 
 @dataclass(frozen=True, slots=True)
 class MasterTold:
-    """One master, at the address at which it was asked. `behind` is how many blocks fewer than the owner it knows of, 0 for more; with
-    `trouble` it has not answered, and the rest is empty."""
+    """One master, at the address at which it was asked. `behind` is how many blocks fewer than the owners it knows of, 0 for more; `owned`
+    how many partitions it owns, and `role` "owner" where it owns any; with `trouble` it has not answered, and the rest is empty."""
 
     address: str
     role: str = ""
@@ -31,6 +32,8 @@ class MasterTold:
     catalog_health: str = ""
     http: str = ""
     trouble: str = ""
+    owned: int = 0
+    partitions: int = 0
 
 
 def look(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
@@ -48,7 +51,8 @@ def line(told: MasterTold) -> str:
         return f"{told.address}: {told.trouble}"
     behind = f", {told.behind:,} blocks behind" if told.behind else ""
     health = f", {told.catalog_health}" if told.catalog_health != "ok" else ""
-    return f"{told.address}: {told.role}{behind}{health}"
+    share = f" of {told.owned} of {told.partitions} partitions" if told.partitions > 1 and told.owned else ""
+    return f"{told.address}: {told.role}{share}{behind}{health}"
 
 
 def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterTold:
@@ -56,9 +60,14 @@ def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> Maste
     try:
         channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s), tls=Certificates.of(settings))
         channel.close()
-        with Control(channel.welcome.control, settings) as control:
-            status = control.status()
+        partitions, control_address = channel.welcome.partitions, channel.welcome.control
+        with Control(control_address, settings, *[control_address] * (partitions - 1)) as control:
+            told = [control.status_of(partition) for partition in range(partitions)]
     except KVStoreError as error:
         return MasterTold(address, trouble=str(error))
-    behind = max(0, owner.records - status.records) if status.role == "following" else 0
-    return MasterTold(address, status.role, status.name, status.records, behind, status.catalog_health, status.http)
+    status, roles = told[0], [one.role for one in told]
+    role = OWNER if OWNER in roles else status.role
+    records = sum(one.records for one in told)
+    behind = max(0, owner.records - records) if role == "following" else 0
+    health = "; ".join(dict.fromkeys(one.catalog_health for one in told if one.catalog_health != "ok")) or status.catalog_health
+    return MasterTold(address, role, status.name, records, behind, health, status.http, "", roles.count(OWNER), partitions)

@@ -42,14 +42,14 @@ class PutBatch:
         """Keys that others have stored, as far as they were asked for."""
         self.granted: dict[int, int] = {}
         """Generations reserved for this operation and not yet written, by the key's index."""
-        self.asked: list[int] = []
-        self.told: list[Grants] = []
-        """The master's answer for `asked`, from its arrival until `granted` has what it says."""
+        self.told: list[tuple[Sequence[int], list[Grants]]] = []
+        """What was asked for of a master, and its answer, from its arrival until `granted` has what it says."""
 
     def note_grants(self) -> None:
-        for reply in self.told:
-            granted = zip(self.asked, reply.statuses, reply.generations, strict=True)
-            self.granted.update({i: generation for i, status, generation in granted if status == GRANTED})
+        for asked, replies in self.told:
+            for reply in replies:
+                granted = zip(asked, reply.statuses, reply.generations, strict=True)
+                self.granted.update({i: generation for i, status, generation in granted if status == GRANTED})
         self.told.clear()
 
     def was_there(self, indices: Sequence[int]) -> None:

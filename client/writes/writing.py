@@ -6,7 +6,8 @@ from itertools import chain, compress
 from typing import Final
 
 from kvstore.client.buffers import Sources
-from kvstore.client.effects import Operation, Sleep, work
+from kvstore.client.by_partition import places
+from kvstore.client.effects import Operation, Sleep, Together, work
 from kvstore.client.memory import checksum
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
@@ -119,24 +120,34 @@ class Writing:
         return unreserved, [i for i in pending if sizes[i] > inline_bytes]
 
     def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
-        """Ask the master; the granted keys by node."""
-        resources = self._resources
-        keys = [self._batch.keys[i] for i in pending]
-        sizes = [self._batch.sources.sizes[i] for i in pending]
-        self._batch.asked = pending
-        reserve = Reserve(keys, sizes, resources.daemons.nodes.local_id, self._avoid)
-        reply = yield from resources.daemons.ask_master(reserve, Grants, self._deadline, note=self._batch.told.append)
+        """Ask the masters; the granted keys by node."""
+        daemons = self._resources.daemons
+        found = yield from places(daemons, [self._batch.keys[i] for i in pending], self._deadline)
+        parts = {partition: [pending[at] for at in found_at] for partition, found_at in found.items()}
+        if len(parts) == 1:
+            answers = [(yield from self._ask_for(next(iter(parts)), pending))]
+        else:
+            answers = yield Together([self._ask_for(partition, part) for partition, part in parts.items()])
         self._batch.note_grants()
         by_node: dict[int, list[int]] = {}
-        for i, status, node_id in zip(pending, reply.statuses, reply.nodes, strict=True):
-            if status == GRANTED:
-                by_node.setdefault(node_id, []).append(i)
-            elif status == BUSY:
-                busy.append(i)
-            else:
-                self._batch.was_there((i,))
-        resources.daemons.nodes.closed -= by_node.keys()
+        for part, reply in zip(parts.values(), answers, strict=True):
+            for i, status, node_id in zip(part, reply.statuses, reply.nodes, strict=True):
+                if status == GRANTED:
+                    by_node.setdefault(node_id, []).append(i)
+                elif status == BUSY:
+                    busy.append(i)
+                else:
+                    self._batch.was_there((i,))
+        daemons.nodes.closed -= by_node.keys()
         return by_node
+
+    def _ask_for(self, partition: int, pending: list[int]) -> Operation[Grants]:
+        """The partition's master, for keys of it."""
+        daemons, batch = self._resources.daemons, self._batch
+        reserve = Reserve([batch.keys[i] for i in pending], [batch.sources.sizes[i] for i in pending], daemons.nodes.local_id, self._avoid)
+        told: list[Grants] = []
+        batch.told.append((pending, told))
+        return (yield from daemons.ask_master(reserve, Grants, self._deadline, note=told.append, partition=partition))
 
     # --- writing to one node ---
 

@@ -33,13 +33,16 @@ _ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 def make_catalog(
     url: str,
     *,
+    partition: int = 0,
+    partitions: int = 1,
     lease_ttl_s: float = 2.0,
     compact_interval_s: float = 60.0,
     quota_bytes: int = 2 << 30,
     quota_warning_share: float = 0.8,
     tls: TlsSettings | None = None,
 ) -> Catalog:
-    """The catalog that `url` names, not yet opened. Raises ConfigError, which tells the three forms where the form is wrong.
+    """The catalog of `partition` of so many in the place that `url` names, not yet opened. Raises ConfigError, which tells the three forms
+    where the form is wrong.
 
     The rest is for etcd: how long an owner may be silent, how much of its history is kept, the quota it was started with, and the share of
     that from which on its size is told of. A password is named by its file, since a command line can be read by every
@@ -49,14 +52,17 @@ def make_catalog(
     if url == f"{MemoryCatalog.scheme}:":
         return MemoryCatalog()
     if scheme == LmdbCatalog.scheme and rest:
-        return LmdbCatalog(Path(rest))
+        return LmdbCatalog(Path(rest, f"partition-{partition}") if partition else Path(rest), partitions=partitions)
     if scheme in ("etcd", "etcds") and rest.startswith("//"):
         files = _own_files(tls or TlsSettings()) if scheme == "etcds" else None
-        return _etcd(rest.removeprefix("//"), files, lease_ttl_s, (compact_interval_s, quota_bytes, quota_warning_share))
+        bounds = compact_interval_s, quota_bytes, quota_warning_share
+        return _etcd(rest.removeprefix("//"), files, lease_ttl_s, bounds, (partition, partitions))
     raise ConfigError(f"catalog {url!r} is not one of: {FORMS}")
 
 
-def _etcd(rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int, float]) -> "EtcdCatalog":
+def _etcd(
+    rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int, float], which: tuple[int, int]
+) -> "EtcdCatalog":
     # Here, since etcd's messages take a master that has another catalog a sixth of its start.
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
     from kvstore.master.catalogs.etcd.keeping import Bounds
@@ -66,7 +72,16 @@ def _etcd(rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds
     prefix = (slash + unquote(path)).rstrip("/") or DEFAULT_PREFIX
     if len(prefix.encode()) > MAX_PREFIX_BYTES:
         raise ConfigError(f"catalog: the etcd prefix is longer than {MAX_PREFIX_BYTES} bytes")
-    return EtcdCatalog(_endpoints(hosts), prefix=prefix, access=_access(query, files), lease_ttl_s=lease_ttl_s, bounds=Bounds(*bounds))
+    partition, partitions = which
+    return EtcdCatalog(
+        _endpoints(hosts),
+        prefix=prefix,
+        partition=partition,
+        partitions=partitions,
+        access=_access(query, files),
+        lease_ttl_s=lease_ttl_s,
+        bounds=Bounds(*bounds),
+    )
 
 
 def _endpoints(hosts: str) -> Sequence[str]:

@@ -1,8 +1,8 @@
 """The catalog: where the directory's records survive the master, and by which masters agree on who owns them.
 
-A durable map of records with group commit, an owner at a time, and followers. Every master that opens a catalog follows it: it is given
-all records there are, then every change, in order, and is elected when nobody else owns it. The owner's epoch is larger than that of every
-earlier owner; a former owner's writes fail from its end on with StaleEpoch.
+A durable map of records with group commit, an owner at a time, and followers; one for each partition of the key space. Every master that
+opens a catalog follows it: it is given all records there are, then every change, in order, and is elected when nobody else owns it. The
+owner's epoch is larger than that of every earlier owner; a former owner's writes fail from its end on with StaleEpoch.
 
     memory:   one process, elected at once; keeps nothing
     lmdb:     one process at a time; a second one is refused at `open`
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.telemetry.metrics.histogram import Counts, Histogram
 
 IDENTITY_BYTES: Final = 8
@@ -112,10 +112,30 @@ class Written(NamedTuple):
 NOTHING_WRITTEN: Final = Written(Histogram().counts())
 
 
+def check_partitions(place: str, made_of: int, wanted: int) -> None:
+    """Raises ConfigError where the catalog at `place` was made for another number of partitions than are wanted."""
+    if made_of != wanted:
+        raise ConfigError(
+            f"{place}: the catalog was made for a key space of {made_of} partitions, and the setting `partitions` is {wanted}: "
+            "the number stays what it was when the cluster was made"
+        )
+
+
 class Catalog(ABC):
     """See the module. `commit` may be called from one thread while `health` is read from any."""
 
     scheme: ClassVar[str]
+    wait_s: Callable[[], float] = staticmethod(lambda: 0.0)
+    """How long to leave the catalog to other masters when nobody owns it; asked in the catalog's own thread. To be set before `follow`."""
+
+    @property
+    def living(self) -> frozenset[str]:
+        """Addresses of the masters that live, where several share the partitions out; none while that is not known, and of a catalog that
+        is not the first partition's."""
+        return frozenset()
+
+    def give_up(self) -> None:
+        """Own it no longer, for another master that lives: as if another had taken over. Nothing where there can be no other."""
 
     @abstractmethod
     def open(self, *, deadline_s: float) -> None:

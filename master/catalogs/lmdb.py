@@ -1,8 +1,8 @@
 """The catalog `lmdb:PATH`: a folder with one LMDB environment, for a master on one machine.
 
 Every group is one LMDB transaction, synced before it is acknowledged. `PATH/owner.lock` is held with flock, so a second master is
-refused and a killed one leaves no trace. `meta` holds `format`, `shards`, `identity` and `epoch`; `values` holds segments of blocks and
-small records, by the keys that segments/log.py names.
+refused and a killed one leaves no trace. `meta` holds `format`, `shards`, `partitions`, `identity` and `epoch`; `values` holds segments of
+blocks and small records, by the keys that segments/log.py names. Partitions but the first have a folder each, PATH/partition-N.
 """
 
 import fcntl
@@ -20,13 +20,16 @@ import lmdb
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.group_commit import GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written
-from kvstore.master.catalogs.segments.log import SEGMENTS, SHARDS, SegmentLog
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written, check_partitions
+from kvstore.master.catalogs.segments.log import SEGMENTS, SegmentLog
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
+from kvstore.protocol.partitions import SHARDS
 
 FORMAT = b"2"
 """Raised when the layout of the environment changes; another one is refused, not guessed at."""
+IN_PARTITIONS = b"3"
+"""The same, of a cluster whose key space has several partitions: a release that knows none would take one of them for all of it."""
 EARLIER_FORMAT = b"1"
 """It had what is now in `values` in `records`, and blocks as records of their own keys. Read, and rewritten at the open."""
 MAP_BYTES = 16 * 1024**3
@@ -55,9 +58,11 @@ class LmdbCatalog(Catalog):
 
     scheme: ClassVar[str] = "lmdb"
 
-    def __init__(self, folder: Path, *, map_bytes: int = MAP_BYTES, backoff: Backoff | None = None) -> None:
-        """`folder` is created if its parent exists. A full map doubles `map_bytes` by itself."""
+    def __init__(self, folder: Path, *, partitions: int = 1, map_bytes: int = MAP_BYTES, backoff: Backoff | None = None) -> None:
+        """`folder` is created if its parent exists. A full map doubles `map_bytes` by itself. The catalog is of one of so many
+        `partitions`."""
         self._folder = folder
+        self._partitions = partitions
         self._map_bytes = map_bytes
         self._environment: _Environment | None = None
         self._lock_fd: int | None = None
@@ -138,15 +143,18 @@ class LmdbCatalog(Catalog):
 
     def _raise_epoch(self, environment: _Environment) -> int:
         with _disk_errors(self._folder), environment.lmdb.begin(db=environment.meta, write=True) as transaction:
-            found = transaction.get(b"format", FORMAT)
+            found = transaction.get(b"format")
+            if found not in (None, FORMAT, EARLIER_FORMAT, IN_PARTITIONS):
+                raise ConfigError(f"lmdb:{self._folder}: written by another version of kvstore (format {found!r}, this one is {FORMAT!r})")
+            if found is not None:
+                check_partitions(f"lmdb:{self._folder}", int(transaction.get(b"partitions", b"1")), self._partitions)
             if found == EARLIER_FORMAT:
                 self._rewrite(environment, transaction)
-            elif found != FORMAT:
-                raise ConfigError(f"lmdb:{self._folder}: written by another version of kvstore (format {found!r}, this one is {FORMAT!r})")
             epoch = int(transaction.get(b"epoch", b"0")) + 1
             self._identity = transaction.get(b"identity", b"").decode() or secrets.token_hex(IDENTITY_BYTES)
             self._shards = int(transaction.get(b"shards", b"%d" % SHARDS))
-            transaction.put(b"format", FORMAT)
+            transaction.put(b"format", FORMAT if self._partitions == 1 else IN_PARTITIONS)
+            transaction.put(b"partitions", b"%d" % self._partitions)
             transaction.put(b"shards", b"%d" % self._shards)
             transaction.put(b"identity", self._identity.encode())
             transaction.put(b"epoch", b"%d" % epoch)

@@ -4,12 +4,13 @@ Between two slices rows may change, so a copy may tell of a block twice or not a
 then. It is for people to look at.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 
@@ -69,6 +70,38 @@ def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Columns
         rows.namespaces.names(),
         {tenant.index: len(tenant.pins) for tenant in tenants},
     )
+
+
+def joined(parts: Sequence[Columns], links: Sequence[tuple[Indexes, Indexes]]) -> tuple[Columns, list[int]]:
+    """The tables of all partitions as one, and where the rows of each begin in it. `links` say, of the rows of each that stand for blocks
+    of other partitions, which they are, by their places in the whole."""
+    begins = np.cumsum([0, *(len(part.sizes) for part in parts)]).tolist()
+    tenants, namespaces, pins = dict[str, int](), dict[str, int](), dict[int, int]()
+    stands_for = np.arange(begins[-1], dtype=np.uint32)
+    columns: list[list[Indexes]] = [[], [], [], []]
+    sets = 0
+    for part, begin, (rows, others) in zip(parts, begins, links, strict=False):
+        stands_for[rows + begin] = others
+        of_tenant = np.zeros(max(part.tenant_names, default=0) + 1, np.uint32)
+        for index, name in part.tenant_names.items():
+            of_tenant[index] = tenants.setdefault(name, len(tenants))
+            pins[int(of_tenant[index])] = pins.get(int(of_tenant[index]), 0) + part.pins.get(index, 0)
+        of_namespace = np.array([namespaces.setdefault(name, len(namespaces)) for name in part.namespace_names] or [0], np.uint32)
+        holders = np.where(part.holders < len(part.masks), part.holders, 0)
+        made = (
+            np.where(part.parents == NO_ROW, 0, part.parents + begin),
+            of_tenant[np.minimum(part.tenants, len(of_tenant) - 1)],
+            of_namespace[np.minimum(part.namespaces, len(of_namespace) - 1)],
+            holders + sets,
+        )
+        for column, one in zip(columns, made, strict=True):
+            column.append(one.astype(np.uint32))
+        sets += len(part.masks)
+    parents, tenant_indexes, namespace_indexes, holder_indexes = (np.concatenate(column) for column in columns)
+    sizes, masks = np.concatenate([part.sizes for part in parts]), np.concatenate([part.masks for part in parts])
+    names = {index: name for name, index in tenants.items()}
+    whole = Columns(sizes, stands_for[parents], tenant_indexes, namespace_indexes, holder_indexes, masks, names, list(namespaces), pins)
+    return whole, begins[:-1]
 
 
 def _mask(live: int, tiers: bytes) -> int:

@@ -169,13 +169,13 @@ class Directory:
         return [records.put_granted(self._granted_generation)]
 
     def register(
-        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
+        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[Member, list[Op]]:
-        """The node under its new registration, and catalog operations that need no waiting for. Raises InvalidArgument."""
+        """The node under its new registration, and catalog operations that need no waiting for. See Membership.register."""
         known = self.members.named(info.name)
         same_process = known is not None and known.info.instance == info.instance
         former = known.description if known else NO_DESCRIPTION
-        node, is_new = self.members.register(info, tiers, now_ns, description)
+        node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
         self._publishing.registered(node, same_process=same_process)
         self._set_live()
         ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []

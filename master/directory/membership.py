@@ -201,20 +201,20 @@ class Membership:
             node.drain = to
 
     def register(
-        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION
+        self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[Member, bool]:
         """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
 
-        The same process registers again freely. Raises InvalidArgument when another live process has the name, for a name that
-        is empty or over MAX_NAME_BYTES, or a description over MAX_DESCRIPTION_BYTES; Full for a new name when `max_live` nodes live.
-        """
+        A new one has the id `node_id`, which no other has, or the next one (0). The same process registers again freely. Raises
+        InvalidArgument when another live process has the name, for a name that is empty or over MAX_NAME_BYTES, or a description over
+        MAX_DESCRIPTION_BYTES; Full for a new name when `max_live` nodes live."""
         if not 1 <= len(info.name.encode()) <= MAX_NAME_BYTES:
             raise InvalidArgument(f"a node's name is 1 to {MAX_NAME_BYTES} bytes long")
         _check(description)
         node, is_new = self._by_name.get(info.name), False
         if node is None:
             self._check_room(info.name)
-            node, is_new = self._add(Member(self._last_node_id + 1, info, floor=self._strangers_floor)), True
+            node, is_new = self._add(Member(node_id or self._last_node_id + 1, info, floor=self._strangers_floor)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state, node.counters, node.tenants = info, tiers, SYNCING, {}, ()

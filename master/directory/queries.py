@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.locating import Indexes, locate
-from kvstore.master.directory.prefixes import Prefixes, prefixes
+from kvstore.master.directory.prefixes import Part, Prefixes, prefixes
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.master_messages import Locations
@@ -38,7 +38,11 @@ class Queries:
 
     def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
         """How many of these keys, from the first on without a gap, can be read at each node."""
-        return prefixes(self._rows, self._find(tenant, keys))
+        return prefixes([self.part(tenant, keys, range(len(keys)))])
+
+    def part(self, tenant: str, keys: Sequence[bytes], places: Sequence[int]) -> Part:
+        """Of a prompt the blocks `places`, which have these keys."""
+        return Part(self._rows, self._find(tenant, keys), places)
 
     def rows_of(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
         """The rows of the keys, in their order; NO_ROW for those that are nowhere."""

@@ -7,7 +7,7 @@ is the directory's business; this table keeps rows, their parents and their hold
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from kvstore.master.catalogs.interface import BlockPuts
@@ -91,6 +91,9 @@ class Rows:
         self.recorded = bytearray(1)
         """1: the catalog has a record of the block. Recording alone sets and reads it, but for what comes from a catalog."""
         self.keys = tenants.keys
+        self.is_elsewhere: Callable[[bytes], bool] | None = None
+        """Whether a key belongs to another partition of the key space, where there are several: such a parent never gets a row as a block
+        here, and has one all the same, held by nobody, for its children's sake."""
         self._free = array("I")
 
     def __len__(self) -> int:
@@ -134,6 +137,9 @@ class Rows:
             for row, above in enumerate(tenant.rows.find(parents).tolist(), first):
                 if NO_ROW < above < row:  # else it is not there yet, or the block itself
                     self._adopt(row, above)
+            if self.is_elsewhere is not None:
+                strangers = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
+                self._adopt_parents(tenant, range(first, first + len(parents)), strangers)
 
     def replay(self, tenant: Tenant, puts: BlockPuts) -> None:
         """Make the rows of these keys what the catalog says of them, in whatever order it tells of blocks and their parents.
@@ -279,7 +285,12 @@ class Rows:
         self.sets.check_integrity(self.holders)
 
     def _parent_row(self, tenant: Tenant, key: bytes, parent: bytes) -> int:
-        return tenant.rows.get(parent) if parent and parent != key else NO_PARENT
+        if not parent or parent == key:
+            return NO_PARENT
+        row = tenant.rows.get(parent)
+        if row == NO_ROW and self.is_elsewhere is not None and self.is_elsewhere(parent):
+            return self._new(tenant, parent, NO_PARENT)
+        return row
 
     def _new(self, tenant: Tenant, key: bytes, parent: int) -> int:
         """A row for `key`, held by nobody yet."""

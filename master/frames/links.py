@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.master.directory.commands import Commands
-from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message
@@ -12,7 +12,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 
 Command = Drop | Hold | Copy
-Word = Drain | TicketKey | Revoke
+Word = Drain | TicketKey | Revoke | Seek
 Answers = list[tuple[int, Command, bytes | None]]
 """(node id, command, flags or None for no answer)."""
 

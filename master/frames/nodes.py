@@ -11,7 +11,7 @@ from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC_BEGIN, Claim, Coldest, Copied, Copy, Publish
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC_BEGIN, Claim, Coldest, Copied, Copy, Publish, Want
 from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
@@ -138,6 +138,13 @@ class NodeFrames:
         if message.spill:
             self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
         session.reply(header.request_id, Flags(flags))
+
+    def want(self, session: Session, header: Header, message: Want) -> None:
+        """Answered at once; see `replicate`."""
+        peer = _node(session, "ask for copies")
+        self._directory.members.check(peer.node_id, message.epoch)
+        session.reply(header.request_id, Ok())
+        self.replicate(message.tenant, message.keys, node_id=peer.node_id, source_node_id=message.source)
 
     def closed(self, session: Session, peer: NodePeer) -> None:
         """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""

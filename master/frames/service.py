@@ -1,6 +1,6 @@
 """The master's frames: who says them, and which part takes them (clients.py, nodes.py). The loop is the only caller."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -13,9 +13,9 @@ from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish, TicketKey
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish, Seek, TicketKey, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
-from kvstore.protocol.frames import Header
+from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.master_messages import (
     Cancel,
     Exists,
@@ -30,7 +30,7 @@ from kvstore.protocol.master_messages import (
     Reserve,
 )
 from kvstore.protocol.messages import MESSAGES
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Ok, Welcome
 from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.rpc.tracing import on_behalf
@@ -44,14 +44,16 @@ STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """Where this master can be reached: its name, Unix socket with its `rpc.address.socket_id`, and the control plane's host ("": as
-    reached) and port."""
+    """Where this master can be reached, and what its Welcome says of the cluster: its name, Unix socket with its `rpc.address.socket_id`,
+    and the control plane's host ("": as reached) and port."""
 
     name: str
     host_id: str
     unix: str
     control_host: str
     control_port: int
+    partitions: int = 1
+    """Of the cluster's key space."""
 
     def control(self, session: Session) -> str:
         """The control plane's address, for this peer."""
@@ -72,7 +74,9 @@ class FramesService:
         command_timeout_s: float,
         ticket_ttl_s: float,
         ticket_key_ttl_s: float,
+        loads: TenantLoads,
     ) -> None:
+        """`loads` are those of all partitions of this master."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
@@ -82,7 +86,7 @@ class FramesService:
             + ("spilled_blocks", "spilled_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
             0,
         )
-        self.loads = TenantLoads()
+        self.loads = loads
         """Of connections and requests of clients."""
         self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
         self.tickets: Tickets | None = None
@@ -114,6 +118,7 @@ class FramesService:
             Claim.TYPE: self.nodes.claim,
             Copied.TYPE: self.nodes.copied,
             Coldest.TYPE: self.nodes.coldest,
+            Want.TYPE: self.nodes.want,
         }
         check_complete(MASTER_FRAMES, self._handlers)
 
@@ -153,6 +158,12 @@ class FramesService:
             order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
             on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
+    def seek(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
+        """Have node `node_id` ask for copies of these blocks, each at the master of its partition. Fire and forget, as `replicate`."""
+        for begin in range(0, len(keys), MAX_BATCH):
+            part = list(keys[begin : begin + MAX_BATCH])
+            self.links.say(node_id, Seek(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
+
     def _spill(self, now_ns: int) -> None:
         """Order copies of what nodes without room would have leave next."""
         spilling = self._directory.spilling
@@ -188,7 +199,9 @@ class FramesService:
         at = self.reachable
         session.welcome(
             header.request_id,
-            Welcome(SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session)),
+            Welcome(
+                SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session), partitions=at.partitions
+            ),
             spreads_reads=self._directory.hot_copies.is_on,
         )
 

@@ -14,6 +14,8 @@ from kvstore.security.guard import Guard
 from kvstore.security.tls.identities import of_client, of_node
 
 NOBODY: Final = "no master owns the catalog now"
+OWNERS_SINCE: Final = 4
+"""The protocol version in which a Welcome names the owner."""
 
 
 def refusal(owner: Owner | None) -> Unavailable:
@@ -41,10 +43,10 @@ class StandbyFrames:
         else:
             raise InvalidArgument(f"there is no role {hello.role}")
         owner = self._owner()
-        if owner is None or session.peer_version < Welcome.SINCE:  # who knows no owners asks the next master that it was given
+        if owner is None or session.peer_version < OWNERS_SINCE:  # who knows no owners asks the next master that it was given
             raise refusal(owner)
         at = self._reachable
-        welcome = Welcome(SERVER_MASTER, at.name, 0, 0, at.host_id, at.unix, at.control(session), owner=owner.address)
+        welcome = Welcome(SERVER_MASTER, at.name, 0, 0, at.host_id, at.unix, at.control(session), owner.address, at.partitions)
         session.welcome(header.request_id, welcome)
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:

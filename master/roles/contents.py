@@ -1,18 +1,23 @@
 """What the directory holds, told in a message: copied in the loop a slice at a time, looked at in the caller's thread."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from kvstore.master.directory.contents import copied
+from kvstore.master.directory.contents import LIVE, Columns, Indexes, copied, joined
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.keys import NO_ROW
+from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.segments import Reads, segments
+from kvstore.master.directory.tenants import Tenants
 from kvstore.master.directory.usage import Held, usage
-from kvstore.master.roles.leading import Leading
+from kvstore.master.roles.standing import Standing
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.partitions import split
 
 SLICE_ROWS: Final = 32_768
 """Rows copied in one turn of the loop: half a millisecond. Of sets of holders as many: three milliseconds where there are that many."""
@@ -29,21 +34,38 @@ class InLoop(Protocol):
     def __call__(self, function: Callable[[], Any], /) -> Any: ...
 
 
+class Table(NamedTuple):
+    """What this master knows of the blocks of one partition."""
+
+    rows: Rows
+    tenants: Tenants
+    queries: Queries
+
+
 def contents(
-    in_loop: InLoop, answering: Callable[[], Leading], tenant: str | None, request: pb.ContentsRequest, *, now_ns: Callable[[], int]
+    in_loop: InLoop,
+    standings: Sequence[Standing],
+    tenant: str | None,
+    request: pb.ContentsRequest,
+    *,
+    now_ns: Callable[[], int],
 ) -> pb.ContentsReply:
-    """Of `tenant`, or of all of them (None) with the tree of the request's own. `answering` and `now_ns` are called in the loop. Raises
-    Unavailable."""
-    directory = in_loop(lambda: answering().directory)
-    slices = copied(*directory.columns(), slice_rows=SLICE_ROWS)
-    columns = None
-    while columns is None:
-        columns = in_loop(lambda: next(slices))
+    """Of `tenant`, or of all of them (None) with the tree of the request's own, in all partitions: those that others own as their records
+    are. `standings`, by partition, are looked at in the loop, where `now_ns` is called. Raises Unavailable."""
+    directory, found = in_loop(lambda: _known(standings))
+    parts = [_copied(in_loop, table) for table in found]
+    columns, begins = (parts[0], [0]) if len(parts) == 1 else joined(parts, _links(in_loop, found, parts, request.tenant))
     used = usage(columns, tenant, limit=MAX_NAMESPACES)
     limit = min(request.max_segments, MAX_SEGMENTS)
-    reads = _reads(in_loop, directory, request.tenant, len(columns.sizes), now_ns) if limit and request.hottest else None
-    found = segments(columns, request.tenant, request.namespace, limit=limit, reads=reads) if limit else []
-    keys = in_loop(lambda: directory.keys_of([segment.row for segment in found]))
+    reads = _reads(in_loop, directory, found, begins, request.tenant, len(columns.sizes), now_ns) if limit and request.hottest else None
+    chosen = segments(columns, request.tenant, request.namespace, limit=limit, reads=reads) if limit else []
+
+    def key_at(row: int) -> bytes:
+        at = bisect_right(begins, row) - 1
+        key: bytes = found[at].rows.keys[row - begins[at]]
+        return key
+
+    keys = in_loop(lambda: [key_at(segment.row) for segment in chosen])
     return pb.ContentsReply(
         namespaces=[pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, held=_held(one.held), pinned=one.pinned) for one in used],
         segments=[
@@ -56,12 +78,63 @@ def contents(
                 reads_per_s=one.reads_per_s,
                 subtree_reads_per_s=one.subtree_reads_per_s,
             )
-            for one, key in zip(found, keys, strict=True)
+            for one, key in zip(chosen, keys, strict=True)
         ],
     )
 
 
-def _reads(in_loop: InLoop, directory: Directory, tenant: str, count: int, now_ns: Callable[[], int]) -> Reads:
+def _known(standings: Sequence[Standing]) -> tuple[Directory, list[Table]]:
+    directory = standings[0].answering().directory
+    live = [node.node_id for node in directory.members.live()] if len(standings) > 1 else []
+    return directory, [Table(*standing.columns(live), standing.queries(live)) for standing in standings]
+
+
+def _copied(in_loop: InLoop, table: Table) -> Columns:
+    slices = copied(table.rows, table.tenants, slice_rows=SLICE_ROWS)
+    columns: Columns | None = None
+    while columns is None:
+        columns = in_loop(lambda: next(slices))
+    return columns
+
+
+def _links(in_loop: InLoop, tables: Sequence[Table], parts: Sequence[Columns], tenant: str) -> list[tuple[Indexes, Indexes]]:
+    """Of each partition the rows that stand for parents of other partitions, and which these are, by their places in all tables."""
+    begins = np.cumsum([0, *(len(part.sizes) for part in parts)])
+    links = []
+    for number, (table, part) in enumerate(zip(tables, parts, strict=True)):
+        owners = [index for index, name in part.tenant_names.items() if name == tenant]
+        parents = np.unique(part.parents)
+        is_absent = (part.row_masks()[parents] & LIVE == 0) & np.isin(part.tenants[parents], owners) & (parents != NO_ROW)
+        rows, others = parents[is_absent], parents[is_absent] + np.uint32(begins[number])
+        for begin in range(0, len(rows), SLICE_KEYS):
+            some = slice(begin, begin + SLICE_KEYS)
+            others[some] = in_loop(functools.partial(_elsewhere, tables, table, tenant, rows[some], others[some], begins, parts))
+        links.append((rows, others))
+    return links
+
+
+def _elsewhere(
+    tables: Sequence[Table], table: Table, tenant: str, rows: Indexes, own: Indexes, begins: Any, parts: Sequence[Columns]
+) -> Indexes:
+    """The places of the blocks that these rows of a table stand for; their own where they are nowhere."""
+    found, keys = own.copy(), [table.rows.keys[row] for row in rows.tolist()]
+    for number, places in split(keys, len(tables)).items():
+        there = tables[number].queries.rows_of(tenant, [keys[at] for at in places])
+        is_there = (there != NO_ROW) & (there < len(parts[number].sizes))
+        at = np.array(places)[is_there]
+        found[at] = there[is_there] + begins[number]
+    return found
+
+
+def _reads(
+    in_loop: InLoop,
+    directory: Directory,
+    tables: Sequence[Table],
+    begins: Sequence[int],
+    tenant: str,
+    count: int,
+    now_ns: Callable[[], int],
+) -> Reads:
     """Of each row, as far as nodes told; they are asked from now on. Rows that came after the `count` that were copied are left out."""
 
     def hot() -> dict[bytes, float]:
@@ -71,12 +144,13 @@ def _reads(in_loop: InLoop, directory: Directory, tenant: str, count: int, now_n
     told = in_loop(hot)
     keys, rates = list(told), np.fromiter(told.values(), np.float64, len(told))
     reads: Reads = np.zeros(count)
+    ends = [*begins[1:], count]
     for begin in range(0, len(keys), SLICE_KEYS):
-        part = keys[begin : begin + SLICE_KEYS]
-        rows = in_loop(functools.partial(directory.queries.rows_of, tenant, part))
-        is_copied = rows < count
-        np.add.at(reads, rows[is_copied], rates[begin : begin + SLICE_KEYS][is_copied])
-    reads[NO_ROW] = 0
+        part, rates_of_part = keys[begin : begin + SLICE_KEYS], rates[begin : begin + SLICE_KEYS]
+        for number, places in split(part, len(tables)).items():
+            rows = in_loop(functools.partial(tables[number].queries.rows_of, tenant, [part[at] for at in places]))
+            is_copied = (rows != NO_ROW) & (rows < ends[number] - begins[number])
+            np.add.at(reads, rows[is_copied] + begins[number], rates_of_part[places][is_copied])
     return reads
 
 

@@ -1,4 +1,4 @@
-"""A master while it owns the catalog: the directory and all that serves it, put together for one epoch.
+"""A master while it owns a partition's catalog: the directory and all that serves it, put together for one epoch.
 
 It is made when the master is elected and ended when it is deposed; nothing of it is used after that. The loop is the only caller.
 """
@@ -23,10 +23,13 @@ from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
 from kvstore.master.roles.node_status import node_status
 from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
+from kvstore.master.scheduling.scheduling import FindPrefixes
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.frames import VERSION
+from kvstore.protocol.partitions import partition_of
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.in_force import QuotasInForce
 from kvstore.security.quotas.tables import NamedLimits
@@ -48,6 +51,11 @@ class MasterSeen(NamedTuple):
     epoch: int
 
 
+def _share(limit: int, count: int) -> int:
+    """What one of `count` partitions has of a limit of the cluster, rounded up: keys fall on them evenly."""
+    return -(-limit // count)
+
+
 class Leading:
     """See the module."""
 
@@ -63,9 +71,15 @@ class Leading:
         reachable: Reachable,
         guard: Guard,
         quotas: QuotasInForce,
+        loads: TenantLoads,
+        partition: int = 0,
+        prefixes: FindPrefixes | None = None,
     ) -> None:
-        """The owner of epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
+        """The owner of `partition` in epoch `epoch`, on the records that were `followed`. `loads` are this master's, and `prefixes` knows
+        all partitions, where there are several. Raises Corrupt."""
         self.epoch = epoch
+        self._is_first = not partition
+        count = reachable.partitions
         self._reactor = reactor
         self._catalog = catalog
         self._settings = settings
@@ -84,12 +98,14 @@ class Leading:
         limits = Limits(
             settings.max_nodes,
             settings.max_absent_nodes,
-            settings.max_kept_removals,
-            settings.max_reservations,
-            Pace(settings.copy_blocks, settings.copy_bytes, settings.sweep_rows),
+            _share(settings.max_kept_removals, count),
+            _share(settings.max_reservations, count),
+            Pace(_share(settings.copy_blocks, count), _share(settings.copy_bytes, count), settings.sweep_rows),
             settings.spill_free_share if settings.spill else 0.0,
             Spread(settings.hot_copies, settings.hot_reads_per_s),
         )
+        if count > 1:
+            followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
         self.directory = Directory(
             epoch,
             wall_ns=wall_ns,
@@ -97,11 +113,12 @@ class Leading:
             timing=timing,
             limits=limits,
             followed=followed,
-            quota_of=lambda tenant: quotas.now.of(tenant),
+            quota_of=lambda tenant: quotas.now.of(tenant).share_of(count),
             now_ns=reactor.now_ns(),
             recorded=settings.records,
         )
-        quotas.overlay(self.directory.operator_quotas.tenants)
+        if self._is_first:
+            quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
         self.frames = FramesService(
             self.directory,
@@ -112,10 +129,18 @@ class Leading:
             command_timeout_s=settings.command_timeout_s,
             ticket_ttl_s=settings.ticket_ttl_s,
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
+            loads=loads,
         )
         self.frames.loads.hold_to(quotas.now)
         estimators = make_estimators(settings)
-        self.scheduling = make_scheduling(settings, self.directory, estimators, replicate=self.frames.nodes.replicate, wall_ns=wall_ns)
+        self.scheduling = make_scheduling(
+            settings,
+            self.directory,
+            estimators,
+            replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
+            wall_ns=wall_ns,
+            prefixes=prefixes,
+        )
 
     def begin(self, then: Callable[[], None]) -> None:
         """Call `then` when it may serve: when what it is about to grant is durable."""
@@ -174,15 +199,22 @@ class Leading:
         description: Description,
         protocol_version: int,
         quotas_version: int,
+        *,
+        node_id: int = 0,
     ) -> pb.RegisterReply:
-        """Raises StaleEpoch (the node has heard of a later owner), Unauthorized (its release knows no tickets, which are needed), and what
-        Directory.register raises."""
+        """`node_id` is what partition 0 has given the node, 0 where that is asked. Raises StaleEpoch (the node has heard of a later owner),
+        Unauthorized (its release knows no tickets, which are needed), InvalidArgument (it should have an id, or have none; another node has
+        it), and what Directory.register raises."""
         tickets, now_ns = self.frames.tickets, self._reactor.now_ns()
+        if bool(node_id) is self._is_first:
+            raise InvalidArgument("partition 0 gives nodes their ids, and they say them to the others")
         if tickets is not None:
             tickets.check_version(protocol_version)
         if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
             raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
-        node, changes = self.directory.register(info, list(tiers), now_ns, description)
+        if node_id:
+            self._make_way(info, node_id, now_ns)
+        node, changes = self.directory.register(info, list(tiers), now_ns, description, node_id=node_id)
         self._committer.commit(changes)
         log.info(
             "node %s is node %d, at %s",
@@ -203,9 +235,22 @@ class Leading:
             spill_at_share=self.directory.spilling.at_share,
         )
 
+    def _make_way(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
+        """The node is known by this id from now on: what was known of it by another, or of another node by this one, is forgotten, as
+        partition 0 has done. Raises InvalidArgument, where either lives as another process."""
+        members = self.directory.members
+        for known in (members.named(info.name), members.get(node_id)):
+            if known is None or (known.info.name, known.node_id) == (info.name, node_id):
+                continue
+            if known.is_live and known.info.instance == info.instance:
+                self.directory.disconnected(known.node_id, known.epoch, now_ns)
+            self._forget(known.info.name, lambda: None)
+
     def newer_quotas(self, version: int) -> pb.Quotas | None:
-        """What a node is told that has the quotas of this version; None: they are the ones in force."""
-        return as_message(self._quotas.now, self._quotas.version) if version != self._quotas.version else None
+        """What a node is told that has the quotas of this version; None: they are the ones in force, or partition 0 tells them."""
+        if not self._is_first or version == self._quotas.version:
+            return None
+        return as_message(self._quotas.now, self._quotas.version)
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> None:
         """See Directory.describe."""

@@ -8,13 +8,17 @@ questions, for nodes refuse what is wrong of the answers, until it hears of the 
 import enum
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.master.catalogs.interface import Change, Owner
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.tenants import Tenants
 from kvstore.master.frames.standby import refusal
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
+from kvstore.security.quotas.tables import NamedLimits
 from kvstore.telemetry.logs.events import named
 
 log = logging.getLogger("kvstore.master")
@@ -29,10 +33,14 @@ class Role(enum.StrEnum):
 class Standing:
     """A catalog's Follower, called in the loop's thread (relay.py)."""
 
-    def __init__(self, address: str, lead: Callable[[int, Followed], Leading], *, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, lead: Callable[[int, Followed], Leading], *, on_change: Callable[[], None], what: str = "the catalog"
+    ) -> None:
         """`lead` makes the owner of an epoch on the records followed so far. `on_change` is called at each change of the role, and of the
         owner that is followed. An owner at this master's own `address` is the one that died in this place, and nobody."""
         self._address = address
+        self._what = what
+        """What is owned, for the log."""
         self._lead = lead
         self._on_change = on_change
         self._followed = Followed()
@@ -63,6 +71,21 @@ class Standing:
             raise refusal(self.owner)
         return self._leading
 
+    def operator_quotas(self) -> dict[str, NamedLimits] | None:
+        """What operators have set of tenants' limits, as the catalog that is followed has it; None for the owner, who has it first."""
+        return {record.tenant: record.limits for record in self._followed.quotas()} if self._leading is None else None
+
+    def queries(self, live: Iterable[int]) -> Queries:
+        """What is asked of the directory, whoever owns it: of another's as its records are, with these nodes taken to be alive."""
+        return Queries(*self.columns(live)) if self._leading is None else self._leading.directory.queries
+
+    def columns(self, live: Iterable[int]) -> tuple[Rows, Tenants]:
+        """As `queries`, of the tables themselves."""
+        if self._leading is not None:
+            return self._leading.directory.columns()
+        self._followed.rows.sets.set_live(live)
+        return self._followed.rows, self._followed.tenants
+
     def records(self) -> int:
         """Blocks that have a record in the catalog, as far as this master knows."""
         return self._followed.blocks() if self._leading is None else self._leading.directory.recording.count()
@@ -91,7 +114,7 @@ class Standing:
         self.owner = owner
         log.info(
             "following %s",
-            f"{owner.name} at {owner.address}, epoch {owner.epoch}" if owner else "the catalog, which nobody owns",
+            f"{owner.name} at {owner.address}, epoch {owner.epoch}, of {self._what}" if owner else f"{self._what}, which nobody owns",
             extra=named("owner_followed", owner=owner.address if owner else "", epoch=owner.epoch if owner else 0),
         )
         self._on_change()
@@ -103,7 +126,8 @@ class Standing:
         def opened() -> None:
             self._is_open = True
             log.info(
-                "this master owns the catalog, epoch %d: %d blocks",
+                "this master owns %s, epoch %d: %d blocks",
+                self._what,
                 epoch,
                 self.records(),
                 extra=named("owner_elected", epoch=epoch, blocks=self.records()),
@@ -118,7 +142,7 @@ class Standing:
             raise why
         if self._leading is None or self._is_cut_off:
             return
-        log.warning("this master owns the catalog no longer: %s", why, extra=named("owner_deposed", why=why))
+        log.warning("this master owns %s no longer: %s", self._what, why, extra=named("owner_deposed", why=why))
         self._leading.end(why)
         if self._is_open:
             self._is_cut_off, self._linked_nodes = True, self._leading.linked_nodes()

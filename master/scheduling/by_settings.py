@@ -6,7 +6,7 @@ from kvstore.master.directory.directory import Directory
 from kvstore.master.scheduling.engine_caches import EngineCaches
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import Instances
-from kvstore.master.scheduling.scheduling import Replicate, Scheduling
+from kvstore.master.scheduling.scheduling import FindPrefixes, Replicate, Scheduling
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.admission import make_admission
 from kvstore.scheduler.baselines import make_dispatcher
@@ -27,10 +27,16 @@ def make_estimators(settings: MasterSettings) -> LiveEstimators:
 
 
 def make_scheduling(
-    settings: MasterSettings, directory: Directory, estimators: LiveEstimators, *, replicate: Replicate, wall_ns: int
+    settings: MasterSettings,
+    directory: Directory,
+    estimators: LiveEstimators,
+    *,
+    replicate: Replicate,
+    wall_ns: int,
+    prefixes: FindPrefixes | None = None,
 ) -> Scheduling:
     """`wall_ns` is the wall clock: request ids count from its microseconds, so that a master that is started again repeats none, and
-    they are still whole numbers in the JSON that engines pass on."""
+    they are still whole numbers in the JSON that engines pass on. `prefixes`: None for those that the directory knows."""
     views = estimators.for_dispatcher()
     return Scheduling(
         directory,
@@ -40,6 +46,7 @@ def make_scheduling(
         estimators,
         admission=make_admission(settings.admission, estimators, load_limit=settings.admission_load_limit),
         replicate=replicate,
+        prefixes=prefixes or directory.queries.prefixes,
         decision_ttl_s=settings.decision_ttl_s,
         first_request_id=wall_ns // NS_PER_US,
     )

@@ -6,12 +6,13 @@ itself is a dispatcher's (scheduler/kvcache_centric.py). Asking is no access to 
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
+from kvstore.master.directory.prefixes import Prefixes
 from kvstore.master.scheduling.engine_caches import EngineCaches, keys_of
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
@@ -37,6 +38,10 @@ class Replicate(Protocol):
     """Has node `node_id` copy those of the blocks that it lacks from the source. Returns at once; never raises."""
 
     def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None: ...
+
+
+FindPrefixes = Callable[[str, Sequence[bytes]], Prefixes]
+"""How many of a tenant's keys, from the first on without a gap, can be read at each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +98,12 @@ class Scheduling:
         *,
         admission: Admission,
         replicate: Replicate,
+        prefixes: FindPrefixes,
         decision_ttl_s: float,
         first_request_id: int,
     ) -> None:
-        """`first_request_id`: above all that a former master has given out. `dispatcher` and `admission` foresee with `estimators`."""
+        """`prefixes` are those of all partitions. `first_request_id`: above all that a former master has given out. `dispatcher` and
+        `admission` foresee with `estimators`."""
         self.instances = instances
         self.engine_caches = engine_caches
         self.estimators = estimators
@@ -105,6 +112,7 @@ class Scheduling:
         self._dispatcher = dispatcher
         self._admission = admission
         self._replicate = replicate
+        self._prefixes = prefixes
         self._decision_ttl_ns = round(decision_ttl_s * NS_PER_S)
         self._request_ids = itertools.count(first_request_id)
         self._decode_duration = DecodeDuration()
@@ -160,7 +168,7 @@ class Scheduling:
         prefill, decode = list(self.instances.prefill.values()), list(self.instances.decode.values())
         nodes = [self._node(member) for member in prefill]
         if any(nodes):
-            found = self._directory.queries.prefixes(prompt.tenant, prompt.keys)
+            found = self._prefixes(prompt.tenant, prompt.keys)
             self.estimators.block_bytes = found.block_bytes
             fetchable = [0 if node is None else found.blocks.get(node.node_id, 0) for node in nodes]
             for member, node in zip(prefill, nodes, strict=True):

@@ -4,7 +4,7 @@ Values; never changed. Who holds a tenant to them: the block table (store/blocks
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -45,6 +45,13 @@ class Quota:
         """Slabs in a tier, by its place among BYTES; None of one that has no slabs."""
         limit: int | None = getattr(self, SLABS[index]) if index < len(SLABS) else None
         return limit
+
+    def share_of(self, count: int) -> "Quota":
+        """What one of `count` masters that share the cluster's keys gives of it: a part of what counts in the cluster, rounded up."""
+        if count == 1:
+            return self
+        pins, reservations = (limit if limit is None else -(-limit // count) for limit in (self.pins, self.reservations))
+        return replace(self, pins=pins, reservations=reservations)
 
     def limits(self) -> dict[str, int]:
         """What is limited, by name."""

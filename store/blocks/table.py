@@ -20,6 +20,7 @@ from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, is_evictable
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.showing import Showing, ShowsNothing
@@ -61,11 +62,13 @@ class BlockTable:
         encoding_of: Callable[[Block], Encoding | None] | None = None,
         max_table_bytes: int | None = None,
         showing: Showing | None = None,
+        partitioning: Partitioning | None = None,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
         at once, each taken for TABLE_BYTES, and remembered after they left; None: as many as the tiers hold.
 
-        `showing` is told what has a copy in DRAM, and keeps what clients look at there.
+        `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a block;
+        None: all is one partition.
 
         With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
@@ -95,7 +98,7 @@ class BlockTable:
         """What leaves this tier leaves the node."""
         self._emit = emit
         self.events = events
-        self.undecided = Undecided()
+        self.undecided = Undecided(partitioning or Partitioning())
         self._showing = showing or ShowsNothing()
         self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
         self.room = Room(self._levels, self.copies, encoding_of)

@@ -1,5 +1,7 @@
 """Blocks that are visible here and that the master has not decided about: which to claim next, and who waits for all of them.
 
+What is claimed in one message belongs to one tenant, namespace and partition of the key space.
+
 A block is undecided from its put (generation UNDECIDED) until the master grants it a generation, or it leaves the node. It is in one of
 three states: to be claimed, claimed, or put off because another writer is at its key. Bookkeeping only; the node's loop is the only caller.
 """
@@ -12,9 +14,13 @@ from typing import Final
 
 from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.partitioning import Partitioning
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
+
+_Group = tuple[str, str, int]
+"""Tenant, namespace and partition."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,11 +34,12 @@ class _Wait:
 class Undecided:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitioning: Partitioning) -> None:
+        self._partitioning = partitioning
         self._numbers: dict[str, dict[Block, int]] = {}
         """By tenant, every undecided block and the number it was put as."""
-        self._to_claim: dict[tuple[str, str], dict[Block, None]] = {}
-        """By tenant and namespace, in the order of their puts. None of them empty."""
+        self._to_claim: dict[_Group, dict[Block, None]] = {}
+        """In the order of their puts. None of them empty."""
         self._put_off: dict[Block, None] = {}
         self._claimed: dict[str, set[bytes]] = {}
         """By tenant, keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be
@@ -51,7 +58,17 @@ class Undecided:
         """The block has become visible, undecided."""
         self._last_number += 1
         self._numbers.setdefault(block.tenant, {})[block] = self._last_number
-        self._to_claim.setdefault((block.tenant, block.namespace), {})[block] = None
+        self._to_claim.setdefault(self._group(block), {})[block] = None
+
+    def _group(self, block: Block) -> _Group:
+        return block.tenant, block.namespace, self._partitioning.of(block.key)
+
+    def regroup(self) -> None:
+        """Other partitions are told of from now on: of a node that has said nothing to any master yet."""
+        waiting = [block for blocks in self._to_claim.values() for block in blocks]
+        self._to_claim.clear()
+        for block in waiting:
+            self._to_claim.setdefault(self._group(block), {})[block] = None
 
     def add_all(self, blocks: Sequence[Block]) -> None:
         """As `add`, of blocks of one tenant."""
@@ -62,8 +79,9 @@ class Undecided:
         self._last_number += len(blocks)
         self._numbers.setdefault(tenant, {}).update(zip(blocks, range(first, first + len(blocks)), strict=True))
         for namespace in {block.namespace for block in blocks}:
-            of_one = (block for block in blocks if block.namespace == namespace)
-            self._to_claim.setdefault((tenant, namespace), {}).update(dict.fromkeys(of_one))
+            groups = self._partitioning.group(block for block in blocks if block.namespace == namespace)
+            for partition, of_one in groups.items():
+                self._to_claim.setdefault((tenant, namespace, partition), {}).update(dict.fromkeys(of_one))
 
     def remove(self, block: Block) -> None:
         """It has been decided about, or is gone."""
@@ -74,7 +92,7 @@ class Undecided:
         if self._put_off:
             self._put_off.pop(block, None)
         if self._to_claim:
-            group = (block.tenant, block.namespace)
+            group = self._group(block)
             waiting = self._to_claim.get(group)
             if waiting is not None and block in waiting:
                 del waiting[block]
@@ -85,8 +103,9 @@ class Undecided:
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of different blocks of one tenant and namespace."""
-        tenant, group = blocks[0].tenant, (blocks[0].tenant, blocks[0].namespace)
-        if self._put_off or tenant in self._waits or not self._to_claim.get(group, {}).keys().isdisjoint(blocks):
+        tenant, namespace = blocks[0].tenant, blocks[0].namespace
+        waiting = (self._to_claim.get((tenant, namespace, partition)) for partition in range(self._partitioning.count))
+        if self._put_off or tenant in self._waits or not all(group is None or group.keys().isdisjoint(blocks) for group in waiting):
             for block in blocks:
                 self.remove(block)
             return
@@ -133,9 +152,15 @@ class Undecided:
         """Whether `take` may give something."""
         return bool(self._to_claim)
 
-    def take(self, max_blocks: int) -> list[Block]:
-        """The blocks to claim in one message, all of one tenant and namespace; they are claimed then. Empty where there is nothing."""
+    def partitions(self) -> set[int]:
+        """Those of which there is something to claim."""
+        return {partition for _tenant, _namespace, partition in self._to_claim}
+
+    def take(self, max_blocks: int, partition: int = 0) -> list[Block]:
+        """The blocks to claim in one message, all of one group of the partition; they are claimed then. Empty where there is nothing."""
         for group, waiting in self._to_claim.items():
+            if group[2] != partition:
+                continue
             claimed = self._claimed.get(group[0], ())
             taken = list(islice((block for block in waiting if block.key not in claimed) if claimed else waiting, max_blocks))
             if taken:
@@ -198,7 +223,7 @@ class Undecided:
     def claim_again(self) -> None:
         """Whatever has been put off is to be claimed."""
         for block in self._put_off:
-            self._to_claim.setdefault((block.tenant, block.namespace), {})[block] = None
+            self._to_claim.setdefault(self._group(block), {})[block] = None
         self._put_off.clear()
 
     def blocks(self) -> Iterator[Block]:

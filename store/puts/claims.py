@@ -1,10 +1,13 @@
-"""Puts that nobody reserved: their values are here, invisible, and the master is asked to reserve and publish them in one message.
+"""Puts that nobody reserved: their values are here, invisible, and the master is asked to reserve and publish them in one message; the
+master of each partition, of those of its keys.
 
 It saves the writer's own round trip to the master, which for a small value is a third of the whole put. Not thread-safe: the node's
 loop is the only caller.
 """
 
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 
 from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unavailable
@@ -15,30 +18,48 @@ from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import PutFrame
-from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers, PendingAnswer
 
 Ask = Callable[[Claim, Callable[[Grants | KVStoreError], None]], None]
 """Sends a claim to the master and calls back once."""
 
 
+_Wanted = list[tuple[int, OpenPut]]
+"""Puts by their place in the frame."""
+
+
 class _UndecidedPut:
-    """A Put whose claim the master has not answered yet."""
+    """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
 
-    __slots__ = ("_answer", "_frame", "_publisher", "_span", "_table", "_wanted")
+    __slots__ = ("_answer", "_decisions", "_error", "_frame", "_is_asked_again", "_left", "_publishers", "_span", "_table")
 
-    def __init__(self, table: BlockTable, publisher: Publisher, frame: PutFrame, answer: PendingAnswer, span: Span | None) -> None:
+    def __init__(self, table: BlockTable, publishers: Publishers, frame: PutFrame, answer: PendingAnswer, span: Span | None) -> None:
         self._table = table
         self._span = span
-        self._publisher = publisher
+        self._publishers = publishers
         self._frame = frame
         self._answer = answer
-        self._wanted = [(at, put) for at, put in enumerate(frame.puts) if put is not None]
+        self._left = 1
+        self._error: Exception | None = None
+        self._is_asked_again = False
+        self._decisions: dict[int, tuple[OpenPut, int, int]] = {}
+        """Put, status and generation by the place in the frame."""
 
-    def claim(self, epoch: int) -> Claim:
-        blocks = [put.block for _, put in self._wanted]
+    def parts(self, partitioning: Partitioning) -> dict[int, _Wanted]:
+        """What is to be claimed, by partition; each is to be settled by `decided` or `ask_again`."""
+        found: dict[int, _Wanted] = {}
+        for at, put in enumerate(self._frame.puts):
+            if put is not None:
+                found.setdefault(partitioning.of(put.block.key), []).append((at, put))
+        self._left = len(found)
+        return found
+
+    def claim(self, wanted: _Wanted, epoch: int) -> Claim:
+        blocks = [put.block for _, put in wanted]
         self._table.undecided.begin(blocks)
         return Claim(
             epoch,
@@ -46,45 +67,71 @@ class _UndecidedPut:
             blocks[0].namespace,
             [block.key for block in blocks],
             [block.size_bytes for block in blocks],
-            [self._frame.checksums[at] for at, _ in self._wanted],
+            [self._frame.checksums[at] for at, _ in wanted],
             [block.parent for block in blocks],
         )
 
-    def decided(self, reply: Grants | KVStoreError) -> None:
-        """Carry out the master's decision, and answer. Whatever is raised is the answer then, and nothing undecided stays. Of a master that
-        is gone, or no longer the owner, the writer hears nothing: it asks again, which the next owner answers."""
-        self._table.undecided.end([put.block for _, put in self._wanted])
-        if isinstance(reply, Grants) and len(reply.statuses) != len(self._wanted):
+    def decided(self, wanted: _Wanted, reply: Grants | KVStoreError) -> None:
+        """Once all masters have decided carry it out, in the order of the frame, and answer. Whatever is raised is the answer then, and
+        nothing undecided stays. Of a master that is gone, or no longer the owner, the writer hears nothing: it asks again, which the next
+        owner answers."""
+        self._table.undecided.end([put.block for _, put in wanted])
+        if isinstance(reply, Grants) and len(reply.statuses) != len(wanted):
             reply = ProtocolError("the master answered a Claim for other keys")
         try:
-            if isinstance(reply, (Unavailable, StaleEpoch)):
-                self.ask_again()
+            if isinstance(reply, Unavailable | StaleEpoch):
+                self.ask_again(wanted)
                 return
             if isinstance(reply, KVStoreError):
                 raise reply
-            self._settle_all(reply)
+            for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
+                self._decisions[at] = put, status, generation
         except Exception as error:
-            for _, put in self._wanted:
-                self._table.abort(put)
-            self._answer.give(error)
+            self._fail(wanted, error)
+        self._is_decided()
 
-    def ask_again(self) -> None:
-        """Nothing is decided. What was there already and is not durable is asked for again, too."""
-        for _, put in self._wanted:
+    def _fail(self, wanted: _Wanted, error: Exception) -> None:
+        for _, put in wanted:
             self._table.abort(put)
-        if not self._publisher.is_published(self._frame.wait_seq):
-            self._answer.flags[:] = bytes((ASK_AGAIN,)) * len(self._answer.flags)
-        self._answer.give(None)
+        self._error = self._error or error
 
-    def _settle_all(self, grants: Grants) -> None:
+    def ask_again(self, wanted: _Wanted) -> None:
+        """Nothing is decided of these. What was there already and is not durable is asked for again, too."""
+        for _, put in wanted:
+            self._table.abort(put)
+        self._is_asked_again = True
+        self._is_decided()
+
+    def _is_decided(self) -> None:
+        """One part is."""
+        self._left -= 1
+        if self._left:
+            return
+        try:
+            self._settle_all()
+        except Exception as error:
+            self._fail([(at, put) for at, (put, _status, _generation) in self._decisions.items()], error)
+        if self._error is not None:
+            self._answer.give(self._error)
+        elif self._is_asked_again:
+            if not self._publishers.are_published(self._frame.waits):
+                for at, status in enumerate(self._frame.statuses):
+                    if status == PRESENT:
+                        self._answer.flags[at] = ASK_AGAIN
+            self._answer.give(None)
+        else:
+            # What was there already may not be durable yet: "already there" is said once it is.
+            self._publishers.when_published(self._frame.waits, self._answer.give, self._span)
+
+    def _settle_all(self) -> None:
         flags, checksums = self._answer.flags, self._frame.checksums
-        for (at, put), status, generation in zip(self._wanted, grants.statuses, grants.generations, strict=True):
+        stored = []
+        for at, (put, status, generation) in sorted(self._decisions.items(), key=itemgetter(0)):
             flags[at] = self._settle(put, checksums[at], status, generation)
-        if self._table.events.is_recording:
-            stored = [put.block for at, put in self._wanted if flags[at] == STORED]
-            self._table.events.stored(self._wanted[0][1].block.tenant, stored)
-        # What was there already may not be durable yet: "already there" is said once it is.
-        self._publisher.when_published(self._frame.wait_seq, self._answer.give, self._span)
+            if flags[at] == STORED:
+                stored.append(put.block)
+        if stored and self._table.events.is_recording:
+            self._table.events.stored(stored[0].tenant, stored)
 
     def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
         """Carry out the decision on one put; its flag."""
@@ -99,36 +146,41 @@ class _UndecidedPut:
 
 
 class Claims:
-    """See the module. `link_up` and `link_down` follow the node's connection to its master."""
+    """See the module. `link_up` and `link_down` follow the node's connection to a partition's master."""
 
-    def __init__(self, table: BlockTable, answers: Answers, publisher: Publisher) -> None:
+    def __init__(self, table: BlockTable, answers: Answers, publishers: Publishers, partitioning: Partitioning) -> None:
         self._table = table
         self._answers = answers
-        self._publisher = publisher
-        self._ask: Ask | None = None
-        self._epoch = 0
+        self._publishers = publishers
+        self._partitioning = partitioning
+        self._links: dict[int, tuple[Ask, int]] = {}
+        """By partition, with the registration's epoch."""
 
-    def link_up(self, ask: Ask, epoch: int) -> None:
-        self._ask, self._epoch = ask, epoch
+    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+        self._links[partition] = ask, epoch
 
-    def link_down(self) -> None:
-        self._ask = None
+    def link_down(self, partition: int = 0) -> None:
+        self._links.pop(partition, None)
 
     def claim(self, session: Session, header: Header, frame: PutFrame) -> None:
-        """Answer the Put, one of whose puts is open, once the master has decided. Without a master the writer is told to ask again, as it
+        """Answer the Put, one of whose puts is open, once its masters have decided. Without a master the writer is told to ask again, as it
         does until its deadline: another one takes over within seconds."""
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
-        undecided = _UndecidedPut(self._table, self._publisher, frame, answer, span)
-        self._publisher.flush_now()  # else the master may take this node for a holder by what has left since
-        ask = self._ask  # to send what there was may have been what showed that the link is gone
-        if ask is None:
-            undecided.ask_again()
-            return
-        try:
-            on_behalf((span,) if span is not None else (), ask, undecided.claim(self._epoch), undecided.decided)
-        except BaseException:
-            self._table.undecided.end([put.block for put in frame.puts if put is not None])
-            self._answers.take(answer)
-            raise
+        undecided = _UndecidedPut(self._table, self._publishers, frame, answer, span)
+        parts = undecided.parts(self._partitioning)
+        for partition, wanted in parts.items():
+            self._publishers[partition].flush_now()  # else the master may take this node for a holder by what has left since
+            link = self._links.get(partition)  # to send what there was may have been what showed that the link is gone
+            if link is None:
+                undecided.ask_again(wanted)
+                continue
+            ask, epoch = link
+            try:
+                decided = partial(undecided.decided, wanted)
+                on_behalf((span,) if span is not None else (), ask, undecided.claim(wanted, epoch), decided)
+            except BaseException:
+                self._table.undecided.end([put.block for _, put in wanted])
+                self._answers.take(answer)
+                raise

@@ -9,6 +9,7 @@ the only caller.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from kvstore.protocol.catalog_messages import Claim
@@ -24,7 +25,7 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import peer_of
-from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.claims import Ask
 
@@ -37,6 +38,15 @@ MAX_PAUSE_S: Final = 1.0
 log = logging.getLogger("kvstore.store")
 
 
+@dataclass(slots=True)
+class _Link:
+    """To the master of one partition."""
+
+    ask: Ask
+    epoch: int
+    in_flight: int = 0
+
+
 class Deciding:
     """See the module. `link_up` and `link_down` follow the node's connection to its master."""
 
@@ -44,7 +54,7 @@ class Deciding:
         self,
         reactor: Reactor,
         table: BlockTable,
-        publisher: Publisher,
+        publishers: Publishers,
         answers: Answers,
         *,
         interval_s: float,
@@ -59,27 +69,23 @@ class Deciding:
         self._reactor = reactor
         self._table = table
         self._undecided = table.undecided
-        self._publisher = publisher
+        self._publishers = publishers
         self._answers = answers
-        self._ask: Ask | None = None
-        self._epoch = 0
-        self._link = 0
-        self._in_flight = 0
+        self._links: dict[int, _Link] = {}
+        """By partition."""
         self._pause_s = FIRST_PAUSE_S
         self._timer: Timer | None = None
 
-    def link_up(self, ask: Ask, epoch: int) -> None:
-        """There is a new link, under this registration: everything undecided is claimed over it."""
-        self.link_down()
-        self._ask, self._epoch = ask, epoch
+    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+        """There is a new link, under this registration: everything undecided of the partition is claimed over it."""
+        self.link_down(partition)
+        self._links[partition] = _Link(ask, epoch)
         self._again()
 
-    def link_down(self) -> None:
+    def link_down(self, partition: int = 0) -> None:
         """There is no link. What was claimed over it comes back, for its answers never will."""
-        self._ask = None
-        self._link += 1
-        self._in_flight = 0
-        if self._timer is not None:
+        self._links.pop(partition, None)
+        if self._timer is not None and not self._links:
             self._timer.cancel()
             self._timer = None
 
@@ -95,13 +101,21 @@ class Deciding:
             if self._due_timer is None:
                 self._due_timer = self._reactor.call_later(self._interval_s, self._come_due)
             return
-        self._publisher.flush_now()
-        while self._ask is not None and self._in_flight < MAX_IN_FLIGHT and self._publisher.has_said_all:
-            blocks = self._undecided.take(MAX_BATCH)
+        is_left = False
+        for partition in sorted(self._undecided.partitions()):
+            is_left |= self._claim_all(partition)
+        self._is_due &= is_left
+
+    def _claim_all(self, partition: int) -> bool:
+        """Claim what is undecided of the partition, as far as the window allows; whether something is left."""
+        publisher = self._publishers[partition]
+        publisher.flush_now()
+        while (link := self._links.get(partition)) is not None and link.in_flight < MAX_IN_FLIGHT and publisher.has_said_all:
+            blocks = self._undecided.take(MAX_BATCH, partition)
             if not blocks:
-                self._is_due = False
-                return
-            self._claim(self._ask, blocks)
+                return False
+            self._claim(link, blocks)
+        return True
 
     def _come_due(self) -> None:
         """`flush` follows, at the end of this round."""
@@ -116,15 +130,12 @@ class Deciding:
             self._undecided.put_by(tenant, None, session.span(header.request_id))
         self._undecided.when_decided(tenant, lambda: answer.give(None))
 
-    def _claim(self, ask: Ask, blocks: list[Block]) -> None:
-        link = self._link
-
+    def _claim(self, link: _Link, blocks: list[Block]) -> None:
         def decided(reply: Grants | KVStoreError) -> None:
             self._undecided.end(blocks)
             if isinstance(reply, Grants) and len(reply.statuses) != len(blocks):
                 reply = ProtocolError("the master answered a Claim for other keys")
-            if link == self._link:
-                self._in_flight -= 1
+            link.in_flight -= 1
             try:
                 self._settle(blocks, reply)
             except Exception:
@@ -132,15 +143,15 @@ class Deciding:
                 self._put_off([block for block in blocks if block.generation == UNDECIDED])
             self._on_room()
 
-        self._in_flight += 1
+        link.in_flight += 1
         try:
-            on_behalf(self._undecided.claimed_for(blocks[0]), ask, self._message(blocks), decided)
+            on_behalf(self._undecided.claimed_for(blocks[0]), link.ask, self._message(link.epoch, blocks), decided)
         except Exception as error:
             decided(typed(error))
 
-    def _message(self, blocks: list[Block]) -> Claim:
+    def _message(self, epoch: int, blocks: list[Block]) -> Claim:
         return Claim(
-            self._epoch,
+            epoch,
             blocks[0].tenant,
             blocks[0].namespace,
             [block.key for block in blocks],
@@ -181,7 +192,7 @@ class Deciding:
 
     def _put_off(self, blocks: list[Block]) -> None:
         self._undecided.put_off(blocks)
-        if self._ask is not None and self._timer is None:
+        if self._links and self._timer is None:
             self._timer = self._reactor.call_later(self._pause_s, self._again)
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 

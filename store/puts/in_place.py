@@ -14,7 +14,7 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
-from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
@@ -29,7 +29,7 @@ class InPlacePuts:
         self,
         table: BlockTable,
         dram: DramTier,
-        publisher: Publisher,
+        publishers: Publishers,
         slots: Slots,
         answers: Answers,
         checker: Checker,
@@ -38,7 +38,7 @@ class InPlacePuts:
         """`regions` shows slots to writers of other hosts; None where there is no transfer engine."""
         self._table = table
         self._dram = dram
-        self._publisher = publisher
+        self._publishers = publishers
         self._slots = slots
         self._answers = answers
         self._checker = checker
@@ -156,10 +156,10 @@ class InPlacePuts:
             table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
         self.in_bytes += sum(block.size_bytes for block in stored)
         table.events.stored(caller.tenant, stored)
-        wait_seq = max((block.event_seq for block in stored), default=0)
-        if wait_seq:
+        waits = [block for block in stored if block.event_seq]
+        if waits:
             answer = self._answers.begin(session, header, flags)
-            self._publisher.when_published(wait_seq, answer.give, session.span(header.request_id))
+            self._publishers.when_published(waits, answer.give, session.span(header.request_id))
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

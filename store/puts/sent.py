@@ -15,7 +15,7 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, PutFrame, peer_of
-from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
@@ -31,11 +31,11 @@ class SentPuts:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(
-        self, table: BlockTable, dram: DramTier, publisher: Publisher, slots: Slots, answers: Answers, claims: Claims, checker: Checker
+        self, table: BlockTable, dram: DramTier, publishers: Publishers, slots: Slots, answers: Answers, claims: Claims, checker: Checker
     ) -> None:
         self._table = table
         self._dram = dram
-        self._publisher = publisher
+        self._publishers = publishers
         self._slots = slots
         self._answers = answers
         self._claims = claims
@@ -88,14 +88,14 @@ class SentPuts:
     def destinations(self, caller: Caller, message: Put, opening: Opening) -> list[memoryview]:
         """Remember the put until its values are there, and say where they go."""
         statuses, puts = opening
-        wait_seq = 0
-        if PRESENT in statuses:
-            present = (self._table.find(caller.tenant, key) for key in message.keys)
-            wait_seq = max(block.event_seq for block in present if block is not None)
-        values = [self._dram.view(put.slot) if put is not None else None for put in puts]
+        waits: list[Block] = []
         is_kept = message.ack == ACK_NODE
+        if PRESENT in statuses and not is_kept:
+            present = (self._table.find(caller.tenant, key) for key in message.keys)
+            waits = [block for block in present if block is not None and block.event_seq]
+        values = [self._dram.view(put.slot) if put is not None else None for put in puts]
         is_claim = not (is_kept or any(message.generations))
-        caller.frame = PutFrame(is_claim, is_kept, statuses, puts, values, message.checksums, 0 if is_kept else wait_seq)
+        caller.frame = PutFrame(is_claim, is_kept, statuses, puts, values, message.checksums, waits)
         views: list[memoryview] = []
         for value, size in zip(values, message.sizes, strict=True):
             if value is not None:
@@ -141,7 +141,7 @@ class SentPuts:
                     stored.append(self._table.commit_undecided(put, checksum))
                 else:
                     stored.append(self._table.commit(put, checksum))
-                    frame.wait_seq = put.block.event_seq
+                    frame.waits.append(put.block)
                 self.in_bytes += put.block.size_bytes
                 flags.append(STORED)
                 continue
@@ -151,9 +151,9 @@ class SentPuts:
         self._table.events.stored(caller.tenant, stored)
         if frame.is_kept and stored and session.traces is not None:
             self._table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
-        if frame.wait_seq:
+        if frame.waits:
             answer = self._answers.begin(session, header, flags)
-            self._publisher.when_published(frame.wait_seq, answer.give, session.span(header.request_id))
+            self._publishers.when_published(frame.waits, answer.give, session.span(header.request_id))
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

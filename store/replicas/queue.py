@@ -53,6 +53,8 @@ class _CopyOrder:
     epoch: int
     are_guests: bool = False
     span: Span | None = None
+    partition: int = 0
+    """Whose master ordered it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +126,8 @@ class ReplicaQueue:
         self._batch: _Batch | None = None
         self._stuck_ns = 0
         """Since when the first in the queue lacks room; 0: it does not."""
-        self._ask: Ask | None = None
-        self._epoch = 0
+        self._links: dict[int, tuple[Ask, int]] = {}
+        """To the master of each partition, with the registration's epoch."""
         self.rates = SourceRates()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copies")
         self.copied_blocks = 0
@@ -144,16 +146,22 @@ class ReplicaQueue:
         copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes, "guest_blocks": self.guests}
         return {**copied, "copies_failed": self.failed, "copies_waiting": len(self)}
 
-    def link_up(self, ask: Ask, epoch: int) -> None:
-        """There is a link to the master, under this registration."""
-        self.link_down()
-        self._ask, self._epoch = ask, epoch
+    def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
+        """There is a link to the partition's master, under this registration."""
+        self.link_down(partition)
+        self._links[partition] = ask, epoch
 
-    def link_down(self) -> None:
+    def link_down(self, partition: int = 0) -> None:
         """The link broke, and with it go the orders that came by it: the master does not know them any more."""
-        self._ask, self._epoch = None, 0
-        self.failed += len(self._queue)
-        self._queue.clear()
+        self._links.pop(partition, None)
+        left = [item for item in self._queue if item.order.partition != partition]
+        self.failed += len(self._queue) - len(left)
+        self._queue = deque(left)
+
+    def _asks(self, order: _CopyOrder) -> Ask | None:
+        """Where to report on the order; None: the link by which it came is gone."""
+        ask, epoch = self._links.get(order.partition, (None, 0))
+        return ask if epoch == order.epoch else None
 
     def take(self, message: Copy, hello: Hello, span: Span | None = None) -> bytes:
         """Queue what is neither here nor being written, as far as the queue goes; a flag a key. The source is told `hello`; `span` is the
@@ -163,7 +171,8 @@ class ReplicaQueue:
         it would have the master take this node for a full one.
         """
         source = Source(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
-        order = _CopyOrder(source, hello, message.namespace, self._epoch, bool(message.guests), span)
+        _ask, epoch = self._links.get(hello.partition, (None, 0))
+        order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.guests), span, hello.partition)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags, undecided = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
@@ -183,7 +192,8 @@ class ReplicaQueue:
     def _take_up(self, order: _CopyOrder, items: Sequence[_Item]) -> None:
         """What the node had of its own has been decided about: it is the block that was ordered, or is gone."""
         self._put_off -= len(items)
-        if order.epoch == self._epoch:
+        _ask, epoch = self._links.get(order.partition, (None, 0))
+        if order.epoch == epoch:
             self._queue.extend(items)
             self.step()
         else:
@@ -325,12 +335,13 @@ class ReplicaQueue:
         if batch.errors:
             error, lost = batch.errors[0], batch.puts.count(None)
             log.warning("%d of %d blocks not copied from node %d: %s: %s", lost, len(items), order.source.node_id, _name(error), error)
-        if self._ask is None or order.epoch != self._epoch:
+        ask = self._asks(order)
+        if ask is None:
             self._decided(batch, Unavailable("the link over which the copies were ordered is gone"))
             return
         arrived = bytes(put is not None for put in batch.puts)
         message = Copied(order.epoch, order.hello.tenant, [item.key for item in items], [item.generation for item in items], arrived)
-        on_behalf(batch.spans, self._ask, message, lambda reply: self._decided(batch, reply))
+        on_behalf(batch.spans, ask, message, lambda reply: self._decided(batch, reply))
 
     def _decided(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
         """Show what the master says may be seen, and forget the rest; whatever is raised, the next batch can begin."""

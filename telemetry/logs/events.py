@@ -16,6 +16,7 @@ EVENTS: Final = {
     "owner_elected": "a master owns the catalog from now on: `epoch`, `blocks`",
     "owner_deposed": "a master owns it no longer: `why`",
     "owner_followed": "a master follows another one, or, with an empty `owner`, nobody owns the catalog: `owner`, `epoch`",
+    "partition_given_up": "a master gives up what it owns and is another one's share: `partition`",
     "registered": "at a node, a master knows it from now on: `epoch`, `node_id`",
     "master_lost": "at a node, no master takes it: `why`; once until one does",
     "blocks_evicted": "at a node, at most once a minute and tier, what left since the line before: `tier`, `blocks`, `for_table` of them "

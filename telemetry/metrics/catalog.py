@@ -70,7 +70,8 @@ NODE: Final = (
 MASTER: Final = (
     Metric("kvstore_master_info", G, "1, of the master with this name and version.", ("name", "version")),
     Metric("kvstore_master_ready", G, "1 while it owns the catalog, or is fit to take it over."),
-    Metric("kvstore_master_owner", G, "1 while it owns the catalog."),
+    Metric("kvstore_master_owner", G, "1 while it owns the catalog, or a partition of it."),
+    Metric("kvstore_master_partitions_owned", G, "Partitions of the key space that it owns."),
     Metric("kvstore_master_epoch", G, "Epoch of the owner that it knows; 0: nobody owns the catalog."),
     Metric("kvstore_master_takeovers", C, "How often this process became the owner."),
     Metric("kvstore_master_request_duration_seconds", H, "Requests of clients and nodes, from message to answer.", ("operation",)),

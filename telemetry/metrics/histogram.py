@@ -4,6 +4,8 @@ Nothing locks: of threads that share one now and then a measurement may get lost
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
+from operator import add
 from typing import Final, NamedTuple
 
 BOUNDS_S: Final = (
@@ -21,6 +23,15 @@ class Counts(NamedTuple):
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]
     sum_s: float
+
+
+def sum_of(parts: Iterable[Counts]) -> Counts:
+    """All of them as one; at least one, and all with the same bounds."""
+    first, *others = parts
+    for one in others:
+        assert one.bounds_s == first.bounds_s
+        first = Counts(first.bounds_s, tuple(map(add, first.counts, one.counts)), first.sum_s + one.sum_s)
+    return first
 
 
 class Histogram:

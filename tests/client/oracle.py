@@ -123,6 +123,8 @@ class Oracle:
     def __init__(self, *nodes: OracleNode, spread: int = 0, **settings: Any) -> None:
         self.nodes = {node.node_id: node for node in nodes}
         self.unreachable: set[str] = set()
+        self.partitions = 1
+        """As masters tell it."""
         self.owners: dict[str, str] = {}
         """Masters that stand by, by address, and whom each names as the owner of the catalog."""
         self.hanging: set[str] = set()
@@ -248,7 +250,7 @@ class Oracle:
     def _welcome(self, address: Address) -> Welcome:
         node = self.node_at(address)
         if node is None:
-            return Welcome(1, "master", epoch=7, owner=self.owners.get(str(address), ""))
+            return Welcome(1, "master", epoch=7, owner=self.owners.get(str(address), ""), partitions=self.partitions)
         return Welcome(2, f"n{node.node_id}", node.node_id, node.epoch, HERE if node.local else "there", node.unix)
 
     def _await(self, channel: OracleChannel, effect: effects.Await) -> Message | None:

@@ -233,6 +233,36 @@ def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_n
         oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline()))
 
 
+def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_how_many_there_are(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1")
+    oracle.partitions = 2
+    assert oracle.run(daemons.partitions(oracle.deadline())) == 2
+    oracle.unreachable.add("a:1")
+    oracle.run(daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline(), partition=1))
+    met = [(str(loan.channel.address), loan.channel.address.partition) for loan in oracle.loans]
+    assert list(dict.fromkeys(met)) == [("a:1", 0), ("b:1", 1)]
+    oracle.unreachable.clear()
+    assert oracle.run(daemons.partitions(oracle.deadline())) == 2
+    ask(oracle)
+    assert str(oracle.loans[-1].channel.address) == "a:1", "the owner of partition 0 is who it was"
+
+
+def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked_for_room_again(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
+    oracle.partitions = 2
+    oracle.run(daemons.partitions(oracle.deadline()))
+    oracle.nodes[1] = OracleNode(1, local=False)
+    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    oracle.owners["b:1"] = "a:1"
+    oracle.script[Reserve] += [no_nodes] * 2
+    reserve = Reserve([b"k"], [1], 0, 0)
+    oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
+    assert oracle.slept_s == 0.25 + 0.5
+    oracle.script[Reserve].append(no_nodes)
+    with pytest.raises(Unavailable, match=r"^no node is registered$"):
+        oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
+
+
 def test_a_masters_socket_that_does_not_answer_leads_to_its_address(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1")
     daemons.masters.to_owner().offer("/run/a", HERE)

@@ -53,7 +53,7 @@ class Places:
     def epoch(self) -> int:
         """Of a master of this process that owns its catalog."""
         assert self.master is not None
-        return self.master.standing.leading().epoch
+        return self.master.partitions[0].standing.leading().epoch
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
         """Have the master order copies."""
@@ -61,7 +61,7 @@ class Places:
         assert master is not None
 
         def order() -> None:
-            master.standing.leading().frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            master.partitions[0].standing.leading().frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
         master.reactor.call(order, deadline_s=TIMEOUT_S)
 

@@ -16,8 +16,8 @@ def test_an_owner_tells_of_itself_and_one_that_follows_of_its_owner_too(tmp_path
 
         def masters(status: pb.StatusReply) -> list[MasterSeen]:
             assert places.master is not None
-            of = places.master
-            return list(Watched(of.reactor, of.standing, lambda: status, timeout_s=TIMEOUT_S, action_timeout_s=TIMEOUT_S).masters())
+            reactor, standing = places.master.reactor, places.master.partitions[0].standing
+            return list(Watched(reactor, standing, lambda: status, timeout_s=TIMEOUT_S, action_timeout_s=TIMEOUT_S).masters())
 
         own = pb.CatalogOwner(name="a", address="a:1", epoch=1)
         assert masters(pb.StatusReply(name="a", role="owner", owner=own)) == [MasterSeen("a:1", "a", "owner")]

@@ -29,10 +29,23 @@ class Grown(Message):
     TYPE = 252
     FORM = (("weight", "u8"), ("names", "keys"), ("colour", "text"))
     SINCE = 9
-    FORMER_COLUMNS = 2
+    FORMER_COLUMNS = ((9, 2),)
     names: list[bytes]
     weight: int = 3
     colour: str = "red"
+
+
+@dataclass(slots=True)
+class GrownTwice(Message):
+    """Since version 7 it says a colour, since version 9 a size, too."""
+
+    TYPE = 253
+    FORM = (("weight", "u8"), ("colour", "text"), ("size", "u8"))
+    SINCE = 9
+    FORMER_COLUMNS = ((7, 1), (9, 2))
+    weight: int
+    colour: str = "red"
+    size: int = 5
 
 
 @dataclass(slots=True)
@@ -54,6 +67,18 @@ def test_a_peer_of_an_older_version_gets_and_gives_the_form_that_it_knows() -> N
     assert said.pack_for(9) == said.pack() == said.pack_for(8) + b"\4\0\0\0blue"
     assert Grown.unpack_of(8, said.pack_for(8)) == Grown([b"ab"], 7, "red")
     assert Grown.unpack_of(9, said.pack()) == Grown.unpack_of(10, said.pack()) == said
+
+
+def test_a_form_that_has_grown_more_than_once_is_known_in_each_of_its_forms() -> None:
+    said = GrownTwice(7, "blue", 9)
+    forms = {6: b"\x07", 7: b"\x07\4\0\0\0blue", 8: b"\x07\4\0\0\0blue", 9: b"\x07\4\0\0\0blue\x09"}
+    assert {version: said.pack_for(version) for version in forms} == forms
+    assert [GrownTwice.unpack_of(version, body) for version, body in forms.items()] == [
+        GrownTwice(7),
+        GrownTwice(7, "blue"),
+        GrownTwice(7, "blue"),
+        said,
+    ]
 
 
 def test_of_another_version_than_its_frames_a_body_is_refused() -> None:

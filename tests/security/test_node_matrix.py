@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, Copy, Drain, Drop, Hold, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, from_code
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Lookup
@@ -45,6 +45,7 @@ FRAMES: Final[dict[type[Message], Message]] = {
         Drain(1, DRAIN_CLOSED),
         TicketKey(1, 1, 0, bytes(32)),
         Revoke(1, "red", [1]),
+        Seek(1, "red", 1, [b"k"]),
     )
     if (kind := type(message))
 }
@@ -54,7 +55,7 @@ ALLOWED: Final[dict[type[Message], set[str]]] = {
     **dict.fromkeys((Read, Release, Regions), READS | {"a pass"}),
     **dict.fromkeys((Slabs, OpenIndex, Events), READS),
     **dict.fromkeys((Put, Open, Commit, Abort, Flush), WRITES),
-    **{kind: set() for kind in (Drop, Hold, Copy, Drain, TicketKey, Revoke)},
+    **{kind: set() for kind in (Drop, Hold, Copy, Drain, TicketKey, Revoke, Seek)},
 }
 KNOWN: Final = READS | {"a pass"}
 """Whose Hello is answered with Welcome."""

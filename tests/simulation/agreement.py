@@ -3,8 +3,14 @@
 from collections.abc import Iterator
 
 from kvstore.master.directory.membership import ALIVE
+from kvstore.master.master import Master
 from tests.simulation.cluster import Cluster
 from tests.simulation.etcd import ModelCatalog
+
+
+def owned_by(master: Master) -> str:
+    """Whom it takes for the owner."""
+    return master.told(master.partitions[0]).owner
 
 
 def is_settled(cluster: Cluster) -> bool:
@@ -13,14 +19,14 @@ def is_settled(cluster: Cluster) -> bool:
     if owner is None:
         return False
     for master in cluster.masters:
-        if master.process is None or master.process.is_stopped or master.master is None or master.master.told().owner != owner.told().owner:
+        if master.process is None or master.process.is_stopped or master.master is None or owned_by(master.master) != owned_by(owner):
             return False
     if not has_all_nodes(cluster, owing=True):
         return False
     for daemon in cluster.nodes:
         node = daemon.node
         assert node is not None
-        if not node._publisher.is_synced or node._publisher.backlog or any(True for _ in node._table.undecided.blocks()):
+        if not node._publishers.is_synced or node._publishers.backlog or any(True for _ in node._table.undecided.blocks()):
             return False
     return True
 
@@ -29,9 +35,9 @@ def copies_nothing(cluster: Cluster) -> bool:
     """No copy is on its way, the owner has heard of all that left for one, and the catalog has it: the directory is told of a copy at once,
     the catalog in its own time."""
     owner = cluster.owner()
-    if owner is None or len(owner.standing.leading().directory.replication) or not is_settled(cluster):
+    if owner is None or len(owner.partitions[0].standing.leading().directory.replication) or not is_settled(cluster):
         return False
-    catalog = owner._catalog
+    [catalog] = owner._catalogs
     assert isinstance(catalog, ModelCatalog)
     return catalog.has_written_all and not any(len(daemon.node._copies) for daemon in cluster.nodes if daemon.node is not None)
 
@@ -42,7 +48,7 @@ def has_all_nodes(cluster: Cluster, *, owing: bool = False) -> bool:
     owner = cluster.owner()
     if owner is None:
         return False
-    members = owner.standing.leading().directory.members
+    members = owner.partitions[0].standing.leading().directory.members
     names = {node.info.name for node in members.live() if node.is_settled or (owing and node.state == ALIVE)}
     return all(daemon.process is not None and daemon.node is not None and daemon.name in names for daemon in cluster.nodes)
 
@@ -53,7 +59,7 @@ def disagreements(cluster: Cluster) -> Iterator[tuple[str, str]]:
     if owner is None:
         yield "not healed", "nobody owns the catalog"
         return
-    directory = owner.standing.leading().directory
+    directory = owner.partitions[0].standing.leading().directory
     try:
         directory.check_integrity()
         for daemon in cluster.nodes:
@@ -70,7 +76,7 @@ def _places(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """The directory names the nodes that have a block, in the generation that they have, and etcd the same."""
     owner = cluster.owner()
     assert owner is not None
-    directory = owner.standing.leading().directory
+    directory = owner.partitions[0].standing.leading().directory
     ids = {node.info.name: node.node_id for node in directory.members}
     tables = {ids[daemon.name]: cluster.blocks_at(daemon) for daemon in cluster.nodes if daemon.name in ids}
     places = sorted({place for table in tables.values() for place in table} | cluster.etcd.blocks.keys())
@@ -94,7 +100,7 @@ def _places(cluster: Cluster) -> Iterator[tuple[str, str]]:
 def _leftovers(cluster: Cluster) -> Iterator[tuple[str, str]]:
     owner = cluster.owner()
     assert owner is not None
-    reserved = owner.standing.leading().directory.counts().reserved
+    reserved = owner.partitions[0].standing.leading().directory.counts().reserved
     if reserved:
         yield "a leak", f"{reserved} reservations are left"
     for daemon in cluster.nodes:

@@ -176,7 +176,7 @@ class Cluster:
         for daemon in self.masters:
             master = daemon.master
             if daemon.process is not None and master is not None and not daemon.process.is_stopped and self.etcd.owner is not None:
-                told = master.told()
+                told = master.told(master.partitions[0])
                 if told.role == "owner" and told.epoch == self.etcd.owner.epoch:
                     return master
         return None

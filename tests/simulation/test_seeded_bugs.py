@@ -13,7 +13,7 @@ WITHIN: Final = {
     "claim_answered_before_durable": 10,
     "generation_not_bumped": 20,
     "epoch_not_compared": 20,
-    "removal_forgotten": 40,
+    "removal_forgotten": 48,
     "eviction_not_told": 20,
     "slot_reused_while_shown": 20,
     "decision_ignored": 20,

@@ -35,6 +35,7 @@ from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.moves.saving import Saver
 from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
@@ -93,7 +94,11 @@ class Served:
     def _open(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
         """The store, and who is told of its blocks."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
-        self.publisher = Publisher(self.store.table.blocks, batch_events=100, max_in_flight=4)
+        self.partitioning = self.store.partitioning
+        self.publishers = Publishers(
+            self.store.table.blocks, self.partitioning, lambda blocks: Publisher(blocks, batch_events=100, max_in_flight=4)
+        )
+        self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit
 
     def _assemble(self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float) -> None:
@@ -131,15 +136,17 @@ class Served:
     def _assemble_puts(self, claim_interval_s: float) -> None:
         table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
         self.answers = Answers()
-        self.claims = Claims(table, self.answers, self.publisher)
-        self.deciding = Deciding(self.reactor, table, self.publisher, self.answers, interval_s=claim_interval_s, on_room=self.waiting.retry)
+        self.claims = Claims(table, self.answers, self.publishers, self.partitioning)
+        self.deciding = Deciding(
+            self.reactor, table, self.publishers, self.answers, interval_s=claim_interval_s, on_room=self.waiting.retry
+        )
         self.checker = Checker(self.reactor)
-        self.in_place = InPlacePuts(table, dram, self.publisher, slots, self.answers, self.checker, self.regions)
-        self.sent = SentPuts(table, dram, self.publisher, slots, self.answers, self.claims, self.checker)
+        self.in_place = InPlacePuts(table, dram, self.publishers, slots, self.answers, self.checker, self.regions)
+        self.sent = SentPuts(table, dram, self.publishers, slots, self.answers, self.claims, self.checker)
 
     def _serve(self, folder: Path, limits: SendLimits, *, needs_tickets: bool) -> None:
         """Listen; who connects has the service."""
-        saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: self.service.link is not None)
+        saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: bool(self.service.links))
         self.leaving = Leaving(saver, has_nvme=NVME in self.store.tiers, clock_ns=self.reactor.now_ns)
         self.admission = Admission(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
         self.issuer = Issuer(ticket_ttl_s=TIMEOUT_S, key_ttl_s=TIMEOUT_S, random_bytes=os.urandom)
@@ -164,6 +171,7 @@ class Served:
             self.deciding,
             self.leaving,
             self.admission,
+            self.partitioning,
             identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
         )
         self.server.handler = self.service
@@ -213,7 +221,7 @@ class Served:
         ours, theirs = socket.socketpair()
 
         def adopt() -> None:
-            self.service.link = Session(self.reactor, ours, self.service)
+            self.service.links[0] = Session(self.reactor, ours, self.service)
 
         self.call(adopt)
         return theirs
@@ -222,8 +230,8 @@ class Served:
         self.reactor.stop()
         self._thread.join()
         self.server.close()
-        if self.service.link is not None:
-            self.service.link.close()
+        for link in list(self.service.links.values()):
+            link.close()
         self.publisher.close()
         self.copies.close()
         self.checker.close()

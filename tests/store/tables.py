@@ -13,6 +13,7 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import REMEMBERED_SHARE, TABLE_BYTES, BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
 from kvstore.store.shown.showing import Showing
@@ -156,6 +157,7 @@ class Store:
         self.now_us = 0
         """The wall clock of recorded events."""
         self.showing = Showing(self.dram, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner))
+        self.partitioning = Partitioning()
         self.table = BlockTable(
             self.tiers,
             make_policy=lambda: make_policy(policy),
@@ -167,6 +169,7 @@ class Store:
             encoding_of=self._encoding if self.codec is not None else None,
             max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
             showing=self.showing,
+            partitioning=self.partitioning,
         )
         self._generation = 0
 

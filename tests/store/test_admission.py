@@ -198,3 +198,27 @@ def test_who_is_gone_is_forgotten(scene: Scene) -> None:
     scene.admission.forget(connection)
     assert len(scene.admission) == 0
     assert scene.admission.revoke("red", {scene.issuer.revoke(RED, scene.now_ns)}) == 0
+
+
+def test_a_node_obeys_a_master_in_each_partition_and_takes_the_tickets_of_all_of_them() -> None:
+    scene = Scene()
+    other = Issuer(ticket_ttl_s=TICKET_S, key_ttl_s=1e6, random_bytes=lambda size: next(scene.numbers).to_bytes(size, "little"))
+    key = other.register(7, scene.now_ns)
+    scene.admission.registered(node_id=7, master_epoch=9, issuer="second", needs_tickets=True, partition=1)
+    scene.admission.add_key(key.key_id, key.secret, age_ms=0, partition=1)
+    first = scene.enter()
+    fetched = other.pass_for(7, "red", [b"a"], [1], scene.now_ns)
+    with pytest.raises(StaleEpoch, match="of epoch 9, and this node one of 1"):
+        scene.enter(scene.hello(fetched, role=ROLE_NODE, name="n", epoch=9))
+    for partition, epoch in ((0, 1), (2, 0)):
+        with pytest.raises(InvalidTicket, match="under no key"):
+            scene.enter(scene.hello(fetched, role=ROLE_NODE, name="n", epoch=epoch, partition=partition))
+    second = scene.enter(scene.hello(fetched, role=ROLE_NODE, name="n", epoch=9, partition=1))
+    scene.admission.link_down(1)
+    scene.now_ns += int(GRACE_S * S)
+    scene.admission.expire()
+    assert (first.is_open, second.is_open) == (True, False), "the pass has ended; partition 0's master is heard of"
+    scene.admission.link_down()
+    scene.now_ns += int(GRACE_S * S)
+    scene.admission.expire()
+    assert not first.is_open

@@ -35,7 +35,7 @@ def test_a_question_is_answered_once(node: Served, answer: Message | None, expec
     master = node.link()
     master.settimeout(TIMEOUT_S)
     answers: list[Flags | KVStoreError] = []
-    session = node.service.link
+    session = node.service.links.get(0)
     assert session is not None
     node.call(lambda: ask(session, Hold(1, "red", [b"k"]), Flags, answers.append))
     assert read_frame(master)[0].type == Hold.TYPE
@@ -50,7 +50,7 @@ def test_a_question_is_answered_once(node: Served, answer: Message | None, expec
 def test_an_answer_that_cannot_be_read_is_one_and_ends_the_link(node: Served) -> None:
     master = node.link()
     answers: list[Flags | KVStoreError] = []
-    session = node.service.link
+    session = node.service.links.get(0)
     assert session is not None
     node.call(lambda: ask(session, Hold(1, "red", [b"k"]), Flags, answers.append))
     request_id = read_frame(master)[0].request_id

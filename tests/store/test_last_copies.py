@@ -7,6 +7,7 @@ import pytest
 from kvstore.protocol.catalog_messages import Coldest
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.session_messages import Flags
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.spares import ASK_EVERY, MAX_AGE_NS
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.last_copies import LastCopies
@@ -23,7 +24,7 @@ class Asking:
         self.store = store
         self.now_ns = 0
         self.asked: list[tuple[Coldest, Callable[[Flags | KVStoreError], None]]] = []
-        self.last_copies = LastCopies(store.table.lowest, clock_ns=lambda: self.now_ns)
+        self.last_copies = LastCopies(store.table.lowest, Partitioning(), clock_ns=lambda: self.now_ns)
         for name in "abcdefghij":
             store.put(name, SIZE)
 
@@ -130,3 +131,32 @@ def test_what_the_master_does_not_know_is_not_spilled(asking: Asking) -> None:
     assert asking.asked == []
     for block, generation in generations:
         block.generation = generation
+
+
+def test_each_partitions_master_is_asked_about_its_own_blocks_as_far_as_there_is_a_link(
+    make_store: Callable[..., Store],
+) -> None:
+    store, partitioning = make_store(10 * SIZE, slab_bytes=10 * SIZE), Partitioning()
+    partitioning.tell(3)
+    for name in "abcdefghij":
+        store.put(name, SIZE)
+    last_copies = LastCopies(store.table.lowest, partitioning, clock_ns=lambda: 0)
+    asked: dict[int, tuple[Coldest, Callable[[Flags | KVStoreError], None]]] = {}
+
+    def link_up(partition: int) -> None:
+        last_copies.link_up(lambda message, answered: asked.update({partition: (message, answered)}), 5 + partition, partition)
+
+    link_up(0)
+    link_up(2)
+    store.put("k", SIZE)
+    last_copies.step()
+    assert set(asked) == {0, 2}
+    for partition, (message, answered) in asked.items():
+        assert message.epoch == 5 + partition
+        assert {partitioning.of(key) for key in message.keys} == {partition}
+        assert len(store.table.lowest.spares) == 0, "not before all have answered"
+        answered(Flags(bytes((1,)) * len(message.keys)))
+    keys = [key for message, _answered in asked.values() for key in message.keys]
+    assert len(store.table.lowest.spares) == len(keys) == sum(partitioning.of(b"%c" % letter) != 1 for letter in b"bcdefghijk")
+    last_copies.link_down(0)
+    assert len(store.table.lowest.spares) == 0

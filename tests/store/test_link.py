@@ -193,7 +193,7 @@ def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> No
 def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
-        heat, reactor = places.master.standing.leading().directory.heat, places.master.reactor
+        heat, reactor = places.master.partitions[0].standing.leading().directory.heat, places.master.reactor
         link.start()
         sock, _ = linked.get(timeout=10)
 
@@ -211,7 +211,7 @@ def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: 
         (tmp_path / name).mkdir()
     with master_in_thread(tmp_path / "right") as right, master_in_thread(tmp_path / "next door") as other:
         assert right.master is not None
-        leading = right.master.standing.leading()
+        leading = right.master.partitions[0].standing.leading()
         leading.frames.reachable = replace(leading.frames.reachable, host_id=socket_id(other.unix), unix=other.unix)
         with a_link(right.listen) as (link, linked):
             link.start()
@@ -422,6 +422,7 @@ def a_link(*masters: str, needs_tickets: bool = False, timeout_s: float = 10.0) 
         links=lambda: [pb.LinkFlow(device="eth0", in_bytes=5)],
         tenants=list,
         on_quotas=lambda _quotas: None,
+        on_registered=lambda _count, _node_id: None,
         on_link=lambda sock, reply, _takes_traces: linked.put((sock, reply)),
         join_token=lambda: "",
         needs_tickets=needs_tickets,

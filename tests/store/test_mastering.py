@@ -22,7 +22,7 @@ class Linked:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        self.last_copies = LastCopies(node.store.table.lowest, clock_ns=node.reactor.now_ns)
+        self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
         self.session = MasterSession(
             node.reactor,
             node.service,

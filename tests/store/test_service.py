@@ -102,7 +102,7 @@ def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
 
 def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
-        node.admission.master_epoch = 3
+        node.admission.master_epochs[0] = 3
         with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
             writer.put({"a": b"a" * 3000, "b": b"b" * 3000}, generation=4)
         shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
@@ -152,7 +152,7 @@ def test_a_connection_of_a_revoked_credential_ends_and_its_ticket_opens_no_other
 def test_a_connection_is_one_tenants_or_a_nodes_for_good(tmp_path: Path) -> None:
     """Were it another's afterwards, what ends it would be that one's: a revoked token would not end the session that it opened."""
     with served(tmp_path, needs_tickets=True) as node:
-        node.admission.master_epoch = 3
+        node.admission.master_epochs[0] = 3
         read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
         as_red, as_blue = Hello(ROLE_CLIENT, "red", ticket=node.ticket()), Hello(ROLE_CLIENT, "blue", ticket=node.ticket("blue"))
         as_node = Hello(ROLE_NODE, "red", name="other", epoch=3, ticket=read)
@@ -327,9 +327,9 @@ def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: 
 
 def test_a_new_link_says_anew_whether_the_node_is_drained(node: Served, client: Client, master: Master) -> None:
     master.ask(Drain(1, DRAIN_CLOSED))
-    link = node.service.link
+    link = node.service.links[0]
     assert link is not None
-    node.call(lambda: node.service.link_up(link, master_epoch=1))
+    node.call(lambda: node.service.link_up(link, 1))
     assert client.put({"b": b"b"}) == [1]
 
 
@@ -365,9 +365,9 @@ def test_what_a_new_link_does_not_name_as_pinned_is_pinned_no_more(node: Served,
     assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
 
     def link_again() -> None:
-        link = node.service.link
+        link = node.service.links[0]
         assert link is not None
-        node.service.link_up(link, master_epoch=2)
+        node.service.link_up(link, 1)
 
     node.call(link_again)
     master.ask(Hold(2, "red", [b"b"]))

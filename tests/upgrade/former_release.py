@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-COMMITS: Final = {3: "2bd4c5050c97b597d46e87c3c9de4a4e01fd7095", 4: "380a90dbcf2d8b08848b71c34401f6e09fca0d11"}
+COMMITS: Final = {
+    3: "2bd4c5050c97b597d46e87c3c9de4a4e01fd7095",
+    4: "380a90dbcf2d8b08848b71c34401f6e09fca0d11",
+    5: "fd925f7d776d2d754ab1acf10e5abb3b9fb5c3c5",
+}
 """The last one of each protocol version that this release reads, but for its own."""
 
 

@@ -1,8 +1,12 @@
 """The catalog `etcd://...`: the directory's records in etcd, written by group commit and fenced by the key that their owner holds.
 
+A partition of the key space has a PREFIX of its own: the operator's, and for partitions but the first the operator's with ".N" behind it,
+which is no part of the range of keys that others follow.
+
 PREFIX/owner      who owns the catalog (owner_key.py), under the owner's lease
 PREFIX/identity   what tells this catalog from others; written once
-PREFIX/format     {"version": 2, "shards": ...}; written once. A catalog without it is of an earlier release, and becomes one of this
+PREFIX/format     {"version": 2, "shards": ...}, of several partitions {"version": 3, ..., "partitions": ...}; written once.
+                  A catalog without it is of an earlier release, and becomes one of this
 PREFIX/s/...      segments of blocks (segments/log.py)
 PREFIX/r/KEY      a small record; KEY is its raw bytes
 """
@@ -20,17 +24,20 @@ from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.following import EtcdFollowing
 from kvstore.master.catalogs.etcd.keeping import Bounds, EtcdKeeper
+from kvstore.master.catalogs.etcd.members import EtcdMembers
 from kvstore.master.catalogs.etcd.owner_key import OwnerKey
 from kvstore.master.catalogs.etcd.version import warn_of_data_bug
 from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written
-from kvstore.master.catalogs.segments.log import SHARDS
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written, check_partitions
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
+from kvstore.protocol.partitions import SHARDS
 
 LEASE_TTL_S: Final = 2.0
 VERSION: Final = 2
+IN_PARTITIONS: Final = 3
+"""Of a cluster with several partitions: a release that knows none would take one of them for all of it."""
 
 T = TypeVar("T")
 
@@ -45,6 +52,8 @@ class EtcdCatalog(Catalog):
         endpoints: Sequence[str],
         *,
         prefix: str = "/kvstore",
+        partition: int = 0,
+        partitions: int = 1,
         access: EtcdAccess = EtcdAccess(),  # noqa: B008 - frozen
         lease_ttl_s: float = LEASE_TTL_S,
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
@@ -55,14 +64,18 @@ class EtcdCatalog(Catalog):
         """`endpoints` are `host:port`. `in_flight` transactions of one group are sent at once, each with `request_timeout_s`. An owner that
         etcd has not heard from for `lease_ttl_s` may be replaced; etcd takes no less than 2.
 
-        Raises ConfigError when a file of `access` cannot be read.
+        The catalog is that of `partition` of so many; that of the first looks after etcd for all. Raises ConfigError when a file of
+        `access` cannot be read.
         """
         # One for each purpose: what fails for one breaks its connection, and must not break the others'.
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
         keeping = EtcdChannel(endpoints, access)
         self._channels = (self._writing, self._reading, self._leasing, keeping)
         self._keeper = EtcdKeeper(keeping, bounds, is_owner=lambda: self._committer.is_admitted, timeout_s=request_timeout_s)
-        self._prefix = prefix.encode() + b"/"
+        self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
+        self._partitions = partitions
+        self._keeps = not partition
+        self._members: EtcdMembers | None = None
         self._lease_ttl_s = lease_ttl_s
         self._in_flight = in_flight
         self._request_timeout_s = request_timeout_s
@@ -81,8 +94,8 @@ class EtcdCatalog(Catalog):
         status = self._patiently(lambda timeout_s: self._reading.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s), deadline_s)
         warn_of_data_bug(status.version)
         identity = self._patiently(lambda timeout_s: self._agreed(b"identity", secrets.token_hex(IDENTITY_BYTES), timeout_s), deadline_s)
-        form = json.dumps({"version": VERSION, "shards": SHARDS})
-        self._shards = _shards(self._patiently(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s))
+        form = json.dumps(_form(self._partitions))
+        self._shards = _shards(self._patiently(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s), self._partitions)
         self._identity = identity.decode()
         self._committer.start()
 
@@ -107,9 +120,22 @@ class EtcdCatalog(Catalog):
             make_backoff=self._backoff,
             admit=self._committer.admit,
             refuse=self._committer.refuse,
+            wait_s=lambda: self.wait_s(),
         )
+        if self._keeps and self._partitions > 1:
+            times = {"lease_ttl_s": self._lease_ttl_s, "timeout_s": self._request_timeout_s}
+            self._members = EtcdMembers(self._channels[-1], self._prefix[:-1].decode(), me, **times)
+            self._members.start()
         self._following.start()
-        self._keeper.start()
+        if self._keeps:
+            self._keeper.start()
+
+    @property
+    def living(self) -> frozenset[str]:
+        return self._members.living if self._members is not None else frozenset()
+
+    def give_up(self) -> None:
+        self._end(StaleEpoch("it is given up for another master"))
 
     def commit(self, changes: Sequence[Change], done: Done) -> None:
         self._committer.submit(changes, done)
@@ -127,9 +153,12 @@ class EtcdCatalog(Catalog):
     def close(self) -> None:
         self._closing.set()
         self._committer.close()
+        if self._members is not None:
+            self._members.stop()
         if self._following is not None:
             self._following.stop()
-        self._keeper.stop()
+        if self._keeps:
+            self._keeper.stop()
         for channel in self._channels:
             channel.close()
 
@@ -180,13 +209,19 @@ class EtcdCatalog(Catalog):
         return Backoff(first_s=0.05, longest_s=self._longest_backoff_s)
 
 
-def _shards(form: bytes) -> int:
-    """Raises ConfigError: the catalog is of another release."""
+def _form(partitions: int) -> dict[str, int]:
+    form = {"version": VERSION if partitions == 1 else IN_PARTITIONS, "shards": SHARDS}
+    return form if partitions == 1 else {**form, "partitions": partitions}
+
+
+def _shards(form: bytes, partitions: int) -> int:
+    """Raises ConfigError: the catalog is of another release, or of another number of partitions."""
     try:
         said: Any = json.loads(form)
-        version, shards = said["version"], said["shards"]
-    except (ValueError, TypeError, KeyError):
-        version, shards = form, 0
-    if version != VERSION or not isinstance(shards, int) or not 0 < shards <= 1 << 16:
+        version, shards, made_of = said["version"], said["shards"], said.get("partitions", 1)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        version, shards, made_of = form, 0, 0
+    if version != (VERSION if made_of == 1 else IN_PARTITIONS) or not isinstance(shards, int) or not 0 < shards <= 1 << 16:
         raise ConfigError(f"etcd: the catalog is of another release of kvstore (form {version!r}, this one reads {VERSION})")
+    check_partitions("etcd", made_of, partitions)
     return shards

@@ -50,10 +50,12 @@ class EtcdFollowing:
         make_backoff: Callable[[], Backoff],
         admit: Callable[[Ownership], None],
         refuse: Callable[[StaleEpoch], None],
+        wait_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._reading, self._leasing, self._key, self._follower = reading, leasing, key, follower
         self._shards, self._lease_ttl_s, self._timeout_s = shards, lease_ttl_s, timeout_s
         self._make_backoff, self._admit, self._refuse = make_backoff, admit, refuse
+        self._wait_s = wait_s
         self._stopped = threading.Event()
         self._over = threading.Event()
         """This master's ownership is over, or the catalog is being closed."""
@@ -209,6 +211,9 @@ class EtcdFollowing:
 
     def _campaign(self) -> None:
         """Create the owner's key if there is none. Whether that made this master the owner, its watch will tell."""
+        wait_s = self._wait_s()
+        if wait_s and self._stopped.wait(wait_s):
+            return
         self._over.clear()
         if self._stopped.is_set():
             self._over.set()  # `stop` may have done so just before

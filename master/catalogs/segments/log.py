@@ -19,8 +19,6 @@ from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.catalogs.segments import form
 from kvstore.protocol.errors import Corrupt
 
-SHARDS: Final = 64
-"""Of a catalog that is made now."""
 SEGMENTS: Final = b"s/"
 SPARE_OPERATIONS: Final = 4096
 """A shard's log may be longer than what was merged by this much: a shard of few blocks is not rewritten for ever."""

@@ -135,7 +135,7 @@ def test_a_slab_that_is_gone_is_read_anew_over_a_fresh_lease(nodes: Pair) -> Non
     nodes[1].blocks[b"k"] = nodes[0].blocks[b"k"]
     assert get(oracle, b"k") == [BIG]
     assert [message.slabs for message in oracle.sent(Slabs)] == [[55]]
-    assert not oracle.loans[2].channel.is_open
+    assert not oracle.loans[3].channel.is_open
 
 
 def test_a_slow_node_ends_the_operation_with_its_deadline(nodes: Pair) -> None:

@@ -105,3 +105,35 @@ def test_a_malformed_setting_is_a_config_error(query: str, said: str) -> None:
 def test_a_prefix_that_leaves_no_room_for_keys_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="prefix is longer than 100 bytes"):
         make_catalog("etcd://localhost:2379/" + "p" * 100)
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "etcd"])
+def test_each_partition_has_a_catalog_of_its_own_and_their_number_stays_what_it_was(kind: str, etcd_url: str, tmp_path: Path) -> None:
+    url = f"lmdb:{tmp_path}/records" if kind == "lmdb" else f"{etcd_url}/{uuid.uuid4()}"
+    catalogs = [make_catalog(url, partition=partition, partitions=3) for partition in range(3)]
+    for number, catalog in enumerate(catalogs):
+        assert elected(catalog).records == {}
+        assert commit(catalog, Op(b"a", b"%d" % number)) is None
+    for catalog in catalogs:
+        catalog.close()
+    for number in range(3):
+        catalog = make_catalog(url, partition=number, partitions=3)
+        assert elected(catalog).records == {b"a": b"%d" % number}
+        catalog.close()
+    for count in (1, 2):
+        catalog = make_catalog(url, partitions=count)
+        with pytest.raises(ConfigError, match=f"a key space of 3 partitions, and the setting `partitions` is {count}"):
+            catalog.open(deadline_s=OPEN_DEADLINE_S)
+        catalog.close()
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "etcd"])
+def test_a_catalog_of_one_partition_is_not_cut_later(kind: str, etcd_url: str, tmp_path: Path) -> None:
+    url = f"lmdb:{tmp_path}/records" if kind == "lmdb" else f"{etcd_url}/{uuid.uuid4()}"
+    whole = make_catalog(url)
+    elected(whole)
+    whole.close()
+    cut = make_catalog(url, partitions=2)
+    with pytest.raises(ConfigError, match="a key space of 1 partitions, and the setting `partitions` is 2"):
+        cut.open(deadline_s=OPEN_DEADLINE_S)
+    cut.close()

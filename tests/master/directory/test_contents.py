@@ -1,6 +1,9 @@
 """Promises of contents.py: copies of a directory's columns, whole or torn."""
 
-from kvstore.master.directory.contents import LIVE, Columns, copied
+import numpy as np
+
+from kvstore.master.directory.contents import LIVE, Columns, copied, joined
+from kvstore.master.directory.usage import usage
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
@@ -47,3 +50,28 @@ def test_what_changes_between_two_slices_is_told_or_not_and_breaks_nothing() -> 
     assert len(columns.row_masks()) == len(columns.sizes) == 7
     columns.masks = columns.masks[:1]  # as if the sets of holders had come after they were copied
     assert set(columns.row_masks().tolist()) == {0}
+
+
+def test_tables_of_partitions_are_joined_as_if_they_were_one() -> None:
+    first, a = one_node()
+    second, b = one_node()
+    first.publish(a, Event(b"a", size=5), Event(b"x", tenant="blue", size=1))
+    second.publish(b, Event(b"z", tenant="green", size=3), Event(b"p", size=9), Event(b"b", size=7, parent=b"p", tiers=NVME))
+    first.directory.pins.pin(TENANT, [b"a"], pinned=True)
+    second.directory.pins.pin(TENANT, [b"b"], pinned=True)
+    parts = [copy(first), copy(second)]
+    rows = [{key: int(one.directory.queries.rows_of(TENANT, [key])[0]) for key in (b"a", b"b", b"p")} for one in (first, second)]
+    begin = len(parts[0].sizes)
+    nothing = np.zeros(0, np.uint32)
+    stands_for = np.array([rows[1][b"p"]], np.uint32), np.array([rows[0][b"a"]], np.uint32)
+    whole, begins = joined(parts, [(nothing, nothing), stands_for])
+    assert begins == [0, begin]
+    assert whole.sizes.tolist() == [*parts[0].sizes.tolist(), *parts[1].sizes.tolist()]
+    assert whole.row_masks().tolist() == [*parts[0].row_masks().tolist(), *parts[1].row_masks().tolist()]
+    assert whole.parents[rows[1][b"b"] + begin] == rows[0][b"a"]
+    used = {(one.tenant, one.namespace): (one.held.blocks, one.pinned) for one in usage(whole, None, limit=9)}
+    expected = {(one.tenant, one.namespace): one.held.blocks for part in parts for one in usage(part, None, limit=9)}
+    assert {name: blocks for name, (blocks, _pinned) in used.items()} == expected | {
+        (TENANT, "ns"): sum(one.held.blocks for part in parts for one in usage(part, TENANT, limit=9))
+    }
+    assert used[TENANT, "ns"][1] == 2

@@ -251,3 +251,9 @@ def test_what_tenants_use_is_as_the_node_said_last_and_no_more_of_them_than_are_
     with pytest.raises(InvalidArgument, match="tells of 257 tenants: at most 256"):
         nodes.heartbeat(1, node.epoch, (), {}, 6, tenants=uses)
     assert (node.tenants, node.heartbeat_ns) == (uses[:-1], 5)
+
+
+def test_a_node_may_come_with_the_id_that_it_was_given_elsewhere_and_later_ids_are_above_it() -> None:
+    nodes = members()
+    assert nodes.register(NodeInfo("a", 1), (), 0, node_id=7)[0].node_id == 7
+    assert nodes.register(NodeInfo("b", 2), (), 0)[0].node_id == 8

@@ -233,3 +233,23 @@ def test_namespaces_are_named_by_index() -> None:
     rows = Rows(tenants)
     rows.insert(tenants.of("t"), b"a", Version(1, 2, 3, "some", b""), ((1, 2),))
     assert rows.namespaces.names() == ["", "some"]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_parent_of_another_partition_has_a_row_for_its_childrens_sake(at_once: bool) -> None:
+    rows, red = table()
+    rows.is_elsewhere = lambda key: key.startswith(b"far")
+    children = {b"a": b"far-1", b"b": b"near", b"c": b"far-1", b"d": b"far-2", b"e": b"", b"far-3": b"far-3"}
+    if at_once:
+        rows.insert_new(red, list(children), [version(parent=parent) for parent in children.values()], HELD)
+    else:
+        for key, parent in children.items():
+            rows.insert(red, key, version(parent=parent), HELD)
+    rows.check_integrity()
+    told = {key: rows.version(red.rows.get(key)).parent for key in children}
+    assert told == {b"a": b"far-1", b"b": b"", b"c": b"far-1", b"d": b"far-2", b"e": b"", b"far-3": b""}
+    assert not rows.sets.live[rows.holders[red.rows.get(b"far-1")]]
+    for key in (b"a", b"c"):
+        rows.remove(red.rows.get(key))
+    assert red.rows.get(b"far-1") == NO_ROW, "it waited for its children only"
+    rows.check_integrity()

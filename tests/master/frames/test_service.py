@@ -332,7 +332,7 @@ def test_a_node_of_a_former_release_takes_no_guests(two: Two) -> None:
     def takes_guests(node_id: int) -> bool:
         master = two.places.master
         assert master is not None
-        frames = master.standing.leading().frames
+        frames = master.partitions[0].standing.leading().frames
         return master.reactor.call(lambda: frames.nodes.takes_guests(node_id), deadline_s=TIMEOUT_S)
 
     assert [takes_guests(node_id) for node_id in (1, 2, 77)] == [True, True, False]

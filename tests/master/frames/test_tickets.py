@@ -168,7 +168,7 @@ def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(p
     assert master is not None
 
     def untold() -> set[int]:
-        tickets = master.standing.leading().frames.tickets
+        tickets = master.partitions[0].standing.leading().frames.tickets
         assert tickets is not None
         return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
 
@@ -208,10 +208,10 @@ def test_a_node_that_is_forgotten_has_no_key_any_more(places: Places, node: Node
     node.close()
 
     def forget() -> None:
-        master.standing.leading().forget("one")
+        master.partitions[0].standing.leading().forget("one")
 
     eventually(lambda: not node_table(places.listen, "red", TENANTS["red"]).names, "the master knows that it is gone")
     master.reactor.call(forget, deadline_s=TIMEOUT_S)
-    tickets = master.standing.leading().frames.tickets
+    tickets = master.partitions[0].standing.leading().frames.tickets
     assert tickets is not None
     assert master.reactor.call(lambda: tickets._issuer.due(2**62), deadline_s=TIMEOUT_S) == []

@@ -12,13 +12,14 @@ from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
 from kvstore.protocol.frames import VERSION
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.in_force import QuotasInForce
 from tests.master.roles.held import Held
 
 
-def leading(reactor: Reactor, catalog: MemoryCatalog) -> Leading:
-    reachable = Reachable("", "", "", "", 0)
+def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> Leading:
+    reachable = Reachable("", "", "", "", 0, partitions=partition + 1)
     settings, followed = MasterSettings(), Followed()
     return Leading(
         *(reactor, catalog, settings),
@@ -26,6 +27,8 @@ def leading(reactor: Reactor, catalog: MemoryCatalog) -> Leading:
         followed=followed,
         wall_ns=10,
         reachable=reachable,
+        loads=TenantLoads(),
+        partition=partition,
         guard=Guard(""),
         quotas=QuotasInForce(""),
     )
@@ -67,4 +70,27 @@ def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused()
     with pytest.raises(StaleEpoch, match="epoch 5"):
         leader.register(NodeInfo("a", 1), [], MasterSeen(catalog.identity, 6), NO_DESCRIPTION, VERSION, 0)
     assert leader.register(NodeInfo("a", 1), [], MasterSeen("another", 6), NO_DESCRIPTION, VERSION, 0).master_epoch == 5
+    reactor.close()
+
+
+def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> None:
+    reactor, catalog = Reactor(), Held()
+    first, other = leading(reactor, catalog), leading(reactor, catalog, partition=1)
+
+    def register(name: str, instance: int, node_id: int, leader: Leading = other) -> int:
+        info = NodeInfo(name, instance)
+        return leader.register(info, [], MasterSeen("", 0), NO_DESCRIPTION, VERSION, 0, node_id=node_id).node_id
+
+    for leader, node_id in ((first, 3), (other, 0)):
+        with pytest.raises(InvalidArgument, match="partition 0 gives nodes their ids"):
+            register("a", 1, node_id, leader)
+    assert register("a", 1, 3) == 3
+    assert register("a", 1, 4) == 4, "partition 0 knows it anew, under another id"
+    assert other.directory.members.get(3) is None
+    with pytest.raises(InvalidArgument, match="alive"):
+        register("b", 2, 4)
+    assert register("a", 1, 5) == 5
+    assert register("b", 2, 4) == 4
+    assert other.newer_quotas(0) is None
+    assert first.newer_quotas(0) is not None
     reactor.close()

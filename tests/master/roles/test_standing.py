@@ -10,11 +10,14 @@ from kvstore.master.catalogs.interface import BlockPuts, Owner
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.records import put_quota
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.in_force import QuotasInForce
 from tests.master.catalogs.conformance import elected
@@ -51,6 +54,7 @@ class Stage:
             followed=followed,
             wall_ns=1000,
             reachable=Reachable("", "", "", "", 0),
+            loads=TenantLoads(),
             guard=Guard(""),
             quotas=QuotasInForce(""),
         )
@@ -164,3 +168,20 @@ def test_a_damaged_catalog_is_no_reason_to_stand_by(stage: Stage) -> None:
         stage.standing.deposed(Corrupt("damaged"))
     stage.standing.deposed(OVER)
     assert stage.roles == []
+
+
+def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_that_are_named(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    standing.take([BLOCK, put_quota("red", {"pins": 5})])
+    standing.owned_by(OTHER)
+    assert standing.queries([2]).exists("red", [b"a"]) == b"\0"
+    assert standing.queries([1]).exists("red", [b"a", b"b"]) == b"\1\0"
+    rows, tenants = standing.columns([1])
+    assert Queries(rows, tenants).exists("red", [b"a"]) == b"\1"
+    assert standing.operator_quotas() == {"red": {"pins": 5}}
+    standing.elected(9)
+    assert standing.operator_quotas() is None
+    assert standing.queries([1]) is standing.leading().directory.queries
+    assert standing.columns([1]) == standing.leading().directory.columns()
+    standing.close(OVER)

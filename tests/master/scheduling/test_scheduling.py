@@ -40,6 +40,7 @@ class Scheduled:
             self.estimators,
             admission=make_admission(admission, self.estimators),
             replicate=self._replicate,
+            prefixes=self.master.directory.queries.prefixes,
             decision_ttl_s=3.0,
             first_request_id=1000,
         )

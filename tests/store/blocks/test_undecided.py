@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.rpc.tracing import MAX_LINKS
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from tests.rpc.traced import Part, Spans
 
@@ -31,7 +32,7 @@ def decide(undecided: Undecided, one: Block) -> None:
 
 
 def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_larger_than_a_message() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     a, b, c = added(undecided, block(b"a"), block(b"b"), block(b"c"))
     other, blue = added(undecided, block(b"o", namespace="other"), block(b"a", tenant="blue"))
     assert [undecided.take(2) for _ in range(5)] == [[a, b], [c], [other], [blue], []]
@@ -39,7 +40,7 @@ def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_
 
 
 def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_nothing() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     red, blue = added(undecided, block(b"a"), block(b"a", tenant="blue"))
     undecided.begin([])
     undecided.end([])
@@ -53,7 +54,7 @@ def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_noth
 
 
 def test_many_are_decided_about_at_once_whatever_else_is_to_be_claimed() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     a, b, c = added(undecided, block(b"a"), block(b"b"), block(b"c"))
     assert undecided.take(2) == [a, b]
     undecided.end([a, b])
@@ -69,7 +70,7 @@ def test_many_are_decided_about_at_once_whatever_else_is_to_be_claimed() -> None
 
 
 def test_many_at_once_are_those_one_after_the_other() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     assert not undecided.has_to_claim
     undecided.add_all([])
     assert not undecided.has_to_claim
@@ -89,7 +90,7 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
 
 
 def test_a_claim_is_for_the_traced_puts_of_its_namespace_and_for_who_waits_for_all_of_its_tenant() -> None:
-    undecided, spans = Undecided(), Spans()
+    undecided, spans = Undecided(Partitioning()), Spans()
     one, other, flush, blue = (Part(spans, name) for name in ("one", "other", "flush", "blue"))
     a, b, c = block(b"a"), block(b"b", namespace="other"), block(b"a", tenant="blue")
     assert undecided.claimed_for(a) == []
@@ -102,7 +103,7 @@ def test_a_claim_is_for_the_traced_puts_of_its_namespace_and_for_who_waits_for_a
 
 
 def test_no_more_traced_puts_are_kept_than_a_message_names() -> None:
-    undecided, spans = Undecided(), Spans()
+    undecided, spans = Undecided(Partitioning()), Spans()
     puts = [Part(spans, str(number)) for number in range(MAX_LINKS + 5)]
     for put in puts:
         undecided.put_by("red", "ns", put)
@@ -110,7 +111,7 @@ def test_no_more_traced_puts_are_kept_than_a_message_names() -> None:
 
 
 def test_it_says_whether_anybody_waits() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     [a] = added(undecided, block(b"a"))
     assert not undecided.is_awaited
     undecided.when_decided("red", lambda: None)
@@ -120,7 +121,7 @@ def test_it_says_whether_anybody_waits() -> None:
 
 
 def test_what_has_been_put_off_is_claimed_again_when_that_is_said() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     [a] = added(undecided, block(b"a"))
     assert undecided.take(9) == [a]
     undecided.end([a])
@@ -132,7 +133,7 @@ def test_what_has_been_put_off_is_claimed_again_when_that_is_said() -> None:
 
 
 def test_a_block_that_has_left_is_not_claimed_and_waits_for_nothing() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     a, b = added(undecided, block(b"a"), block(b"b"))
     a.is_gone = True
     undecided.remove(a)
@@ -146,7 +147,7 @@ def test_a_block_that_has_left_is_not_claimed_and_waits_for_nothing() -> None:
 
 
 def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_one_came() -> None:
-    undecided = Undecided()
+    undecided = Undecided(Partitioning())
     [former] = added(undecided, block(b"a"))
     assert undecided.take(9) == [former]
     former.is_gone = True
@@ -160,7 +161,7 @@ def test_a_key_is_claimed_once_at_a_time_though_its_block_has_left_and_another_o
 
 
 def test_who_waits_is_due_once_all_that_were_there_are_decided_about_or_gone() -> None:
-    undecided, due = Undecided(), []
+    undecided, due = Undecided(Partitioning()), []
     a, b = added(undecided, block(b"a"), block(b"b"))
     undecided.when_decided("red", lambda: due.append("first"))
     undecided.when_decided("red", lambda: due.append("first too"))
@@ -185,7 +186,7 @@ class AgainstASet(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.undecided = Undecided()
+        self.undecided = Undecided(Partitioning())
         self.known: set[Block] = set()
         self.claims: list[list[Block]] = []
         self.waits: dict[int, set[Block]] = {}

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,40 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     node.call(node.store.table.check_integrity)
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
     sock.close()
+
+
+def test_the_master_of_each_partition_decides_about_its_own_keys(node: Served, client: Client) -> None:
+    asked: dict[int, tuple[Claim, Answer]] = {}
+
+    def link_up() -> None:
+        node.partitioning.tell(3)
+        node.publishers.cut()
+        for partition in (0, 1, 2):
+            node.claims.link_up(partial(ask, partition), 7 + partition, partition)
+
+    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+        asked[partition] = claim, answer
+
+    node.call(link_up)
+    names = [f"key-{number}" for number in range(12)]
+    thread, results = put(client, **{name: name.encode() for name in names})
+    until(node, lambda: len(asked) == 3)
+    for partition, (claim, answer) in asked.items():
+        assert results == []
+        assert claim.epoch == 7 + partition
+        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
+        status = PRESENT if partition == 1 else GRANTED
+        node.call(partial(answer, grants(*[status] * len(claim.keys))))
+    thread.join(TIMEOUT_S)
+    assert results == [[ALREADY_THERE if node.partitioning.of(name.encode()) == 1 else STORED for name in names]]
+
+
+def test_of_a_partition_without_a_master_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
+    node.call(lambda: node.partitioning.tell(2))
+    node.call(node.publishers.cut)
+    names = [f"key-{number}" for number in range(12)]
+    thread, results = put(client, **dict.fromkeys(names, b"v"))
+    ours = [name for name in names if not node.partitioning.of(name.encode())]
+    master.decide(grants(*[GRANTED] * len(ours)))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED if name in ours else ASK_AGAIN for name in names]]

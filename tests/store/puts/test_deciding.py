@@ -373,3 +373,32 @@ def test_a_question_that_cannot_be_asked_is_asked_again(node: Served, client: Cl
     master = Master(node)
     master.decide((GRANTED, 42))
     assert generation_of(node, "a") == 42
+
+
+def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of_another_link(node: Served, client: Client) -> None:
+    asked: dict[int, list[tuple[Claim, Answer]]] = {0: [], 1: []}
+
+    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+        asked[partition].append((claim, answer))
+
+    def link_up() -> None:
+        node.partitioning.tell(2)
+        node.publishers.cut()
+        node.store.table.undecided.regroup()
+        for partition in asked:
+            node.publishers[partition].link_up(node._publish, 1, lambda: None)
+            node.deciding.link_up(partial(ask, partition), 7 + partition, partition)
+
+    names = [f"key-{number}" for number in range(12)]
+    assert put(client, {name: name.encode() for name in names}) == [STORED] * 12
+    node.call(link_up)
+    until(node, lambda: all(asked.values()))
+    for partition, [(claim, _answer)] in asked.items():
+        assert claim.epoch == 7 + partition
+        assert claim.keys == [name.encode() for name in names if node.partitioning.of(name.encode()) == partition]
+    node.call(lambda: node.deciding.link_down(1))
+    [(claim, answer)] = asked[0]
+    node.call(partial(answer, Grants(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))
+    left = {block.key for block in node.call(lambda: list(node.store.table.undecided.blocks()))}
+    assert left == set(asked[1][0][0].keys)
+    node.call(node.store.table.check_integrity)

@@ -144,7 +144,7 @@ def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order
         client = node.connect(ticket=node.ticket())
         client.put(VALUES)
         client.close()
-        node.admission.master_epoch = 3
+        node.admission.master_epochs[0] = 3
         generation = Room("a").wanted[0].generation
         shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [generation], node.reactor.now_ns()))
 

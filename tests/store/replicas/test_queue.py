@@ -64,7 +64,7 @@ class Pair:
         self.link = target.link()
         self.master = Master(self.link)
         target.call(lambda: target.copies.link_up(self.ruler.ask, EPOCH))
-        source.admission.master_epoch = 1
+        source.admission.master_epochs[0] = 1
         client = source.connect()
         assert set(client.put(VALUES)) == {1}
         client.close()

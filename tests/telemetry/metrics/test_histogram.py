@@ -1,6 +1,6 @@
 """Promises of histogram.py."""
 
-from kvstore.telemetry.metrics.histogram import BOUNDS_S, Counts, Histogram, Histograms
+from kvstore.telemetry.metrics.histogram import BOUNDS_S, Counts, Histogram, Histograms, sum_of
 
 
 def test_a_measurement_is_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
@@ -25,3 +25,13 @@ def test_there_is_one_for_each_name() -> None:
     histograms.observe("get", 5)
     histograms.observe("put", 5, times=3)
     assert {name: sum(counts.counts) for name, counts in histograms.read().items()} == {("get",): 2, ("put",): 3}
+
+
+def test_histograms_of_the_same_bounds_come_to_their_sum() -> None:
+    one, two = Histogram(), Histogram()
+    one.observe(3_000)
+    two.observe(3_000, times=2)
+    two.observe(10**12)
+    assert sum_of([one.counts()]) == one.counts()
+    whole = sum_of([one.counts(), two.counts()])
+    assert (whole.counts[BOUNDS_S.index(5e-6)], whole.counts[-1], round(whole.sum_s, 9)) == (3, 1, 1000.000009)

@@ -18,7 +18,7 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
-from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, Header, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
@@ -228,7 +228,7 @@ def test_a_failure_that_names_no_request_ends_the_connection(lane: Lane) -> None
         assert not link.connection.is_open
 
 
-@pytest.mark.parametrize(("secret", "version"), [(b"secret", VERSION), (b"", OLDEST_VERSION)])
+@pytest.mark.parametrize(("secret", "version"), [(b"secret", Join.SINCE), (b"", OLDEST_VERSION)])
 def test_joining_says_who_asks_and_shows_the_peers_secret_where_it_has_one(secret: bytes, version: int) -> None:
     seen: list[tuple[int, Join]] = []
 

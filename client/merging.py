@@ -1,0 +1,78 @@
+"""What the owners of several partitions tell of one cluster, put together. Pure: messages of the control plane in, and one out.
+
+Each of them knows all nodes, and of each the blocks of its own partition. What a master tells of its process counts once, however many
+partitions it owns.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvstore.protocol import control_pb2 as pb
+
+_STATES: Final = ("alive", "syncing", "dead")
+"""Of a node, the best first: it is what it is where it is worst, for then that partition's blocks of it are out of reach."""
+OF_PROCESS: Final = ("request_", "credentials_refused")
+"""What the names of counters begin with that are of a process and of no partition."""
+
+
+def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
+    """Of partitions 0 and on: the first one's, with the sums of all. That of a single one as it is."""
+    if len(replies) == 1:
+        return replies[0]
+    found = pb.StatusReply()
+    found.CopyFrom(replies[0])
+    found.blocks, found.reserved, found.pinned, found.records = (
+        sum(getattr(reply, name) for reply in replies) for name in ("blocks", "reserved", "pinned", "records")
+    )
+    troubles = dict.fromkeys(reply.catalog_health for reply in replies if reply.catalog_health != "ok")
+    found.catalog_health = "; ".join(troubles) or "ok"
+    processes = {reply.name: reply for reply in replies}.values()
+    found.rss_bytes = sum(reply.rss_bytes for reply in processes)
+    found.counters.clear()
+    for reply in replies:
+        for name, count in reply.counters.items():
+            if not name.startswith(OF_PROCESS):
+                found.counters[name] += count
+    for reply in processes:
+        for name, count in reply.counters.items():
+            if name.startswith(OF_PROCESS):
+                found.counters[name] = max(found.counters[name], count) if name.endswith("_slowest_us") else found.counters[name] + count
+    for node in found.nodes:
+        _merge_node(node, [each for reply in replies for each in reply.nodes if each.name == node.name])
+    _merge_grants(found, replies, processes)
+    return found
+
+
+def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus]) -> None:
+    node.blocks = sum(one.blocks for one in each)
+    node.state = max((one.state for one in each), key=_STATES.index)
+    drains = [one.drain for one in each if one.HasField("drain")]
+    if not drains:
+        return
+    total: Callable[[str], int] = lambda name: sum(getattr(drain, name) for drain in drains)  # noqa: E731
+    node.drain.CopyFrom(
+        pb.DrainStatus(
+            to=drains[0].to,
+            is_done=len(drains) == len(each) and all(drain.is_done for drain in drains),
+            left_blocks=total("left_blocks"),
+            kept_blocks=total("kept_blocks"),
+            copying_blocks=total("copying_blocks"),
+            lacks_room=any(drain.lacks_room for drain in drains),
+        )
+    )
+
+
+def _merge_grants(found: pb.StatusReply, replies: Sequence[pb.StatusReply], processes: Iterable[pb.StatusReply]) -> None:
+    """Pins and reservations are of a partition, requests and connections of a process."""
+    grants: dict[str, pb.TenantGrants] = {}
+    for reply in replies:
+        for grant in reply.grants:
+            one = grants.setdefault(grant.tenant, pb.TenantGrants(tenant=grant.tenant))
+            one.pins += grant.pins
+            one.reservations += grant.reservations
+    for reply in processes:
+        for grant in reply.grants:
+            grants[grant.tenant].requests_in_flight += grant.requests_in_flight
+            grants[grant.tenant].connections += grant.connections
+    del found.grants[:]
+    found.grants.extend(grants.values())

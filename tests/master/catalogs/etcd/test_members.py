@@ -1,0 +1,48 @@
+"""Promises of members.py, on a real etcd: who lives is known to all, and who ends or is not heard of is gone."""
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
+from kvstore.master.catalogs.etcd.members import EtcdMembers
+from kvstore.master.catalogs.interface import Candidate
+from kvstore.transfer.testing.waiting import eventually
+from tests.etcd_server import EtcdServer
+
+MakeMember = Callable[[str], EtcdMembers]
+
+
+@pytest.fixture
+def member(etcd: EtcdServer) -> Iterator[MakeMember]:
+    prefix, made, channels = f"/test-{uuid.uuid4()}", list[EtcdMembers](), list[EtcdChannel]()
+
+    def member(address: str) -> EtcdMembers:
+        channels.append(EtcdChannel([etcd.host_port], EtcdAccess()))
+        made.append(EtcdMembers(channels[-1], prefix, Candidate("name", address), lease_ttl_s=2.0, timeout_s=30.0))
+        made[-1].start()
+        return made[-1]
+
+    yield member
+    for one in made:
+        one.stop()
+    for channel in channels:
+        channel.close()
+
+
+def test_all_know_who_lives_and_who_has_ended_is_gone_at_once(member: MakeMember) -> None:
+    first, second = member("a:1"), member("b:1")
+    eventually(lambda: first.living == second.living == {"a:1", "b:1"}, "both know both")
+    second.stop()
+    eventually(lambda: first.living == {"a:1"}, "the one that has ended is gone")
+
+
+def test_who_is_not_heard_of_lives_no_more_and_again_when_it_is(member: MakeMember) -> None:
+    first, second = member("a:1"), member("b:1")
+    eventually(lambda: first.living == {"a:1", "b:1"}, "both live")
+    lease = second._lease
+    assert lease is not None
+    lease.close()
+    eventually(lambda: second._lease is not lease, "another lease")
+    eventually(lambda: first.living == {"a:1", "b:1"}, "both live")

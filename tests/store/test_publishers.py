@@ -1,0 +1,112 @@
+"""Promises of publishers.py: each partition's master hears of its own blocks alone, and who waits for several waits for all of them."""
+
+from collections.abc import Callable
+
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, Publish
+from kvstore.protocol.errors import KVStoreError
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
+
+Answered = Callable[[KVStoreError | None], None]
+COUNT = 3
+BLOCKS = [Block("red", b"key-%d" % number, 1, 1) for number in range(20)]
+
+
+class Told:
+    """Publishers of `COUNT` partitions, and what each one's master hears."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.partitioning = Partitioning()
+        self.held: list[Block] = []
+        self.publishers = Publishers(
+            lambda: self.held, self.partitioning, lambda blocks: Publisher(blocks, batch_events=100, max_in_flight=100)
+        )
+        self.partitioning.tell(count)
+        self.publishers.cut()
+        self.heard: list[list[bytes]] = [[] for _ in range(count)]
+        self.unanswered: list[list[Answered]] = [[] for _ in range(count)]
+
+    def link_up(self) -> None:
+        for partition in range(self.partitioning.count):
+            self.publishers[partition].link_up(self._send(partition), 1, lambda: None)
+
+    def _send(self, partition: int) -> Callable[[Publish, Answered], None]:
+        def send(message: Publish, answered: Answered) -> None:
+            self.heard[partition] += message.keys
+            self.unanswered[partition].append(answered)
+
+        return send
+
+    def answer(self, partition: int) -> None:
+        answers, self.unanswered[partition] = self.unanswered[partition], []
+        for answered in answers:
+            answered(None)
+
+    def keys(self, partition: int) -> list[bytes]:
+        return [block.key for block in BLOCKS if self.partitioning.of(block.key) == partition]
+
+
+def test_each_master_hears_of_its_own_blocks_alone() -> None:
+    told = Told()
+    told.held = BLOCKS[:10]
+    told.link_up()
+    for block in BLOCKS[10:]:
+        told.publishers.emit(EVENT_COMMIT, block)
+    assert told.publishers.backlog == 10
+    told.publishers.flush()
+    for partition in range(COUNT):
+        told.answer(partition)
+        assert told.heard[partition] == told.keys(partition)
+    assert told.publishers.backlog == 0
+    assert told.publishers.is_synced
+
+
+def test_it_is_in_step_with_the_masters_once_it_is_with_each() -> None:
+    told = Told()
+    told.link_up()
+    for partition in range(COUNT):
+        assert not told.publishers.is_synced
+        told.answer(partition)
+    assert told.publishers.is_synced
+
+
+def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> None:
+    told, results = Told(), list[KVStoreError | None]()
+    told.link_up()
+    for block in BLOCKS:
+        told.publishers.emit(EVENT_COMMIT, block)
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.flush_now()
+    for partition in range(COUNT):
+        assert results == []
+        told.answer(partition)
+    assert results == [None]
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.when_published([], results.append)
+    assert results == [None] * 3
+
+
+def test_with_one_partition_there_is_one_publisher() -> None:
+    told, results = Told(1), list[KVStoreError | None]()
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, BLOCKS[0])
+    told.publishers.when_published(BLOCKS[:1], results.append)
+    told.publishers.when_published([], results.append)
+    assert results == [None]
+    told.publishers.flush()
+    told.answer(0)
+    assert results == [None, None]
+
+
+def test_who_waits_is_told_when_the_node_ends() -> None:
+    told, results = Told(), list[KVStoreError | None]()
+    told.link_up()
+    for block in BLOCKS:
+        told.publishers.emit(EVENT_COMMIT, block)
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.close()
+    [error] = results
+    assert error is not None
+    assert "the node stops" in str(error)

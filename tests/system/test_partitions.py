@@ -1,0 +1,199 @@
+"""A key space in several partitions: a client notices nothing of them, masters share them out, and whatever becomes of one master only its
+partitions wait, until others have them. Nothing that was acknowledged is lost."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import KVStoreError, ProtocolError
+from kvstore.protocol.master_messages import Exists
+from kvstore.protocol.partitions import partition_of
+from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from tests.etcd_server import EtcdServer
+from tests.master.running import refusal
+from tests.system.running import DEADLINE_S, PATIENT_S, STATUS_POLL_S, System, until
+from tests.system.test_standby import LEASE, Load
+
+PARTITIONS = 4
+FLAGS = ("--partitions", str(PARTITIONS))
+KEYS = [b"block-%d" % number for number in range(200)]
+VALUES = [b"value %d" % number for number in range(200)]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[System]:
+    """One master that owns all partitions, and two nodes."""
+    with System(tmp_path) as system:
+        system.start_master(0, *FLAGS)
+        for name in ("n0", "n1"):
+            system.start_node(name, "--dram", "32MiB")
+        yield system
+
+
+@pytest.fixture
+def shared(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> Iterator[System]:
+    """Three masters that have shared the partitions out, and two nodes."""
+    with System(tmp_path, f"etcd://{etcd_server_factory().host_port}", masters=3) as system:
+        for index in range(3):
+            system.start_master(index, *FLAGS, *LEASE)
+        for name in ("n0", "n1"):
+            system.start_node(name, "--dram", "32MiB")
+        until(lambda: shares(system) == [1, 1, 2], "even shares", every_s=STATUS_POLL_S)
+        system.await_alive("n0", "n1")
+        yield system
+
+
+def status_of(system: System, index: int, partition: int) -> pb.StatusReply | None:
+    """What that one master says of that partition; None while it does not answer."""
+    place = f"127.0.0.1:{system._master_ports[index][1]}"
+    with suppress(KVStoreError), Control(place, system.settings, *[place] * (PARTITIONS - 1)) as control:
+        return control.status_of(partition)
+    return None
+
+
+def owners(system: System, *indexes: int) -> dict[int, int]:
+    """Which of these masters owns each partition, of those that one of them says to own."""
+    told = {(index, partition): status_of(system, index, partition) for index in indexes for partition in range(PARTITIONS)}
+    return {partition: index for (index, partition), one in told.items() if one is not None and one.role == "owner"}
+
+
+def shares(system: System) -> list[int]:
+    found = owners(system, 0, 1, 2)
+    return sorted(Counter(found.values()).values()) if len(found) == PARTITIONS else []
+
+
+def key_of(partition: int) -> bytes:
+    return next(key for key in KEYS if partition_of(key, PARTITIONS) == partition)
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["of this host", "of another host"])
+@pytest.mark.parametrize("ack", ["cluster", "node"])
+def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remote: bool) -> None:
+    client = alone.remote_client(ack=ack) if is_remote else alone.client(ack=ack)
+    assert {partition_of(key, PARTITIONS) for key in KEYS} == set(range(PARTITIONS))
+    with client:
+        assert all(client.put_batch(KEYS, VALUES, namespace="n"))
+        client.flush()
+        assert client.get_batch([*KEYS, b"none"]) == [*VALUES, None]
+        assert client.exists_batch([b"none", *KEYS]) == [False] + [True] * len(KEYS)
+        assert [client.match_prefix([*KEYS[:at], b"none", *KEYS[at:]]) for at in (0, 1, 77)] == [0, 1, 77]
+        assert client.match_prefix(KEYS) == len(KEYS)
+        assert not any(client.put_batch(KEYS, VALUES))
+        assert all(len(found) == 1 for found in client.locate(KEYS))
+        assert all(client.pin(KEYS[:50]))
+        assert client.remove(KEYS[:100]) == 50
+        assert all(client.unpin(KEYS[:50]))
+        with Control.find(alone.settings) as control:
+            assert {stored.key for stored in control.keys("n")} == {*KEYS[:50], *KEYS[100:]}
+            assert len(list(control.keys("n", limit=7))) == 7
+            status = control.status()
+        assert (status.blocks, status.partitions) == (150, PARTITIONS)
+        assert sum(node.blocks for node in status.nodes) == 150
+        assert client.remove_matching(namespace="n") == 150
+        assert not any(client.exists_batch(KEYS))
+
+
+def test_blocks_have_replicas_whichever_partition_they_are_of(alone: System) -> None:
+    with alone.client() as client:
+        assert all(client.put_batch(KEYS, VALUES, replicas=2, ack="replicas"))
+        assert all(len(found) == 2 for found in client.locate(KEYS))
+
+
+def test_a_node_is_drained_of_the_blocks_of_all_partitions(alone: System) -> None:
+    with alone.client() as client, Control.find(alone.settings) as control:
+        assert all(client.put_batch(KEYS, VALUES))
+        [name] = {found[0].node for found in client.locate(KEYS)}
+        control.drain(name)
+        until(lambda: next(node for node in control.status().nodes if node.name == name).drain.is_done, "drained", every_s=STATUS_POLL_S)
+        assert all({place.node for place in found} - {name} for found in client.locate(KEYS))
+        control.drain(name, cancel=True)
+        assert not any(node.HasField("drain") for node in control.status().nodes)
+
+
+def test_what_the_tree_of_prefixes_shows_goes_across_partitions(alone: System) -> None:
+    with alone.client() as client, Control.find(alone.settings) as control:
+        parents = [None, *KEYS[:-1]]
+        assert all(client.put_batch(KEYS, [b"v" * 100] * len(KEYS), namespace="chain", parents=parents))
+        found = control.contents("", "chain", max_segments=10)
+    assert [(one.key, one.held.blocks, one.subtree_bytes, one.branches) for one in found.segments] == [(KEYS[0], 200, 20_000, 0)]
+    assert [(one.namespace, one.held.blocks) for one in found.namespaces] == [("chain", 200)]
+
+
+def test_a_peer_that_knows_no_partitions_is_told_so(alone: System) -> None:
+    with pytest.raises(ProtocolError, match="key space has 4 partitions"):
+        Channel.open(parse_address(alone.address), Hello(ROLE_CLIENT), Deadline(PATIENT_S), version=5)
+    with pytest.raises(KVStoreError, match="there is no partition 4"):
+        Channel.open(parse_address(alone.address)._replace(partition=4), Hello(ROLE_CLIENT), Deadline(PATIENT_S))
+
+
+def test_the_number_of_partitions_stays_what_it_was(shared: System) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--catalog", shared.catalog, "--run-dir", str(shared.folder))
+    for count in ("1", "2"):
+        code, errors = refusal(*flags, "--partitions", count)
+        assert (code, "made for a key space of 4 partitions" in errors) == (2, True)
+
+
+def test_only_the_partitions_of_a_master_that_is_killed_wait_until_others_have_them(shared: System) -> None:
+    before = owners(shared, 0, 1, 2)
+    victim = max(before.values(), key=lambda index: (Counter(before.values())[index], index))
+    left = [index for index in range(3) if index != victim]
+    with shared.client() as client, shared.remote_client() as other:
+        load = Load(client)
+        load.goes_on()
+        shared.masters[victim].kill()
+        for partition, index in before.items():
+            if index != victim:  # its owner answers, and does not even know
+                place = parse_address(f"127.0.0.1:{shared._master_ports[index][0]}")._replace(partition=partition)
+                channel = Channel.open(place, Hello(ROLE_CLIENT), Deadline(PATIENT_S))
+                assert channel.welcome.owner == ""
+                channel.call(Exists([key_of(partition)]), Flags, Deadline(PATIENT_S))
+                channel.close()
+        load.goes_on()
+        load.end()
+        until(lambda: all(other.exists_batch(load.acknowledged)), "all that was acknowledged is found", every_s=STATUS_POLL_S)
+        until(lambda: sorted(Counter(owners(shared, *left).values()).values()) == [2, 2], "even shares of two", every_s=STATUS_POLL_S)
+        until(lambda: all(other.exists_batch(load.acknowledged)), "all is found by their new owners", every_s=STATUS_POLL_S)
+        finds_all(other, load.acknowledged)
+
+
+def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System) -> None:
+    before = owners(shared, 0, 1, 2)
+    victim = before[0]
+    left = [index for index in range(3) if index != victim]
+    with shared.client() as client, shared.remote_client() as other:
+        load = Load(client)
+        load.goes_on()
+        os.kill(shared.masters[victim].pid, signal.SIGSTOP)
+        until(lambda: len(owners(shared, *left)) == PARTITIONS, "others own what it had", every_s=STATUS_POLL_S)
+        epochs = {
+            partition: told.owner.epoch
+            for partition, index in owners(shared, *left).items()
+            if (told := status_of(shared, index, partition)) is not None
+        }
+        os.kill(shared.masters[victim].pid, signal.SIGCONT)
+        load.goes_on()
+
+        def is_deposed() -> bool:
+            found = [status_of(shared, victim, partition) for partition in range(PARTITIONS)]
+            return all(
+                told is not None and (told.role != "owner" or told.owner.epoch > epochs[partition]) for partition, told in enumerate(found)
+            )
+
+        until(is_deposed, "it owns nothing, or has been elected anew", every_s=STATUS_POLL_S)
+        load.end()
+        until(lambda: all(other.exists_batch(load.acknowledged)), "all that was acknowledged is found", DEADLINE_S, every_s=STATUS_POLL_S)
+
+
+def finds_all(client: Client, keys: list[bytes]) -> None:
+    assert None not in client.get_batch(keys)
