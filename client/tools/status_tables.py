@@ -65,7 +65,9 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("quantised", encoded)
     if is_whole(status):
         table.add_row("huge pages", huge_pages_line(status))
-    if status.http:
+    if status.partitions > 1:  # whose masters serve no console
+        table.add_row("partitions", f"{status.partitions} of the key space")
+    elif status.http:
         table.add_row("console", f"{url_of(status.http)}/")
     if spilled := status.counters.get("spilled_blocks", 0):
         table.add_row("spilled", f"{spilled:,} blocks, {format_size(status.counters['spilled_bytes'])}, from nodes that were nearly full")

@@ -76,6 +76,14 @@ def test_which_copies_were_made_of_hot_blocks_is_shown_where_there_are_any() -> 
     assert "12 blocks, 1,234 copies made of such, 3 MiB" in text(status_lines(hot))
 
 
+def test_of_several_partitions_there_is_no_console_to_look_for() -> None:
+    one, several = (pb.StatusReply(http="127.0.0.1:9", partitions=count) for count in (1, 4))
+    assert "console" in text(status_lines(one))
+    shown = text(status_lines(several))
+    assert "console" not in shown
+    assert "4 of the key space" in shown
+
+
 def test_no_whole_has_no_percentage() -> None:
     assert (percent(1, 0), percent(1, 8)) == ("-", "12.5 %")
 
