@@ -28,7 +28,6 @@ from kvstore.master.frames.clients import ClientPeer
 from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.reception import Reception
 from kvstore.master.frames.service import Reachable
-from kvstore.master.frames.standby import StandbyFrames
 from kvstore.master.measures import MasterMeasures, of_owner
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.partition import Partition
@@ -254,7 +253,7 @@ class Master:
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
         self.reactor.every(settings.tokens_check_interval_s, self._look_at_quotas)
         for partition in self.partitions:
-            partition.follow(StandbyFrames(functools.partial(getattr, partition.standing, "owner"), self._reachable, self._guard))
+            partition.follow(self._reachable, self._guard)
         while self.failure is None and not all(self.told(partition).owner for partition in self.partitions):
             self.reactor.run_once(TICK_S)
         if self.failure is not None:

@@ -37,6 +37,7 @@ from kvstore.store.engine import make_engine
 from kvstore.store.last_copies import LastCopies
 from kvstore.store.leaving import Leaving
 from kvstore.store.link import Identity, MasterLink, new_instance
+from kvstore.store.links import Links
 from kvstore.store.mastering import MasterSession
 from kvstore.store.measures import NodeMeasures
 from kvstore.store.moves.mover import TierMover
@@ -136,8 +137,6 @@ class Node:
         self._on_synced = on_synced
         self._partitioning = Partitioning()
         self._instance = new_instance()
-        self._described: dict[str, bytes] = {}
-        """What masters were told last of the host's topology and of the way to the transfer engine."""
         self._codec = make_codec(settings.nvme_codec)
         with ExitStack() as opened:
             self._open(opened)
@@ -336,34 +335,13 @@ class Node:
     def _find_masters(self) -> None:
         """The ways to the masters, and what they are told: the last to be made, for nothing that they open is closed by another's failure.
         Partition 0's tells which others there are."""
-        self._node_id = 0
-        self._sessions = [self._session(0)]
-        self._links = [self._link(0)]
-        self._watch = watch_topology(self._transfer, self._engine, self._describe)
+        self._links = Links(self._partitioning, make_session=self._session, make_link=self._link, on_cut=self._cut)
+        self._watch = watch_topology(self._transfer, self._engine, self._links.describe)
 
-    def _describe(self, *, topology: bytes, transfer: bytes) -> None:
-        """Have every master told. For any thread."""
-        self._described = {"topology": topology, "transfer": transfer}
-        for link in self._links:
-            link.describe(topology=topology, transfer=transfer)
-
-    def _registered(self, count: int, node_id: int) -> None:
-        """Partition 0's master knows the node by this id, and there are so many partitions. Raises ConfigError: there were others."""
-        if self._partitioning.tell(count):
-            self._publishers.cut()
-            self._table.undecided.regroup()
-            self._sessions += [self._session(partition) for partition in range(1, count)]
-            others = [self._link(partition) for partition in range(1, count)]
-            for link in others:
-                link.describe(**self._described)
-            self._links += others
-            self._node_id = node_id
-            for link in others:
-                link.start()
-        elif node_id != self._node_id:
-            self._node_id = node_id
-            for link in self._links[1:]:
-                link.renew()
+    def _cut(self) -> None:
+        """There are several partitions: each has events and claims of its own."""
+        self._publishers.cut()
+        self._table.undecided.regroup()
 
     def _synced(self) -> None:
         if self._publishers.is_synced:
@@ -383,11 +361,11 @@ class Node:
             partition,
             peer_timeout_s=self._settings.peer_timeout_s,
             on_synced=self._synced,
-            on_lost=lambda registration_epoch: self._links[partition].lost(registration_epoch),
+            on_lost=lambda registration_epoch: self._links.lost(partition, registration_epoch),
             tracer=self._tracing,
         )
 
-    def _link(self, partition: int) -> MasterLink:
+    def _link(self, partition: int, session: MasterSession) -> MasterLink:
         settings = self._settings
         listens_on = parse_address(settings.listen).host
         return MasterLink(
@@ -400,8 +378,10 @@ class Node:
             links=lambda: link_flows(self._watch.topology.nics if self._watch is not None else (), self._engine),
             tenants=self._status.tenants,
             on_quotas=self._set_quotas,
-            on_registered=self._registered if not partition else lambda _count, _node_id: None,
-            on_link=self._sessions[partition].begin,
+            on_registered=(lambda count, node_id: self._links.registered(count, node_id))
+            if not partition
+            else lambda _count, _node_id: None,
+            on_link=session.begin,
             join_token=lambda: join_token(settings),
             needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
             timeout_s=settings.control_timeout_s,
@@ -411,7 +391,7 @@ class Node:
             max_pause_s=settings.reconnect_max_interval_s,
             tls=self._tls,
             partition=partition,
-            node_id=lambda: self._node_id if partition else 0,
+            node_id=lambda: self._links.node_id if partition else 0,
         )
 
     def start(self) -> Places:
@@ -432,8 +412,7 @@ class Node:
         self.reactor.every(TICKETS_INTERVAL_S, self._admission.expire)
         if self._watch is not None:
             self._watch.start()
-        for link in self._links:
-            link.start()
+        self._links.start()
         if self.http is not None:
             ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
@@ -448,8 +427,7 @@ class Node:
     def end(self) -> None:
         """Stop the reactor once what only memory holds is written to NVMe, after `drain_s` at the latest."""
         self._leaving.end(self._settings.drain_s, self.reactor.stop)
-        for link in self._links:
-            link.describe()  # a heartbeat, at once: new blocks are to go elsewhere
+        self._links.beat()  # a heartbeat, at once: new blocks are to go elsewhere
 
     def reread_certificates(self) -> None:
         """Look at the files of TLS with the next connection. For any thread, and signal handlers."""
@@ -463,15 +441,13 @@ class Node:
         self._prefaulter.stop()
         if self._watch is not None:
             self._watch.close()
-        for link in self._links:
-            link.stop()
+        self._links.stop()
         self._publishers.close()
         if self._engine is not None:
             self._engine.close()
         self._server.close()
         self._showing.close()
-        for session in self._sessions:
-            session.close()
+        self._links.close()
         self._copies.close()
         self._checker.close()
         self._mover.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kvstore.master.catalogs.interface import Candidate, Catalog, Owner
 from kvstore.master.directory.following import Followed
+from kvstore.master.frames.service import Reachable
 from kvstore.master.frames.standby import StandbyFrames
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.relay import Relay
@@ -15,6 +16,7 @@ from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Handler
+from kvstore.security.guard import Guard
 
 
 class Partition:
@@ -42,9 +44,9 @@ class Partition:
         self._standby: StandbyFrames | None = None
         self.was_owner = False
 
-    def follow(self, standby: StandbyFrames) -> None:
-        """Stand for election; `standby` serves while this master is not the owner."""
-        self._standby = standby
+    def follow(self, reachable: Reachable, guard: Guard) -> None:
+        """Stand for election. While this master is not the owner, who comes is told who is, and how this one is reached."""
+        self._standby = StandbyFrames(lambda: self.standing.owner, reachable, guard)
         self.catalog.follow(self._me, self._relay)
 
     @property

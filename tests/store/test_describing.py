@@ -21,7 +21,7 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
     node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
     node.start()
     assert node._engine is not None
-    link = node._links[0]
+    link = node._links._links[0]
     before = link._description["transfer"]
     assert before == node._engine.describe()
     assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]

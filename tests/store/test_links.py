@@ -1,0 +1,63 @@
+"""Promises of links.py: every partition's master is told the newest, whichever came first."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.link import MasterLink
+from kvstore.store.links import Links
+from kvstore.store.mastering import MasterSession
+
+
+@dataclass
+class Link:
+    """Notes what it is asked to do."""
+
+    partition: int
+    done: list[str] = field(default_factory=list)
+    told: dict[str, bytes] = field(default_factory=dict)
+
+    def describe(self, **told: bytes) -> None:
+        self.told |= told
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.done.append(name)
+
+
+@pytest.fixture
+def made() -> list[Link]:
+    return []
+
+
+@pytest.fixture
+def links(made: list[Link]) -> Links:
+    def make_link(partition: int, _session: MasterSession) -> MasterLink:
+        made.append(Link(partition))
+        return cast(MasterLink, made[-1])
+
+    return Links(Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_cut=lambda: None)
+
+
+def test_links_that_come_later_are_told_what_the_first_was_and_all_what_comes(links: Links, made: list[Link]) -> None:
+    links.start()
+    links.describe(topology=b"t", transfer=b"e")
+    links.registered(3, 7)
+    assert [(link.partition, link.done, link.told) for link in made] == [
+        (n, ["start"], {"topology": b"t", "transfer": b"e"}) for n in range(3)
+    ]
+    links.describe(topology=b"u", transfer=b"e")
+    assert [link.told["topology"] for link in made] == [b"u"] * 3
+
+
+def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(links: Links, made: list[Link]) -> None:
+    links.registered(2, 7)
+    links.registered(2, 7)
+    assert made[1].done == ["start"]
+    links.registered(2, 8)
+    assert (links.node_id, made[0].done, made[1].done) == (8, [], ["start", "renew"])
+    with pytest.raises(ConfigError, match="start the node anew"):
+        links.registered(4, 9)
+    assert links.node_id == 8
