@@ -20,6 +20,11 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError
 MAGIC: Final = b"kV"
 TLS_MAGIC: Final = b"\x16\x03"
 """How a TLS connection begins."""
+_OTHERS: Final = {
+    b"HT": ", but HTTP: that is the port of health, metrics and the console; clients connect to the one of frames (--listen)",
+    b"\0\0": ", but gRPC: that is the port of the control plane; clients connect to the one of frames (--listen)",
+}
+"""What else of ours answers a Hello so: an HTTP server by its status line, a gRPC server by its settings."""
 VERSION: Final = 6
 OLDEST_VERSION: Final = 3
 """Of the releases before: their frames are read, and they are answered in the forms that they know. So a cluster is upgraded daemon by
@@ -80,7 +85,9 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
     if magic == TLS_MAGIC:
         raise ProtocolError("TLS is spoken to a port without it: set tls_cert and tls_key here, or leave tls_ca out there")
     if magic != MAGIC:
-        raise ProtocolError(f"not a kvstore frame: it starts with {bytes(magic)!r}; check the port and the peer")
+        raise ProtocolError(
+            f"not a kvstore frame{_OTHERS.get(bytes(magic), f': it starts with {bytes(magic)!r}; check the port and the peer')}"
+        )
     if not OLDEST_VERSION <= version <= VERSION:
         raise ProtocolError(
             f"the peer speaks protocol version {version}, this side speaks {VERSION} down to {OLDEST_VERSION}: "

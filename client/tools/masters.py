@@ -8,6 +8,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, hello
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.session_messages import SERVER_MASTER
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -60,7 +61,10 @@ def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> Maste
     try:
         channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s), tls=Certificates.of(settings))
         channel.close()
-        partitions, control_address = channel.welcome.partitions, channel.welcome.control
+        welcome = channel.welcome
+        if welcome.server != SERVER_MASTER:  # nor has it a control plane: gRPC tells of an empty address in traces of its own
+            return MasterTold(address, trouble=f"it is {welcome.name!r}, which is no master")
+        partitions, control_address = welcome.partitions, welcome.control
         with Control(control_address, settings, *[control_address] * (partitions - 1)) as control:
             told = [control.status_of(partition) for partition in range(partitions)]
     except KVStoreError as error:

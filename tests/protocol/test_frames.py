@@ -46,6 +46,14 @@ def test_garbage_is_refused_as_not_a_frame(garbage: bytes) -> None:
             unpack_header(garbage)
 
 
+@pytest.mark.parametrize(
+    ("answer", "whose"), [(b"HTTP/1.1 400 Bad Request\r\n", "HTTP"), (b"\0\0\x18\4" + bytes(24), "gRPC")], ids=["http", "grpc"]
+)
+def test_what_another_of_our_ports_answers_is_told_from_garbage(answer: bytes, whose: str) -> None:
+    with pytest.raises(ProtocolError, match=rf"^not a kvstore frame, but {whose}: that is the port of .*; clients connect to"):
+        unpack_header(answer)
+
+
 def test_a_tls_handshake_is_told_from_garbage() -> None:
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):

@@ -1,12 +1,16 @@
 """Promises of status.py, through the command line, against a real cluster."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
 
 from kvstore.client.cli.main import kvstore
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import find_control
 from tests.client.embedded import embedded
 
 
@@ -42,11 +46,24 @@ def test_a_table_in_a_pipe_is_as_wide_as_it_needs(master: str) -> None:
 
 def test_a_node_that_is_taken_for_a_master_says_what_it_is(master: str) -> None:
     (node,) = json.loads(output(master, "nodes", "--json"))
+    line = f"kvstore: error: no master can be reached: {node['tcp']} is 'node-0', which is no master\n"
     result = CliRunner().invoke(kvstore, ["exists", "key", "--master", node["tcp"]])
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"kvstore: error: no master can be reached: {node['tcp']} is 'node-0', which is no master\n",
-    )
+    assert (result.exit_code, result.stderr) == (2, line)
+    # In a process of its own: what gRPC has to say of an address that is none it writes beside Python's standard error.
+    command = [sys.executable, "-m", "kvstore.client.cli.main", "status", "--master", node["tcp"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+def test_a_port_of_the_master_that_is_not_for_clients_is_named(master: str) -> None:
+    places = {
+        json.loads(output(master, "status", "--json"))["http"]: "but HTTP: that is the port of health, metrics and the console",
+        find_control(ClientSettings(master=master)): "but gRPC: that is the port of the control plane",
+    }
+    for place, said in places.items():
+        result = CliRunner().invoke(kvstore, ["status", "--master", place])
+        assert result.exit_code == 2
+        assert said in result.stderr
 
 
 def test_nodes_shows_each_node(master: str) -> None:
