@@ -5,6 +5,7 @@ error. Exit code 2: the settings cannot be met.
 """
 
 import asyncio
+import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -32,10 +33,13 @@ from kvstore.rpc.server import allow_many_descriptors
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 from kvstore.telemetry.http.opening import open_http
+from kvstore.telemetry.logs.stopping import stops
 from kvstore.telemetry.logs.writing import write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.opening import open_tracing
+
+log = logging.getLogger("kvstore.router")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,7 +81,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tok
     tracing = open_tracing(traces, role="router", instance=host_port(listener))
     http = open_http(settings)
     facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
-    engines, counters = Engines(settings), Counters()
+    engines, counters, came = Engines(settings), Counters(), list[str]()
     with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
         try:
             if http is not None:
@@ -85,14 +89,15 @@ async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tok
                 http.start()
             scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
             app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads, tracing)
-            await serve(
-                app.web,
-                listener,
-                max_connections=max(MAX_CONNECTIONS, 2 * settings.max_requests),
-                drain_s=settings.drain_s,
-                on_ready=lambda: say("ready", facts),
-                on_stop=lambda: None,
-            )
+            with stops(log, "router", came):
+                await serve(
+                    app.web,
+                    listener,
+                    max_connections=max(MAX_CONNECTIONS, 2 * settings.max_requests),
+                    drain_s=settings.drain_s,
+                    on_ready=lambda: say("ready", facts),
+                    on_stop=came.append,
+                )
         finally:
             if http is not None:
                 await asyncio.to_thread(http.close)

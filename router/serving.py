@@ -28,9 +28,9 @@ async def serve(
     max_connections: int = MAX_CONNECTIONS,
     drain_s: float,
     on_ready: Callable[[], None],
-    on_stop: Callable[[], None],
+    on_stop: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then call `on_stop`, in a thread, and cancel what is not over within `drain_s`.
+    """Serve until SIGTERM or SIGINT; then call `on_stop` with its name, in a thread, and cancel what is not over within `drain_s`.
 
     A handler whose client hangs up is cancelled. A connection that asks for nothing is hung up on. The listener is closed.
     """
@@ -43,17 +43,17 @@ async def serve(
         return await handler(request)
 
     app.middlewares.insert(0, asked)
-    stop = asyncio.Event()
+    came = asyncio.Queue[str]()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number.name)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s, handle_signals=False)
     await runner.setup()
     there.append(Connections(runner, most=max_connections))
     serving = await asyncio.get_running_loop().create_server(there[0], sock=listener, backlog=BACKLOG)
     try:
         on_ready()
-        await stop.wait()
-        await asyncio.to_thread(on_stop)
+        name = await came.get()
+        await asyncio.to_thread(on_stop, name)
     finally:
         serving.close()
         await runner.cleanup()

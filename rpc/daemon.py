@@ -41,6 +41,20 @@ def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = No
     return came
 
 
+def end_on_signals(end: Callable[[], None]) -> list[str]:
+    """Have SIGTERM and SIGINT call `end`, which may happen within any instruction. For the main thread, of a daemon without a reactor. The
+    names of those that came are in the list, which is the caller's to read."""
+    came = list[str]()
+
+    def on_signal(number: int, _frame: object) -> None:
+        came.append(signal.Signals(number).name)
+        end()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return came
+
+
 def on_hangup(act: Callable[[], None] | None) -> None:
     """Have SIGHUP, which would end the process, call `act` instead; None: nothing. For the main thread; a loop's `call_soon` will do."""
     signal.signal(signal.SIGHUP, (lambda *_: act()) if act is not None else signal.SIG_IGN)

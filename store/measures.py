@@ -54,6 +54,7 @@ class _Told(NamedTuple):
     at_ns: int
     evictions: int
     table_evictions: int
+    quota_evictions: int
 
 
 class NodeMeasures:
@@ -87,14 +88,15 @@ class NodeMeasures:
 
     def _tell(self, index: int, counts: TierCounts, median_age_ns: int, now_ns: int) -> None:
         """A line in the log, with the age of those that left just now."""
-        told = self._told.get(index)
-        blocks = counts.evictions - (told.evictions if told is not None else 0)
-        for_table = counts.table_evictions - (told.table_evictions if told is not None else 0)
-        self._told[index] = _Told(now_ns, counts.evictions, counts.table_evictions)
+        before = self._told.get(index, _Told(0, 0, 0, 0))
+        blocks = counts.evictions - before.evictions
+        for_table = counts.table_evictions - before.table_evictions
+        for_quota = counts.quota_evictions - before.quota_evictions
+        self._told[index] = _Told(now_ns, counts.evictions, counts.table_evictions, counts.quota_evictions)
         tier, age_s = TIERS[index], round(median_age_ns / 1e9, 1)
-        text = "%d blocks have left the node from %s since it was last told of, %d of them for want of room in the table"
-        event = named("blocks_evicted", tier=tier, blocks=blocks, for_table=for_table, median_age_s=age_s)
-        log.info(text, blocks, tier, for_table, extra=event)
+        text = "%d blocks have left the node from %s since it was last told of, %d of them for want of room in the table, %d for a quota"
+        event = named("blocks_evicted", tier=tier, blocks=blocks, for_table=for_table, for_quota=for_quota, median_age_s=age_s)
+        log.info(text, blocks, tier, for_table, for_quota, extra=event)
 
     def read(
         self,

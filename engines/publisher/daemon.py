@@ -6,7 +6,6 @@ Standard output carries one JSON line when it publishes: {"event": "ready", "eve
 
 import logging
 import os
-import signal
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -20,9 +19,10 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
-from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.opening import open_http
+from kvstore.telemetry.logs.stopping import stops
 from kvstore.telemetry.logs.writing import write_logs
 
 log = logging.getLogger("kvstore.publisher")
@@ -60,15 +60,15 @@ def _run(settings: PublisherSettings) -> None:
             opened.callback(http.close)
         recorder = opened.enter_context(Recorder(of_master, log.warning))
         publishing = Publishing(recorder, sockets, interval_s=settings.poll_interval_s)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: publishing.stop())
+        came = end_on_signals(publishing.stop)
         on_hangup(None)
         if http is not None:
             add_publisher_signals(http, publishing)
             http.start()
         address = http.told() if http is not None else ""
         say("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
-        publishing.run()
+        with stops(log, "publisher", came):
+            publishing.run()
 
 
 if __name__ == "__main__":

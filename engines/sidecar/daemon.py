@@ -4,8 +4,8 @@ Standard output carries one JSON line when the master has heard of the engine: {
 "pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met.
 """
 
+import logging
 import os
-import signal
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -20,13 +20,16 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
-from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.opening import open_http
+from kvstore.telemetry.logs.stopping import stops
 from kvstore.telemetry.logs.writing import write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.opening import open_tracing
+
+log = logging.getLogger("kvstore.sidecar")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,10 +90,10 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(http.close)
             add_sidecar_signals(http, telling, tracing)
             http.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: telling.stop())
+        came = end_on_signals(telling.stop)
         on_hangup(None)
-        telling.run()
+        with stops(log, "sidecar", came):
+            telling.run()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Drains carried out: nodes are told, copies ordered, and what operators say made durable. The loop is the only caller."""
 
+import logging
 from collections.abc import Callable
 
 from kvstore.master.catalogs.committing import Committer
@@ -9,6 +10,9 @@ from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames
 from kvstore.protocol.catalog_messages import DRAIN_NOT, Drain
 from kvstore.protocol.session_messages import Ok
+from kvstore.telemetry.logs.events import named
+
+log = logging.getLogger("kvstore.master")
 
 
 class Drains:
@@ -20,6 +24,8 @@ class Drains:
         self._links = links
         self._nodes = nodes
         self._master_epoch = master_epoch
+        self._over: set[int] = set()
+        """Nodes of whose drain the log was told that it is over."""
         self._asked: set[tuple[int, int, int]] = set()
         """Node, registration and mode of what has been said and not been answered: it is not said again meanwhile."""
 
@@ -38,6 +44,22 @@ class Drains:
             self._tell(node, mode)
         for tenant, keys, node_id, source_node_id in draining.step(now_ns):
             self._nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+        self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """In the log, once a drain, and again once something has come after all."""
+        going = {node.node_id: node for node in self._directory.members.live() if node.drain}
+        over = {
+            node_id: progress.kept_blocks
+            for node_id, node in going.items()
+            if (progress := self._directory.draining.progress(node)) is not None and progress.is_done
+        }
+        for node_id in over.keys() - self._over:
+            name, kept = going[node_id].info.name, over[node_id]
+            log.info(
+                "node %s is drained: %d blocks come back with its disk only", name, kept, extra=named("node_drained", node=name, kept=kept)
+            )
+        self._over = set(over)
 
     def _tell(self, node: Member, mode: int) -> None:
         asked = node.node_id, node.epoch, mode

@@ -174,7 +174,7 @@ class Leading:
                 "node %s is forgotten: more than %d nodes are away",
                 node.info.name,
                 self._settings.max_absent_nodes,
-                extra=named("node_forgotten", node=node.info.name),
+                extra=named("node_forgotten", node=node.info.name, why="too many are away"),
             )
             self._forget(node.info.name, lambda: None)
         for name in self.scheduling.tick(now_ns):
@@ -279,11 +279,24 @@ class Leading:
 
     def forget(self, name: str) -> "Future[None]":
         """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
-        return self._promise(lambda then: self._forget(name, lambda: then(None)))
+
+        def begin(then: Callable[[None], None]) -> None:
+            self._forget(name, lambda: then(None))
+            if self._is_first:  # which an operator's word reaches last, of all partitions'
+                log.warning("node %s is forgotten: an operator says so", name, extra=named("node_forgotten", node=name, why="an operator"))
+
+        return self._promise(begin)
 
     def drain(self, name: str, to: str) -> "Future[None]":
         """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
-        return self._promise(lambda then: self.frames.drains.drain(name, to, lambda: then(None)))
+
+        def begin(then: Callable[[None], None]) -> None:
+            self.frames.drains.drain(name, to, lambda: then(None))
+            if self._is_first:
+                what = f"is to be emptied, to {to}" if to else "takes blocks again"
+                log.info("node %s %s: an operator says so", name, what, extra=named("node_drain", node=name, to=to))
+
+        return self._promise(begin)
 
     def set_quota(self, tenant: str, limits: NamedLimits) -> "Future[None]":
         """See OperatorQuotas.set: in force at once, done when it is durable; fails with Unavailable at the end. Raises InvalidArgument,

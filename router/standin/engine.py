@@ -89,7 +89,13 @@ class Standin:
             with SchedulerClient(of_master) as scheduler:
                 app, reporter = (self._prefill if fixed.role is Role.PREFILL else self._decode)(fixed, blocks, scheduler)
                 with reporter:
-                    await serve(app, listener, drain_s=settings.drain_s, on_ready=lambda: say("ready", facts), on_stop=reporter.close)
+                    await serve(
+                        app,
+                        listener,
+                        drain_s=settings.drain_s,
+                        on_ready=lambda: say("ready", facts),
+                        on_stop=lambda _name: reporter.close(),
+                    )
 
     def _prefill(self, fixed: InstanceReport, blocks: BlockStore, scheduler: SchedulerClient) -> "tuple[web.Application, Reporter]":
         from kvstore.router.standin.app import PrefillApp

@@ -10,7 +10,10 @@ EVENTS: Final = {
     "log_level": "somebody changed the level of a logger: `of`, `level`",
     "node_registered": "at a master, a node is known from now on: `node`, `node_id`, `at`",
     "node_died": "at a master, a node was silent for too long, or its link broke: `node`, `node_id`",
-    "node_forgotten": "at a master, a node is known no more, for too many are away: `node`",
+    "node_forgotten": "at a master, a node is known no more, since an operator says so or too many are away: `node`, `why`",
+    "node_drain": "at a master, an operator has a node drained, or, with an empty `to`, take blocks again: `node`, `to`",
+    "node_drained": "at a master, nothing is left of a drain, and the node can be stopped: `node`, `kept` blocks that come back with its "
+    "disk only",
     "quota_changed": "at a master, an operator has set or cleared limits of a tenant: `tenant`",
     "instance_died": "at a master, an inference engine was silent for too long: `instance`",
     "owner_elected": "a master owns the catalog from now on: `epoch`, `blocks`",
@@ -20,7 +23,7 @@ EVENTS: Final = {
     "registered": "at a node, a master knows it from now on: `epoch`, `node_id`",
     "master_lost": "at a node, no master takes it: `why`; once until one does",
     "blocks_evicted": "at a node, at most once a minute and tier, what left since the line before: `tier`, `blocks`, `for_table` of them "
-    "for want of room in the table, `median_age_s` since they were read or put last",
+    "for want of room in the table, `for_quota` for their tenant's quota, `median_age_s` since they were read or put last",
     "node_ends": "a node ends, and what becomes of its blocks: `saved`, `lost`",
 }
 """By name; what it means, and its fields."""

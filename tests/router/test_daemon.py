@@ -16,7 +16,7 @@ NO_MASTER = ("--master", "127.0.0.1:1")
 
 
 def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal(tmp_path: Path) -> None:
-    flags = ("--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", *NO_MASTER)
+    flags = ("--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", "--log-format", "json", *NO_MASTER)
     router = Process("kvstore.router.daemon", *flags, log=tmp_path / "log")
     try:
         connection = http.client.HTTPConnection(router.ready["listen"], timeout=120)
@@ -34,7 +34,8 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
     finally:
         status = router.stop(signal.SIGTERM)
     assert status == 0
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    last = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+    assert (last["event"], last["why"]) == ("daemon_stops", "SIGTERM")
 
 
 @pytest.mark.parametrize(

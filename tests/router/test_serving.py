@@ -20,7 +20,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.entered, self.end, self.cancelled, self.ready = (asyncio.Event() for _ in range(4))
-        self.stopped = False
+        self.stopped_by = ""
         self.app = web.Application()
         self.app.add_routes([web.get("/", self._handle), web.get("/hang-up", self._hang_up)])
         self.listener = listening("127.0.0.1:0")
@@ -38,8 +38,8 @@ class Waiting:
         hang_up(request)
         return web.Response(text="never read")
 
-    def stop(self) -> None:
-        self.stopped = True
+    def stop(self, name: str) -> None:
+        self.stopped_by = name
 
     async def ask(self, path: str = "/") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.listener.getsockname())
@@ -92,7 +92,7 @@ def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal
                 except OSError:
                     break
                 await asyncio.sleep(0.001)
-            assert waiting.stopped
+            assert waiting.stopped_by == number.name
             assert not serving.done()
             waiting.end.set()
             assert (await reader.read()).endswith(b"the end")

@@ -50,6 +50,25 @@ def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signa
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_without_a_reactor_is_told_of_a_signal_and_knows_its_name(number: signal.Signals) -> None:
+    program = """
+import threading
+from kvstore.rpc.daemon import end_on_signals, say
+ended = threading.Event()
+came = end_on_signals(ended.set)
+say("ready", {})
+ended.wait()
+say("over", {"came": came})
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    assert (process.returncode, json.loads(out)) == (0, {"event": "over", "came": [number.name]})
+
+
 @pytest.mark.parametrize(("act", "said"), [("None", []), ('lambda: reactor.call_soon(lambda: say("hung up", {}))', ["hung up"])])
 def test_a_terminal_that_hangs_up_ends_nothing(act: str, said: list[str]) -> None:
     process = start(f")\non_hangup({act}")

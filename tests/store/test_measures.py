@@ -48,13 +48,15 @@ def test_the_log_is_told_of_evictions_at_most_once_a_minute_and_of_all_of_them(s
     store.put("one access")
     evict(store, 0, 0, 0)
     measures.tick(store.table, 5 * S)
-    assert told(caplog) == [{"tier": "dram", "blocks": 3, "for_table": 0, "median_age_s": 5.0}]
+    assert told(caplog) == [{"tier": "dram", "blocks": 3, "for_table": 0, "for_quota": 0, "median_age_s": 5.0}]
     evict(store, Unsorted(0), Unsorted(0))
     measures.tick(store.table, 6 * S)
     assert told(caplog) == []
     evict(store, 0)
+    [(_, _, counts, _)] = store.table.levels()
+    counts.quota_evictions += 1
     measures.tick(store.table, 5 * S + EVICTIONS_LOG_NS)
-    assert told(caplog) == [{"tier": "dram", "blocks": 3, "for_table": 0, "median_age_s": 65.0}]
+    assert told(caplog) == [{"tier": "dram", "blocks": 3, "for_table": 0, "for_quota": 1, "median_age_s": 65.0}]
 
 
 def test_a_log_that_takes_no_such_lines_costs_no_sorting_and_hears_of_all_once_it_does(

@@ -18,14 +18,14 @@ from tests.telemetry.http.asking import ask
 DEADLINE_S = 120.0
 
 
-def publisher(master: str, *flags: str) -> Child:
+def publisher(master: str, *flags: str, logs: list[str] | None = None) -> Child:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     return Child(
         "publisher",
         "kvstore.engines.publisher.daemon",
         ("--master", master, *flags),
         environment=environment,
-        on_log=lambda _name, _line: None,
+        on_log=lambda _name, line: None if logs is None else logs.append(line),
         on_end=lambda _child: None,
     )
 
@@ -46,7 +46,9 @@ def told(replay_endpoint: str) -> list[dict[str, Any]]:
 
 
 def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
-    child = publisher(store.address, "--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*", "--poll-interval-s", "0.01")
+    logs: list[str] = []
+    places = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
+    child = publisher(store.address, *places, "--poll-interval-s", "0.01", logs=logs)
     try:
         facts = child.facts("ready", deadline_s=DEADLINE_S)
         replay = facts["events_replay"]
@@ -61,6 +63,7 @@ def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
         assert (removed["block_hashes"], removed["ownership"]) == ([b"two"], "n0")
         assert "kvstore_publisher_removed_blocks_total 1" in ask(facts["http"], "/metrics").text
         assert child.stop()
+        assert logs[-1].endswith("this publisher stops: SIGTERM [daemon_stops why=SIGTERM]")
     finally:
         child.kill()
 

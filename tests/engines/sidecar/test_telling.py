@@ -114,7 +114,7 @@ def prefix(scheduler: SchedulerClient) -> int:
 
 def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
     engine.store(0, 2)
-    with sidecar(engine, places.listen, *events(engine)) as (child, _):
+    with sidecar(engine, places.listen, *events(engine)) as (child, logs):
         facts = child.facts("ready", deadline_s=DEADLINE_S)
         assert facts["name"] == "e"
         assert [ask(facts["http"], path).status for path in ("/healthz", "/readyz")] == [200, 200]
@@ -129,6 +129,7 @@ def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: P
         engine.publisher.send((99).to_bytes(8, "big"), b"\xc1")
         until(lambda: prefix(scheduler) == 0, "nothing, for what came is no batch")
         assert child.stop()
+        assert logs[-1].endswith("this sidecar stops: SIGTERM [daemon_stops why=SIGTERM]")
     assert shown(scheduler) == {}
 
 
