@@ -19,7 +19,7 @@ PERIOD: Final = 61
 
 
 class Timings:
-    """Threads may share it: see Histograms."""
+    """Threads may share it: see Histogram."""
 
     def __init__(self) -> None:
         self.durations = Histograms()
@@ -34,7 +34,7 @@ class Timings:
         try:
             return call()
         finally:
-            self.durations.observe(name, time.monotonic_ns() - began_ns, weight)
+            self.durations[name].observe(time.monotonic_ns() - began_ns, weight)
 
     async def sample_async(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
         """As `sample`."""
@@ -43,7 +43,7 @@ class Timings:
         try:
             return await call()
         finally:
-            self.durations.observe(name, time.monotonic_ns() - began_ns, weight)
+            self.durations[name].observe(time.monotonic_ns() - began_ns, weight)
 
     def _begin(self) -> int:
         """For how many calls the one that begins stands."""
@@ -62,7 +62,7 @@ def timed(method: F) -> F:
         try:
             return method(self, *args, **kwargs)
         finally:
-            self._timings.durations.observe(name, time.monotonic_ns() - began_ns)
+            self._timings.durations[name].record(time.monotonic_ns() - began_ns)
 
     return cast(F, measured)
 
@@ -77,6 +77,6 @@ def timed_async(method: F) -> F:
         try:
             return await method(self, *args, **kwargs)
         finally:
-            self._timings.durations.observe(name, time.monotonic_ns() - began_ns)
+            self._timings.durations[name].record(time.monotonic_ns() - began_ns)
 
     return cast(F, measured)

@@ -39,7 +39,7 @@ class TimedCalls(grpc.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 return handler.unary_unary(request, context)
             finally:
-                self._durations.observe(name, time.monotonic_ns() - began_ns)
+                self._durations[name].record(time.monotonic_ns() - began_ns)
 
         return grpc.unary_unary_rpc_method_handler(timed, handler.request_deserializer, handler.response_serializer)
 

@@ -6,6 +6,7 @@ behalf finds it by CALL. A daemon's session has a TracedStopwatch, which begins 
 span that the first Trace ahead of it names, linked to those of the others. Who makes spans is a `Tracer`: this file knows none.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -115,11 +116,15 @@ def parent_in(metadata: Iterable[Any]) -> TraceParent | None:
 class Unobserved:
     """An observer for whoever only traces."""
 
-    def answered(self, kind: int, elapsed_ns: int) -> None:
-        return
+    def __init__(self) -> None:
+        self.answered: Final = defaultdict[int, Callable[[int], None]](lambda: _not_observed)
 
     def refused(self, error: KVStoreError) -> None:
         return
+
+
+def _not_observed(_elapsed_ns: int) -> None:
+    """Nobody wants to know."""
 
 
 class TracedStopwatch(Stopwatch):

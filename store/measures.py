@@ -76,7 +76,7 @@ class NodeMeasures:
             evicted, counts.evicted = counts.evicted, []
             ages = self._ages.setdefault(index, Histogram(AGE_BOUNDS_S))
             for access in evicted:
-                ages.observe(self._clock.age_ns(access, now_ns))
+                ages.record(self._clock.age_ns(access, now_ns))
             if log.isEnabledFor(logging.INFO) and self._is_due(index, now_ns):
                 # Sorted for a line of the log only: a full node evicts thousands of blocks a tick.
                 self._tell(index, counts, self._clock.age_ns(sorted(evicted)[len(evicted) // 2], now_ns), now_ns)

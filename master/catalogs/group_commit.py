@@ -151,7 +151,7 @@ class GroupCommit(Generic[Owned]):
                 self._began_s = began_s = time.monotonic()
                 error = self._commit([change for changes, _done, _owned in group for change in changes], group[0][2])
                 self._began_s = None
-                self._durations.observe(round((time.monotonic() - began_s) * 1e9))
+                self._durations.record(round((time.monotonic() - began_s) * 1e9))
                 for _changes, done, _owned in group:
                     _tell(done, error)
             elif self._closing:

@@ -2,6 +2,7 @@
 
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
@@ -31,25 +32,16 @@ class Requests:
 
     def __init__(self) -> None:
         self._histograms: dict[int, Histogram] = {}
+        self.answered: Final = _Recorders(self._histograms)
         self._refused: dict[str, int] = {}
-        self._slowest_ns: dict[int, int] = {}
-        self._turns: deque[dict[int, int]] = deque([self._slowest_ns], maxlen=KEPT_TURNS)
-
-    def answered(self, kind: int, elapsed_ns: int) -> None:
-        """A request of that kind has its answer, after so long."""
-        histogram = self._histograms.get(kind)
-        if histogram is None:
-            if kind not in OPERATIONS:
-                return
-            histogram = self._histograms[kind] = Histogram()
-        histogram.observe(elapsed_ns)
-        if elapsed_ns > self._slowest_ns.get(kind, 0):
-            self._slowest_ns[kind] = elapsed_ns
+        self._turns: deque[dict[int, int]] = deque(maxlen=KEPT_TURNS - 1)
+        """What was slowest in each turn that is over, in ns."""
 
     def turn(self) -> None:
-        """What was slowest KEPT_TURNS ago is forgotten."""
-        self._slowest_ns = {}
-        self._turns.append(self._slowest_ns)
+        """What was slowest KEPT_TURNS ago is forgotten. In between the loop's logs grow: by 36 bytes a request."""
+        self._turns.append({kind: histogram.slowest_ns() for kind, histogram in self._histograms.items()})
+        for histogram in self._histograms.values():
+            histogram.forget_slowest()
 
     def told(self) -> dict[str, int]:
         """For the status: of each operation `request_NAME_count`, `request_NAME_us` (of all together) and `request_NAME_slowest_us`."""
@@ -58,7 +50,7 @@ class Requests:
             name, counts = f"request_{OPERATIONS[kind]}", histogram.counts()
             found[f"{name}_count"] = sum(counts.counts)
             found[f"{name}_us"] = round(counts.sum_s * 1e6)
-            found[f"{name}_slowest_us"] = max(turn.get(kind, 0) for turn in self._turns) // 1000
+            found[f"{name}_slowest_us"] = max(histogram.slowest_ns(), *(turn.get(kind, 0) for turn in self._turns), 0) // 1000
         return found
 
     def refused(self, error: KVStoreError) -> None:
@@ -73,3 +65,22 @@ class Requests:
     def refusals(self) -> dict[tuple[str, ...], float]:
         """By reason: the error's name."""
         return {(name,): count for name, count in list(self._refused.items())}
+
+
+class _Recorders(dict[int, Callable[[int], None]]):
+    """By the type of a request's message: what takes how long it took. All that it does is to append to a log."""
+
+    def __init__(self, histograms: dict[int, Histogram]) -> None:
+        super().__init__()
+        self._histograms = histograms
+
+    def __missing__(self, kind: int) -> Callable[[int], None]:
+        if kind not in OPERATIONS:
+            return _nobody_asks
+        histogram = self._histograms[kind] = Histogram()
+        recorder = self[kind] = histogram.log.append
+        return recorder
+
+
+def _nobody_asks(_elapsed_ns: int) -> None:
+    """It is no request."""

@@ -1,12 +1,19 @@
 """Promises of histogram.py."""
 
+import random
+import threading
+from collections.abc import Sized
+
+import pytest
+
+from kvstore.telemetry.metrics import histogram as module
 from kvstore.telemetry.metrics.histogram import BOUNDS_S, Counts, Histogram, Histograms, sum_of
 
 
 def test_a_measurement_is_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
     histogram = Histogram((0.001, 0.01))
     for elapsed_ns in (0, 1_000_000, 1_000_001, 10_000_000, 10_000_001):
-        histogram.observe(elapsed_ns)
+        histogram.record(elapsed_ns)
     assert histogram.counts() == Counts((0.001, 0.01), (2, 2, 1), 0.022000002)
 
 
@@ -21,17 +28,80 @@ def test_one_measurement_may_stand_for_several() -> None:
 def test_there_is_one_for_each_name() -> None:
     histograms = Histograms()
     assert histograms.read() == {}
-    histograms.observe("get", 5)
-    histograms.observe("get", 5)
-    histograms.observe("put", 5, times=3)
+    histograms["get"].record(5)
+    histograms["get"].record(5)
+    histograms["put"].observe(5, times=3)
     assert {name: sum(counts.counts) for name, counts in histograms.read().items()} == {("get",): 2, ("put",): 3}
 
 
 def test_histograms_of_the_same_bounds_come_to_their_sum() -> None:
     one, two = Histogram(), Histogram()
-    one.observe(3_000)
+    one.record(3_000)
     two.observe(3_000, times=2)
-    two.observe(10**12)
+    two.record(10**12)
     assert sum_of([one.counts()]) == one.counts()
     whole = sum_of([one.counts(), two.counts()])
     assert (whole.counts[BOUNDS_S.index(5e-6)], whole.counts[-1], round(whole.sum_s, 9)) == (3, 1, 1000.000009)
+
+
+def test_a_log_holds_so_much_and_what_is_recorded_is_counted_as_what_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOGGED", 7)
+    rng = random.Random(2)
+    recorded, observed, most = Histogram(), Histogram(), 0
+    for _ in range(300):
+        elapsed_ns = int(10 ** rng.uniform(2, 11))
+        recorded.record(elapsed_ns)
+        observed.observe(elapsed_ns, 1)
+        most = max(most, elapsed_ns)
+        assert len(recorded.log) < 7
+    assert recorded.counts() == observed.counts()
+    assert recorded.slowest_ns() == most
+
+
+def test_the_slowest_is_forgotten_and_the_counts_are_not() -> None:
+    histogram = Histogram()
+    histogram.record(9)
+    histogram.forget_slowest()
+    assert histogram.slowest_ns() == 0
+    histogram.record(4)
+    histogram.record(3)
+    assert histogram.slowest_ns() == 4
+    assert sum(histogram.counts().counts) == 3
+
+
+def test_of_several_threads_no_measurement_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOGGED", 5)
+    histogram = Histogram()
+
+    def record() -> None:
+        for _ in range(20_000):
+            histogram.record(1)
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        histogram.counts()
+    for thread in threads:
+        thread.join()
+    assert sum(histogram.counts().counts) == 80_000
+
+
+def test_who_comes_while_the_log_is_folded_leaves_it_and_what_was_appended_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler that calls the client in the middle of a fold."""
+    histogram = Histogram()
+
+    def length(of: Sized) -> int:
+        if not interrupted:
+            interrupted.append(True)
+            histogram.record(2)
+            histogram.fold()
+        return of.__len__()
+
+    interrupted: list[bool] = []
+    histogram.log.append(1)
+    monkeypatch.setattr(module, "len", length, raising=False)
+    histogram.fold()
+    monkeypatch.undo()
+    assert histogram.log == [2]
+    assert sum(histogram.counts().counts) == 2

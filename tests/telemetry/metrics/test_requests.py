@@ -15,8 +15,8 @@ def test_operations_are_named_by_their_messages() -> None:
 def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
     requests = Requests()
     for _ in range(2):
-        requests.answered(MatchPrefix.TYPE, 1000)
-    requests.answered(250, 1000)  # nothing that anybody can ask
+        requests.answered[MatchPrefix.TYPE](1000)
+    requests.answered[250](1000)  # nothing that anybody can ask
     requests.refused(Full("no room"))
     requests.refused(Full("no room"))
     requests.refused(KVStoreError("internal"))
@@ -27,12 +27,12 @@ def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
 def test_the_status_is_told_how_many_how_long_and_the_slowest_of_the_last_turns() -> None:
     requests = Requests()
     for elapsed_ns in (2_000_000, 9_000_000, 1_000_000):
-        requests.answered(MatchPrefix.TYPE, elapsed_ns)
+        requests.answered[MatchPrefix.TYPE](elapsed_ns)
     told = {"request_match_prefix_count": 3, "request_match_prefix_us": 12_000, "request_match_prefix_slowest_us": 9_000}
     assert requests.told() == told
     for _ in range(KEPT_TURNS - 1):
         requests.turn()
-    requests.answered(MatchPrefix.TYPE, 3_000_000)
+    requests.answered[MatchPrefix.TYPE](3_000_000)
     assert requests.told()["request_match_prefix_slowest_us"] == 9_000
     requests.turn()
     assert requests.told()["request_match_prefix_slowest_us"] == 3_000
