@@ -17,6 +17,7 @@ from kvstore.security.grpc_metadata import from_metadata
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER, Identity
 from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check
+from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.identities import both, of_caller
 
@@ -29,18 +30,22 @@ log = logging.getLogger("kvstore.master")
 class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """See the module. Any thread may ask."""
 
-    def __init__(self, guard: Guard, *, threads: int, message_timeout_s: float) -> None:
-        """`threads` serve calls, and wait so long for a message that a call has announced."""
+    def __init__(self, guard: Guard, *, threads: int, message_timeout_s: float, tls: Certificates | None = None) -> None:
+        """`threads` serve calls, and wait so long for a message that a call has announced. `tls` knows which certificates are revoked."""
         self._guard = guard
+        self._tls = tls
         self.crew = Crew(threads)
         self.message_timeout_s = message_timeout_s
 
     def identify(self, context: grpc.ServicerContext, request: Any) -> Identity:
         """Who makes this call: a stranger, if he shows nothing. Raises Unauthorized for a credential that is wrong."""
+        peer = caller(context)
+        if self._tls is not None and self._tls.is_revoked(peer):
+            raise Unauthorized(f"the certificate for {peer} has been revoked (tls_revoked): use another one")
         shown = from_metadata(context.invocation_metadata())
         if shown is None:
             shown = getattr(request, "tenant", ""), getattr(request, "token", "")
-        certificate = of_caller(caller(context), shown[0])
+        certificate = of_caller(peer, shown[0])
         if shown == ("", "") and not self._guard.lets_everybody_in:
             return certificate or STRANGER
         is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it

@@ -206,7 +206,7 @@ class Master:
         """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
         plane's address cannot be had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        callers = Callers(self._guard, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s)
+        callers = Callers(self._guard, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s, tls=self._tls)
         service = ControlService(
             self.reactor,
             [partition.standing for partition in self.partitions],

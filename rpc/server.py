@@ -28,6 +28,8 @@ BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
 """No accepts for this long after one failed for want of descriptors."""
 HELLO_TIMEOUT_S: Final = 10.0
+REVOKED_INTERVAL_S: Final = 1.0
+"""How often open connections are looked through for certificates that have been revoked: one that is idle would not notice."""
 OWNER_ONLY: Final = SocketAccess()
 MAX_STRANGERS: Final = 1024
 """The defaults of the settings `hello_timeout_s` and `max_strangers`."""
@@ -78,6 +80,8 @@ class Server:
         self.sessions: set[Session] = set()
         self._strangers: dict[Session, Timer] = {}
         """Longest here first; the timer hangs up."""
+        if self._tls is not None and self._tls.revokes:
+            reactor.every(REVOKED_INTERVAL_S, self._hang_up_on_revoked)
 
     def listen_tcp(self, host: str, port: int) -> str:
         """Listen on `host:port` (port 0: any free one) and return the address as `host:port`.
@@ -193,6 +197,12 @@ class Server:
             path.unlink(missing_ok=True)
         self._unix_paths.clear()
         self.hang_up("the server stops")
+
+    def _hang_up_on_revoked(self) -> None:
+        assert self._tls is not None
+        for session in [session for session in self.sessions if self._tls.is_revoked(session.certified)]:
+            log.info("hanging up: the certificate for %s has been revoked", session.certified)
+            session.close("its certificate has been revoked")
 
     def hang_up(self, reason: str) -> None:
         """Hang up on everyone who is connected now."""

@@ -21,7 +21,7 @@ PARTS = {
     "security": "binding credentials file_signature grpc_metadata guard identity rules toml_file",
     "security/quotas": "in_force quota reading tables telling",
     "security/tickets": "form issuing keyring",
-    "security/tls": "authority certificates https identities own pair refusals subjects",
+    "security/tls": "authority certificates https identities own pair refusals revoked subjects",
     "transfer": "description",
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails rail_counts slices transports peer transfers carrier spans batches",

@@ -1,7 +1,8 @@
 """A program's certificate and the authorities that it trusts, read again when their files change; connections made TLS with them.
 
 There is no thread: the files are looked at when a connection is made, and `tls_reload_interval_s` has passed or `reload` was called. What
-cannot be used is logged, and the former goes on. Connections that are open keep what they began with.
+cannot be used is logged, and the former goes on. Connections that are open keep what they began with, unless the peer's certificate is
+revoked: where that can be, they look too.
 """
 
 import logging
@@ -19,8 +20,9 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
 from kvstore.security.tls.own import own_certificate
 from kvstore.security.tls.pair import load_pair
+from kvstore.security.tls.revoked import read_revoked
 from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
-from kvstore.security.tls.tls_socket import TlsSocket
+from kvstore.security.tls.tls_socket import Check, TlsSocket
 
 SERVERS: Final = (MASTER, NODE)
 ANY_KIND: Final = (MASTER, NODE, CLIENT)
@@ -44,6 +46,7 @@ class _Current:
     server: ssl.SSLContext | None
     own: CertifiedPeer | None
     """Of a program that connects and serves."""
+    revoked: frozenset[bytes]
 
 
 class Certificates:
@@ -68,7 +71,11 @@ class Certificates:
     @classmethod
     def of(cls, settings: TlsSettings) -> "Certificates | None":
         """None where the settings name no TLS. Raises ConfigError."""
-        return cls(settings) if settings.tls_ca or settings.tls_cert or settings.tls_key else None
+        if settings.tls_ca or settings.tls_cert or settings.tls_key:
+            return cls(settings)
+        if settings.tls_revoked:
+            raise ConfigError("tls_revoked says whose certificates are refused, and without tls_ca nobody's are asked for: set it too")
+        return None
 
     @classmethod
     def of_peer(cls, settings: ServerTlsSettings, who: str) -> "Certificates | None":
@@ -87,6 +94,15 @@ class Certificates:
     def serves(self) -> bool:
         """Connections to this program are."""
         return bool(self._settings.tls_cert) and isinstance(self._settings, ServerTlsSettings)
+
+    @property
+    def revokes(self) -> bool:
+        """Certificates may be revoked: there is a file that names them."""
+        return bool(self._settings.tls_revoked)
+
+    def is_revoked(self, peer: CertifiedPeer | None) -> bool:
+        """The certificate that it has shown is named in that file by now."""
+        return self.revokes and peer is not None and peer.fingerprint in self._now().revoked
 
     @property
     def requires_client_cert(self) -> bool:
@@ -130,14 +146,14 @@ class Certificates:
             assert peer is not None, "a context for clients lets in no server without a certificate"
             check_has(peer, kinds, host)
 
-        return TlsSocket.begin(sock, context, is_server=False, host=host, peer=host, check=check)
+        return self._begin(sock, context, is_server=False, host=host, peer=host, check=check)
 
-    def begin_to_subject(self, sock: socket.socket, peer: str, check: Callable[[CertifiedPeer | None], None]) -> TlsSocket:
+    def begin_to_subject(self, sock: socket.socket, peer: str, check: Check) -> TlsSocket:
         """As `begin_to`, to a server that is known by what its certificate is for, and not by a name of its host: `check` raises Untrusted
         unless it is the one meant."""
         context = self._now().unnamed
         assert context is not None, "this program connects without TLS"
-        return TlsSocket.begin(sock, context, is_server=False, host="", peer=peer, check=check)
+        return self._begin(sock, context, is_server=False, peer=peer, check=check)
 
     def begin_from(self, sock: socket.socket) -> TlsSocket:
         """An accepted connection, with the handshake still to come; for a program that `serves`. A certificate that its peer shows is
@@ -150,7 +166,13 @@ class Certificates:
             if certified is not None:
                 check_has(certified, ANY_KIND, peer)
 
-        return TlsSocket.begin(sock, context, is_server=True, host="", peer=peer, check=check)
+        return self._begin(sock, context, is_server=True, peer=peer, check=check)
+
+    def _begin(
+        self, sock: socket.socket, context: ssl.SSLContext, *, is_server: bool, peer: str, check: Check, host: str = ""
+    ) -> TlsSocket:
+        is_revoked = self.is_revoked if self.revokes else None
+        return TlsSocket.begin(sock, context, is_server=is_server, host=host, peer=peer, check=check, is_revoked=is_revoked)
 
     # --- the files ---
 
@@ -181,7 +203,7 @@ class Certificates:
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Changes with the files. Raises ConfigError: one is not there."""
         found = []
-        for name, file in self._files().items():
+        for name, file in {**self._files(), "tls_revoked": self._settings.tls_revoked}.items():
             try:
                 told = os.stat(file) if file else None
             except OSError as error:
@@ -194,7 +216,8 @@ class Certificates:
         client = self._context(ssl.PROTOCOL_TLS_CLIENT) if self.connects else None
         unnamed = self._context(ssl.PROTOCOL_TLS_CLIENT, names=False) if self.connects else None
         server = self._context(ssl.PROTOCOL_TLS_SERVER) if self.serves else None
-        return _Current(pems, client, unnamed, server, own_certificate(server, unnamed) if server and unnamed else None)
+        own = own_certificate(server, unnamed) if server and unnamed else None
+        return _Current(pems, client, unnamed, server, own, read_revoked(self._settings.tls_revoked))
 
     def _context(self, protocol: int, *, names: bool = True) -> ssl.SSLContext:
         settings = self._settings

@@ -16,8 +16,16 @@ class TlsSettings:
     )
     tls_cert: str = setting("", "PEM file of this program's own certificate, and of those between it and the authority. Goes with tls_key.")
     tls_key: str = setting("", "PEM file of the certificate's private key, for its owner's eyes only.")
+    tls_revoked: str = setting(
+        "",
+        "File of certificates that are refused though their authority vouches for them, a SHA-256 fingerprint a line; what was opened with "
+        "one ends (docs/security.md).",
+    )
     tls_reload_interval_s: float = setting(
-        10.0, "The files of TLS are looked at again with a new connection after this long, and read if they changed.", minimum=0
+        10.0,
+        "The files of TLS are looked at again with a new connection after this long, and read if they changed; with tls_revoked by open "
+        "connections, too.",
+        minimum=0,
     )
 
 

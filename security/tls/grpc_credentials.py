@@ -4,12 +4,14 @@ gRPC compares a server's certificate with the host that was asked for; it knows 
 call arrives (`caller`).
 """
 
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import grpc
 
 from kvstore.security.tls.certificates import Certificates, Pems
+from kvstore.security.tls.revoked import fingerprint_of
 from kvstore.security.tls.subjects import CertifiedPeer, peer_of
 
 
@@ -54,4 +56,6 @@ def caller(context: grpc.ServicerContext) -> CertifiedPeer | None:
     told = cast("Mapping[str, Iterable[bytes]]", context.auth_context())
     if "x509_pem_cert" not in told:
         return None
-    return peer_of(name.decode(errors="replace") for name in told.get("x509_subject_alternative_name", ()))
+    [pem] = told["x509_pem_cert"]
+    names = (name.decode(errors="replace") for name in told.get("x509_subject_alternative_name", ()))
+    return peer_of(names, fingerprint_of(ssl.PEM_cert_to_DER_cert(pem.decode())))

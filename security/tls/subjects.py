@@ -9,7 +9,7 @@ host of a master is no master.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -40,6 +40,8 @@ class CertifiedPeer:
     """The other end of a TLS connection, as its certificate has it."""
 
     subjects: tuple[Subject, ...]
+    fingerprint: bytes = field(default=b"", compare=False, repr=False)
+    """Of the certificate (revoked.py); b"" where nobody has shown one."""
 
     def is_a(self, kind: str, name: str = "") -> bool:
         return any(subject.kind == kind and subject.name in (name, ANY) for subject in self.subjects)
@@ -57,9 +59,9 @@ def names_of(told: Mapping[str, Any]) -> list[str]:
     return [name for _, name in told.get("subjectAltName", ())]
 
 
-def peer_of(names: Iterable[str]) -> CertifiedPeer:
+def peer_of(names: Iterable[str], fingerprint: bytes = b"") -> CertifiedPeer:
     """From a certificate's alternative names of all kinds: those that are of another form are left out."""
-    return CertifiedPeer(tuple(subject for name in names if (subject := _subject(name)) is not None))
+    return CertifiedPeer(tuple(subject for name in names if (subject := _subject(name)) is not None), fingerprint)
 
 
 def _subject(uri: str) -> Subject | None:

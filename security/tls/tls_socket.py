@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.refusals import refusal, spoke_plainly
+from kvstore.security.tls.revoked import fingerprint_of
 from kvstore.security.tls.subjects import CertifiedPeer, names_of, peer_of
 
 RECORD_BYTES: Final = 16 << 10
@@ -33,6 +34,8 @@ _LIMITS: Final = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 
 Check = Callable[[CertifiedPeer | None], None]
 """Called with what the peer's certificate says (None: it showed none) once it is known to be genuine. Raises Untrusted."""
+IsRevoked = Callable[[CertifiedPeer | None], bool]
+"""Whether its certificate has been revoked by now."""
 
 
 class TlsSocket(ssl.SSLSocket):
@@ -52,13 +55,25 @@ class TlsSocket(ssl.SSLSocket):
     certified: CertifiedPeer | None = None
     """Who is there, once the handshake is over; None: it showed no certificate."""
     _check: Check
+    _is_revoked: IsRevoked | None
     _lock: threading.Lock
     _limits_s: dict[int, float]
 
     @classmethod
-    def begin(cls, sock: socket.socket, context: ssl.SSLContext, *, is_server: bool, host: str, peer: str, check: Check) -> "TlsSocket":
+    def begin(
+        cls,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        is_server: bool,
+        host: str,
+        peer: str,
+        check: Check,
+        is_revoked: IsRevoked | None = None,
+    ) -> "TlsSocket":
         """Take over a connected socket. `host`: the name or address that the server's certificate must have; "" where the context checks
-        none. `peer` is for errors. Raises OSError: the peer has gone. The socket is closed then."""
+        none. `peer` is for errors. `is_revoked` is asked after the handshake and with each record from then on: None, if nobody's is.
+        Raises OSError: the peer has gone. The socket is closed then."""
         try:
             sock.settimeout(0.0)
             made = cast(
@@ -69,7 +84,7 @@ class TlsSocket(ssl.SSLSocket):
             sock.close()
             raise
         made._lock, made._limits_s = threading.Lock(), dict.fromkeys(_LIMITS, 0.0)
-        made._peer_name, made._check, made._is_made = peer, check, True
+        made._peer_name, made._check, made._is_revoked, made._is_made = peer, check, is_revoked, True
         return made
 
     # --- options, as of a plain socket ---
@@ -113,6 +128,8 @@ class TlsSocket(ssl.SSLSocket):
         if self._failure is not None:
             raise self._failure
         if self._is_ready:
+            if self._is_revoked is not None and self._is_revoked(self.certified):  # no Untrusted: that is what a handshake comes to
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"the certificate of {self._peer_name} has been revoked")
             return
         if self.server_side and not self._has_begun:
             self._look_at_first_byte()
@@ -125,8 +142,10 @@ class TlsSocket(ssl.SSLSocket):
             self._waits, self._timeout_s = waits  # it sets the time limit anew
         try:
             found = self.getpeercert()
-            self.certified = peer_of(names_of(found)) if found else None
+            self.certified = peer_of(names_of(found), fingerprint_of(self.getpeercert(True) or b"")) if found else None
             self._check(self.certified)
+            if self._is_revoked is not None and self._is_revoked(self.certified):
+                raise Untrusted(f"the certificate of {self._peer_name} has been revoked (tls_revoked): give it another one")
         except ValueError:
             self._failure = Untrusted(f"the certificate of {self._peer_name} has names that are no text: make another one")
             raise self._failure from None

@@ -1,23 +1,33 @@
 """A cluster in which every connection is mutual TLS: it does what it does without, and lets nobody in who has no certificate of its own."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
 from kvstore.client.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.protocol.errors import KVStoreError, Unauthorized, Untrusted
+from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.channel import Channel
+from kvstore.rpc.deadline import Deadline
+from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings
+from kvstore.security.tls.grpc_credentials import open_channel
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.transfer.config import TransferSettings
 from tests.credentials import tokens_file
-from tests.security.tls.certified import HOSTS, Cluster, flags, given_to, past, swap
+from tests.security.tls.certified import HOSTS, Cluster, flags, given_to, past, revoke, swap
 from tests.system.history import value_of
 from tests.system.running import MIB, PATIENT_S, System, until
 
@@ -135,13 +145,6 @@ def test_a_certificate_does_in_place_of_a_token(tmp_path: Path) -> None:
 
 
 def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -> None:
-    import grpc
-
-    from kvstore.protocol import control_pb2 as pb
-    from kvstore.protocol.control_pb2_grpc import ControlStub
-    from kvstore.security.tls.certificates import Certificates
-    from kvstore.security.tls.grpc_credentials import open_channel
-
     with Control.find(encrypted.system.settings) as control:
         assert control.status().role == "owner"
     place = f"127.0.0.1:{encrypted.system._master_ports[0][1]}"
@@ -157,6 +160,51 @@ def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -
     assert registers(given_to(good, encrypted.authority.node("n1")), "n9") is grpc.StatusCode.PERMISSION_DENIED
     assert registers(ClientSettings(), "n9") is grpc.StatusCode.UNAVAILABLE
     assert registers(replace(good, tls_cert="", tls_key=""), "n9") is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_that_is_revoked_ends_what_it_opened_and_opens_nothing_more(tmp_path: Path) -> None:
+    """At master and node, over frames and gRPC; all others go on."""
+    revoked = tmp_path / "revoked"
+    revoke(revoked)
+    with System(tmp_path) as system, ExitStack() as opened:
+        encrypted = Encrypted(tmp_path, system, "--tls-revoked", str(revoked))
+        encrypted.node("n0", "--tls-revoked", str(revoked))
+        leaked, kept = encrypted.client("red"), encrypted.client("red")
+        daemons = [f"127.0.0.1:{port}" for port in (system._master_ports[0][0], system._node_ports["n0"])]
+        place = f"127.0.0.1:{system._master_ports[0][1]}"
+
+        def channels(settings: ClientSettings) -> list[Channel]:
+            tls, hello = Certificates.of(settings), Hello(ROLE_CLIENT, "red")
+            found = [Channel.open(parse_address(address), hello, Deadline(PATIENT_S), tls=tls) for address in daemons]
+            for channel in found:
+                opened.callback(channel.close)
+            return found
+
+        def calls(settings: ClientSettings) -> Callable[[], grpc.StatusCode]:
+            control = opened.enter_context(open_channel(place, Certificates.of(settings), []))
+
+            def code() -> grpc.StatusCode:
+                call: Any = ControlStub(control).Status.future(pb.StatusRequest(), timeout=PATIENT_S)  # type: ignore[no-untyped-call]
+                call.exception()
+                return call.code()  # type: ignore[no-any-return]
+
+            return code
+
+        ended, going_on = channels(leaked), channels(kept)
+        asks, asks_on = calls(leaked), calls(kept)
+        assert asks() is asks_on() is grpc.StatusCode.OK
+        revoke(revoked, leaked)
+        for channel in ended:
+            until(channel.has_hung_up, "the session of a certificate that is revoked ends")
+        assert asks() is calls(leaked)() is grpc.StatusCode.UNAUTHENTICATED
+        for address in daemons:
+            with pytest.raises(KVStoreError):
+                Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(PATIENT_S), tls=Certificates.of(leaked))
+        assert not any(channel.has_hung_up() for channel in going_on)
+        assert asks_on() is grpc.StatusCode.OK
+        with system.remote_client(settings=kept, tenant="red", transfer=BY_TCP) as client:
+            assert client.put(KEYS[0], VALUES[0])
+            assert client.get(KEYS[0]) == VALUES[0]
 
 
 def in_one_file(settings: ClientSettings) -> ClientSettings:

@@ -2,7 +2,9 @@
 
 import datetime
 import functools
+import hashlib
 import shutil
+import ssl
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +54,7 @@ class Cluster:
 
 def given_to(settings: S, tls: TlsSettings) -> S:
     """Other settings with these of TLS."""
-    names = ("tls_ca", "tls_cert", "tls_key", "tls_reload_interval_s")
+    names = ("tls_ca", "tls_cert", "tls_key", "tls_revoked", "tls_reload_interval_s")
     return replace(settings, **{name: getattr(tls, name) for name in names})
 
 
@@ -87,6 +89,15 @@ def shared() -> Cluster:
 
 
 _kept: list["tempfile.TemporaryDirectory[str]"] = []
+
+
+def revoke(path: Path, *settings: TlsSettings) -> None:
+    """The file says from now on that these certificates are revoked, as openssl prints their fingerprints."""
+    ders = [ssl.PEM_cert_to_DER_cert(Path(one.tls_cert).read_text()) for one in settings]
+    lines = [f"sha256 Fingerprint={hashlib.sha256(der).digest().hex(':').upper()}\n" for der in ders]
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text("".join(lines))
+    fresh.replace(path)
 
 
 def swap(settings: TlsSettings, other: TlsSettings) -> None:

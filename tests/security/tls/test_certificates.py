@@ -16,7 +16,7 @@ from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, S
 from kvstore.security.tls.tls_socket import TlsSocket
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.rpc.wires import Clock
-from tests.security.tls.certified import Cluster, certificates, shared, swap
+from tests.security.tls.certified import Cluster, certificates, revoke, shared, swap
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -187,6 +187,56 @@ def test_a_program_that_connects_and_serves_knows_what_its_certificate_is_for(tm
     assert program.subjects == (Subject(NODE, "one"),)
     swap(settings, cluster.node("two"))
     assert program.subjects == (Subject(NODE, "two"),)
+
+
+def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends_at_either_end(tmp_path: Path) -> None:
+    cluster, revoked = Cluster(tmp_path / "certs"), tmp_path / "revoked"
+    revoke(revoked)
+    red, other, master = cluster.client("red"), cluster.client("red"), cluster.master()
+    server = certificates(replace(master, tls_revoked=str(revoked)))
+
+    def opened(client: Certificates) -> tuple[TlsSocket, TlsSocket]:
+        near, far = pair()
+        accepted = server.begin_from(far)
+        serving = in_background(lambda: accepted.shake_hands(PATIENCE_S))
+        made = client.connect(near, "127.0.0.1", PATIENCE_S)
+        try:
+            serving.result(PATIENCE_S)
+        except Untrusted:
+            made.close()
+            accepted.close()
+            raise
+        accepted.settimeout(PATIENCE_S)
+        return made, accepted
+
+    theirs = opened(certificates(red))
+    kept = opened(certificates(other))
+    wary = opened(certificates(replace(other, tls_revoked=str(revoked))))
+    for made, _ in (theirs, kept, wary):
+        made.sendall(b"said")
+    revoke(revoked, red)
+    for use in (lambda: theirs[1].recv(4), lambda: theirs[1].send(b"told")):
+        with pytest.raises(ConnectionAbortedError, match="has been revoked"):
+            use()
+    assert kept[1].recv(4) == wary[1].recv(4) == b"said"
+    assert [server.is_revoked(accepted.certified) for _, accepted in (theirs, kept, wary)] == [True, False, False]
+    assert not server.is_revoked(None)
+    with pytest.raises(Untrusted, match=r"has been revoked \(tls_revoked\)"):
+        opened(certificates(red))
+    revoke(revoked, red, master)
+    kept[0].sendall(b"more")
+    with pytest.raises(ConnectionAbortedError, match="has been revoked"):
+        wary[0].send(b"more")
+    for both in (theirs, kept, wary):
+        for end in both:
+            end.close()
+
+
+def test_without_a_file_of_them_no_certificate_is_revoked(tmp_path: Path) -> None:
+    assert not certificates(shared().master()).is_revoked(CertifiedPeer((), b"fingerprint"))
+    assert refused(TlsSettings(tls_revoked=str(tmp_path / "revoked"))).startswith("tls_revoked says whose certificates are refused")
+    absent = str(tmp_path / "absent")
+    assert refused(replace(shared().master(), tls_revoked=absent)) == f"tls_revoked: cannot read {absent}: No such file or directory"
 
 
 def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:

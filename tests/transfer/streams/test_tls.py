@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.streams.tls import MAGIC, TlsTransport
 from kvstore.transfer.testing.conformance import ConnectionConformance
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
-from tests.security.tls.certified import certificates, shared
+from tests.security.tls.certified import certificates, revoke, shared
 
 RAIL = Rail(address="127.0.0.1")
 
@@ -102,6 +104,39 @@ def test_what_no_listener_said_is_refused(metadata: bytes) -> None:
 def test_who_has_no_certificate_cannot_be_connected_to() -> None:
     with pytest.raises(ConfigError, match="needs tls_cert and tls_key"):
         transport(certificates(shared().client())).listen(RAIL)
+
+
+def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_path: Path) -> None:
+    revoked = tmp_path / "revoked"
+    revoke(revoked)
+    settings = shared().server(Subject(NODE, "one"), hosts=("nowhere",))
+    target = Target("target", Exports(), TransferSettings())
+    listener = transport(certificates(replace(settings, tls_revoked=str(revoked)))).listen(RAIL)
+    target.attach(listener)
+    peers = [shared().server(Subject(NODE, name), hosts=("nowhere",)) for name in ("two", "three")]
+
+    def said(connection: Connection, message: Any) -> int:
+        """The type of the answer."""
+        body = message.pack()
+        connection.send([pack_header(message.TYPE, 1, len(body), 0, 60_000, message.SINCE), body], Deadline(PATIENCE_S))
+        head = memoryview(bytearray(HEADER_BYTES))
+        connection.recv_into([head], Deadline(PATIENCE_S))
+        header = unpack_header(head)
+        connection.recv_into([memoryview(bytearray(header.body_bytes))], Deadline(PATIENCE_S))
+        return header.type
+
+    near = [transport(certificates(peer)).connect(listener.metadata(), RAIL, Deadline(PATIENCE_S)) for peer in peers]
+    for number, connection in enumerate(near):
+        connection.stall_timeout_s = PATIENCE_S
+        assert said(connection, Join("me", number)) == Joined.TYPE
+    revoke(revoked, peers[0])
+    with pytest.raises(Unreachable):
+        said(near[0], Notice(b"a"))
+    assert said(near[1], Notice(b"b")) == Ok.TYPE
+    assert target.notices() == [("me", b"b")]
+    for connection in near:
+        connection.close()
+    target.close()
 
 
 def test_two_requests_in_one_record_are_both_answered() -> None:
