@@ -30,8 +30,9 @@ PARTS = {
     "store": "admission spilling",
     "store/blocks": "crowding limits quotas slab_limits",
     "master/directory": (
-        "directory draining targets following operator_quotas queries pins removing rows keys key_index membership placement records "
-        "publishing removals reservations tenants holders rates heat hot_copies contents usage segments recording last_copies load spilling"
+        "directory draining targets following operator_quotas queries pins removing rows keys key_index membership placement "
+        "records publishing pending removals reservations tenants holders rates heat hot_copies contents usage segments recording "
+        "last_copies load spilling"
     ),
     "master/roles": "relay standing",
     "console": "cached documents events flows history model rates tenants watch",

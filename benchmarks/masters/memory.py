@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT, HolderSets
 from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.records import Version
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 
@@ -52,10 +52,10 @@ def fill() -> list[Row]:
     for begin in range(0, BLOCKS, PUBLISHED):
         keys = cut(all_keys, range(begin, min(begin + PUBLISHED, BLOCKS)))
         parents = [b"" if number % PROMPT == 0 else keys[number - 1] for number in range(len(keys))]
-        versions = [
-            Version(1 << 16, hash(key) & (1 << 64) - 1, begin + 1, "bench", parent) for key, parent in zip(keys, parents, strict=True)
-        ]
-        pauses.append(spent_ms(partial(table.insert_new, owner, keys, versions, ((1, 2),))))
+        count = len(keys)
+        checksums = [hash(key) & (1 << 64) - 1 for key in keys]
+        puts = BlockPuts("bench", keys, [1 << 16] * count, checksums, [begin + 1] * count, ["bench"] * count, parents, [(1,)] * count)
+        pauses.append(spent_ms(partial(table.insert_new, owner, puts, ((1, 2),))))
     found = [
         at_most(f"rows: memory a block, at {BLOCKS:,}", (resident_bytes() - before) / BLOCKS, "bytes", 150),
         at_most(f"rows: the longest of {len(pauses):,} messages of {PUBLISHED:,} blocks", max(pauses), "ms", PAUSE_MS),

@@ -122,10 +122,10 @@ class KeyIndex:
         self._make_room(1)
         self._insert(hash(key), row)
 
-    def insert_all(self, keys: Sequence[bytes], first: int) -> None:
-        """As `insert`, of different keys, for rows from `first` on."""
+    def insert_all(self, keys: Sequence[bytes], rows: Words) -> None:
+        """As `insert`, of different keys: a row each."""
         self._make_room(len(keys))
-        hashes, rows = _hashes(keys), np.arange(first, first + len(keys), dtype=np.uint32)
+        hashes = _hashes(keys)
         while len(hashes):
             buckets = self._numbers(hashes)
             _, chosen = np.unique(buckets, return_index=True)  # one row a bucket at a time: the next ones see what it took

@@ -33,6 +33,19 @@ class _Alike:
             self.data += key
         return place
 
+    def add_all(self, keys: Sequence[bytes]) -> RowNumbers:
+        """As `add`, one after the other: the places."""
+        reused = min(len(self.free), len(keys))
+        begin = len(self.data) // self.length
+        places = np.arange(begin - reused, begin - reused + len(keys), dtype=np.uint32)
+        self.data += b"".join(keys[reused:])
+        if reused:
+            places[:reused] = np.array(self.free[-reused:], np.uint32)[::-1]
+            del self.free[-reused:]
+            bytes_of = np.frombuffer(self.data, np.uint8).reshape(-1, self.length)
+            bytes_of[places[:reused]] = np.frombuffer(b"".join(keys[:reused]), np.uint8).reshape(-1, self.length)
+        return places
+
 
 class Keys:
     """By row; b"" for a row that has none. Row 0 never has one. Not thread-safe."""
@@ -75,6 +88,16 @@ class Keys:
         """Give a row without a key this one."""
         self._places[row] = self._of(len(key)).add(key)
         self._lengths[row] = len(key)
+
+    def set_all(self, rows: RowNumbers, keys: Sequence[bytes]) -> None:
+        """As `set`, one after the other, of at least one."""
+        length = len(keys[0])
+        if list(map(len, keys)).count(length) < len(keys):
+            for row, key in zip(rows.tolist(), keys, strict=True):
+                self.set(row, key)
+            return
+        np.frombuffer(self._places, np.uint32)[rows] = self._of(length).add_all(keys)
+        np.frombuffer(self._lengths, np.uint8)[rows] = length
 
     def clear(self, row: int) -> None:
         """Take its key off a row that has one."""

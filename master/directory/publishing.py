@@ -13,22 +13,24 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
-from kvstore.master.catalogs.interface import Change
+from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import ALIVE, SYNCING, Member, Membership
+from kvstore.master.directory.pending import Pending, PendingBatch
 from kvstore.master.directory.recording import DURABLE_TIERS, Recording
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.tenants import Pending, Tenant, Tenants
+from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
 
 MIN_NEW: Final = 16
 """Commits that are taken in together where they can be: fewer are as quick one by one."""
+_MASKS: Final = bytes(tiers & TIERS for tiers in range(256))
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Plan:
     commands: Commands
     ops: list[Change] = field(default_factory=list)
     commits: list[tuple[Tenant, bytes]] = field(default_factory=list)
+    batch: PendingBatch | None = None
+    """Of all commits, where they were taken in together."""
     owed: int = 0
     """Removed blocks that the node named: once it has answered their Drops, `paid` is to be called."""
 
@@ -113,10 +117,10 @@ class Publishing:
         if is_current and self._enter_new(effects, plan):
             return effects
         for tenant, key in plan.commits:
-            queued = tenant.pending.get(key, ())
+            queued = tenant.pending[key]
             if len(queued) == 1 and queued[0].ticket == plan.ticket:  # as a rule
                 waiting = queued[0]
-                del tenant.pending[key]
+                tenant.pending[key] = ()
             elif (found := next((one for one in queued if one.ticket == plan.ticket), None)) is not None:
                 waiting = found
                 _unqueue(tenant, key, lambda one: one.ticket == plan.ticket)
@@ -209,41 +213,32 @@ class Publishing:
         if not is_plain or min(generations) <= node.floor:
             return False
         tenant = tenants[0]
-        if tenant.removed or not _are_new(tenant, keys) or not tenant.pending.keys().isdisjoint(keys):
+        if tenant.removed or tenant.pending.has_any(keys) or not _are_new(tenant, keys):
             return False
-        columns = zip(message.sizes, message.checksums, generations, repeat(message.namespaces[0]), message.parents)  # noqa: B905  (repeat)
-        versions = list(map(Version._make, columns))
-        for key, version, tiers in zip(keys, versions, message.tiers, strict=True):
-            self._reservations.end(tenant, key, version.generation)
-            tenant.pending[key] = (Pending(plan.ticket, plan.node_id, version, tiers & TIERS),)
+        if not tenant.reserved.keys().isdisjoint(keys):
+            for key, generation in zip(keys, generations, strict=True):
+                self._reservations.end(tenant, key, generation)
+        namespaces, holders = (message.namespaces[0],) * len(keys), ((plan.node_id,),) * len(keys)
+        puts = BlockPuts(tenant.name, keys, message.sizes, message.checksums, generations, namespaces, message.parents, holders)
+        plan.batch = PendingBatch(plan.ticket, plan.node_id, puts, message.tiers.translate(_MASKS))
+        tenant.pending.add_all(plan.batch)
         if self._recording.is_all:
-            plan.ops.append(records.put_blocks(tenant.name, keys, versions, (plan.node_id,)))
-        plan.commits += [(tenant, key) for key in keys]
+            plan.ops.append(puts)
+        plan.commits += zip(repeat(tenant), keys)  # noqa: B905  (repeat)
         return True
 
     def _enter_new(self, effects: Effects, plan: Plan) -> bool:
-        """`_enter` for all commits of a plan, if each is the only one of its key and nothing else is known of that. Else False, with
-        nothing done."""
-        if len(plan.commits) < MIN_NEW:
+        """`_enter` for a plan's batch, if each is still the only one of its key, nothing else is known of that, and all are in the same
+        tiers. Else False, with nothing done."""
+        batch = plan.batch
+        if batch is None:
             return False
-        tenant, keys = plan.commits[0][0], [key for _tenant, key in plan.commits]
-        if (
-            any(other is not tenant for other, _key in plan.commits)
-            or not _are_new(tenant, keys)
-            or not tenant.pins.keys().isdisjoint(keys)
-        ):
+        tenant, puts, mask = plan.commits[0][0], batch.puts, batch.tiers[0]
+        is_alike = batch.tiers.count(mask) == len(batch.tiers) and tenant.pins.keys().isdisjoint(puts.keys)
+        if not is_alike or tenant.rows.find(puts.keys).any() or not tenant.pending.take_all(batch):
             return False
-        queued = [tenant.pending.get(key, ()) for key in keys]
-        if any(len(waiting) != 1 or waiting[0].ticket != plan.ticket for waiting in queued):
-            return False
-        tiers = {waiting[0].tiers for waiting in queued}
-        if len(tiers) > 1:
-            return False
-        for key in keys:
-            del tenant.pending[key]
-        mask, versions = tiers.pop(), [waiting[0].version for waiting in queued]
-        self._rows.insert_new(tenant, keys, versions, ((plan.node_id, mask),))
-        effects.ops += self._recording.entered(tenant, keys, versions, node_id=plan.node_id, tiers=mask)
+        self._rows.insert_new(tenant, puts, ((plan.node_id, mask),))
+        effects.ops += self._recording.entered(tenant, puts, mask)
         return True
 
     def _is_removed(self, tenant: Tenant, key: bytes, node: Member, version: Version) -> bool:
@@ -264,7 +259,7 @@ class Publishing:
         if self._is_beaten(tenant, key, new.version):
             plan.commands.drop(new.node_id, tenant, key, new.version.generation)
         else:
-            tenant.pending[key] = (*tenant.pending.get(key, ()), new)
+            tenant.pending[key] = (*tenant.pending[key], new)
             plan.commits.append((tenant, key))
         plan.ops += self._recording.ops(tenant, key)
 
@@ -284,7 +279,7 @@ class Publishing:
     def _is_beaten(self, tenant: Tenant, key: bytes, version: Version) -> bool:
         """Another version of the key, held or in flight at another node, is newer, or as new and there first."""
         row = tenant.rows.get(key, NO_ROW)
-        rivals = [one.version for one in tenant.pending.get(key, ())]
+        rivals = [one.version for one in tenant.pending[key]]
         if self._rows.pairs(row):
             rivals.append(self._rows.version(row))
         return any(rival.generation >= version.generation and rival[:3] != version[:3] for rival in rivals)
@@ -348,14 +343,10 @@ def _are_new(tenant: Tenant, keys: Sequence[bytes]) -> bool:
 
 def _unqueue(tenant: Tenant, key: bytes, is_over: Callable[[Pending], bool]) -> bool:
     """Take what `is_over` off the commits that wait for the catalog; whether there was any."""
-    waiting = tenant.pending.get(key)
-    if waiting is None:
-        return False
+    waiting = tenant.pending[key]
     rest = tuple(one for one in waiting if not is_over(one))
-    if rest:
+    if len(rest) < len(waiting):
         tenant.pending[key] = rest
-    else:
-        del tenant.pending[key]
     return len(rest) < len(waiting)
 
 

@@ -8,14 +8,12 @@ But for ALL it keeps a bit a row of whether there is a record, so that what neve
 former setting go as nodes tell of their blocks.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
-from kvstore.master.catalogs.interface import Change
+from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.records import Version
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant
 from kvstore.protocol.message import TIER_BITS
@@ -67,13 +65,13 @@ class Recording:
             return []
         return self.ops(tenant, key)
 
-    def entered(self, tenant: Tenant, keys: Sequence[bytes], versions: Sequence[Version], *, node_id: int, tiers: int) -> list[Change]:
+    def entered(self, tenant: Tenant, puts: BlockPuts, tiers: int) -> list[Change]:
         """As `ops`, of blocks without pins that have just got their rows, at one node and in the same tiers. With ALL they have records."""
         if self._choice != OUTLIVING or not tiers & DURABLE_TIERS:
             return []
-        for row in tenant.rows.find(keys).tolist():
+        for row in tenant.rows.find(puts.keys).tolist():
             self._rows.recorded[row] = 1
-        return [records.put_blocks(tenant.name, keys, versions, (node_id,))]
+        return [puts]
 
     def leaves(self, tenant: Tenant, key: bytes) -> None:
         """The row of the block is about to go: `ops` follows."""
@@ -92,7 +90,7 @@ class Recording:
     def _op_of_all(self, tenant: Tenant, key: bytes) -> Change:
         row = tenant.rows.get(key, NO_ROW)
         version, holders = self._rows.version(row), self._holders(row)
-        for waiting in tenant.pending.get(key, ()):
+        for waiting in tenant.pending[key]:
             if not holders or waiting.version.generation > version.generation:
                 version, holders = waiting.version, [waiting.node_id]
             elif waiting.version[:3] == version[:3] and waiting.node_id not in holders:

@@ -164,13 +164,8 @@ def tenant_prefix(tenant: str) -> bytes:
 
 
 def put_block(tenant: str, key: bytes, version: Version, holders: Sequence[int]) -> BlockPuts:
-    return put_blocks(tenant, [key], [version], tuple(sorted(holders)))
-
-
-def put_blocks(tenant: str, keys: Sequence[bytes], versions: Sequence[Version], holders: tuple[int, ...]) -> BlockPuts:
-    """Blocks that the same nodes hold, node ids ascending."""
-    sizes, checksums, generations, namespaces, parents = zip(*versions, strict=True)
-    return BlockPuts(tenant, keys, sizes, checksums, generations, namespaces, parents, (holders,) * len(keys))
+    size, checksum, generation, namespace, parent = version
+    return BlockPuts(tenant, [key], (size,), (checksum,), (generation,), (namespace,), (parent,), (tuple(sorted(holders)),))
 
 
 def delete_block(tenant: str, key: bytes) -> BlockDeletes:

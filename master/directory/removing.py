@@ -98,7 +98,7 @@ class Removing:
         row = owner.rows.get(key, NO_ROW)
         dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._rows.sets.live_nodes]
         removal.ops.extend(self._publishing.strip(owner, key, dead))
-        waiting = {one.node_id: one.version.generation for one in owner.pending.get(key, ())}
+        waiting = {one.node_id: one.version.generation for one in owner.pending[key]}
         held = dict.fromkeys(self._rows.readable_at(owner, key), self._rows.generations[row])
         asked = waiting | held
         if asked:

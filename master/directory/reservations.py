@@ -55,17 +55,32 @@ class Reservations:
                 f"tenant {tenant.name!r} has {len(tenant.reserved)} puts granted and not published; {len(keys)} more exceed its quota of "
                 f"{quota} (reservations): put fewer at once"
             )
-        if self._count + len(keys) > self._limit:
-            raise Full(f"{self._count} puts are granted and not published, and {len(keys)} more exceed max_reservations ({self._limit})")
-        first = self._last_generation + 1
-        self._last_generation += len(keys)
+        generations = self._take(len(keys))
         expires_ns = now_ns + self._ttl_ns
-        generations = range(first, first + len(keys))
         for key, size, node_id, generation in zip(keys, sizes, nodes, generations, strict=True):
             self._count += key not in tenant.reserved
             tenant.reserved.pop(key, None)  # to the end of the dictionary: it is the order of expiry
             tenant.reserved[key] = Reservation(generation, node_id, size, expires_ns)
         return generations
+
+    def pass_over(self, tenant: Tenant, keys: Sequence[bytes]) -> range:
+        """Generations for `keys` of one node that are published in this turn of the loop: nothing is reserved, for nobody comes between. An
+        earlier reservation of a key is void.
+
+        Raises Full, beyond the limit, as for a grant.
+        """
+        generations = self._take(len(keys))
+        for key in tenant.reserved.keys() & set(keys) if tenant.reserved else ():
+            self.end(tenant, key, tenant.reserved[key].generation)
+        return generations
+
+    def _take(self, count: int) -> range:
+        """The next generations. Raises Full."""
+        if self._count + count > self._limit:
+            raise Full(f"{self._count} puts are granted and not published, and {count} more exceed max_reservations ({self._limit})")
+        first = self._last_generation + 1
+        self._last_generation += count
+        return range(first, first + count)
 
     def end(self, tenant: Tenant, key: bytes, generation: int) -> None:
         """The key's reservation is over, if it is the one of `generation`."""

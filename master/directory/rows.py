@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT, HolderSets, Pairs
 from kvstore.master.directory.keys import NO_ROW
@@ -17,6 +20,7 @@ from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
 
 T = TypeVar("T")
+Numbers = npt.NDArray[np.uint32]
 
 NO_PARENT: Final = 0
 MADE_ROWS: Final = 1024
@@ -123,23 +127,47 @@ class Rows:
         self._set(row, version, pairs)
         return row
 
-    def insert_new(self, tenant: Tenant, keys: Sequence[bytes], versions: Sequence[Version], pairs: Pairs) -> None:
-        """As `insert`, one after the other, of different keys that have no rows, and that the same nodes hold."""
-        free = min(len(self._free), len(keys))
-        for key, version in zip(keys[:free], versions[:free], strict=True):
-            self.insert(tenant, key, version, pairs)
-        if free == len(keys):
+    def insert_new(self, tenant: Tenant, puts: BlockPuts, pairs: Pairs) -> None:
+        """As `insert`, one after the other, of different keys that have no rows. `pairs` hold them, whoever `puts` says."""
+        count, free = len(puts.keys), min(len(self._free), len(puts.keys))
+        if not count:
             return
-        sizes, checksums, generations, namespaces, parents = zip(*versions[free:], strict=True)
-        holders = array("I", (self.sets.enter(pairs, len(keys) - free),)) * (len(keys) - free)
-        first = self._append(tenant, keys[free:], sizes, checksums, generations, namespaces, holders)
-        if any(parents):
-            for row, above in enumerate(tenant.rows.find(parents).tolist(), first):
-                if NO_ROW < above < row:  # else it is not there yet, or the block itself
-                    self._adopt(row, above)
-            if self.is_elsewhere is not None:
-                strangers = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
-                self._adopt_parents(tenant, range(first, first + len(parents)), strangers)
+        rows = np.arange(len(self) - free, len(self) - free + count, dtype=np.uint32)
+        holders = self.sets.enter(pairs, count)
+        if free:
+            rows[:free] = np.array(self._free[-free:], np.uint32)[::-1]
+            del self._free[-free:]
+            self._reuse(tenant, rows[:free], puts, holders)
+        if free < count:
+            new = _some(puts, range(free, count)) if free else puts
+            held = array("I", (holders,)) * (count - free)
+            self._append(tenant, new.keys, new.sizes, new.checksums, new.generations, new.namespaces, held)
+        if any(puts.parents):
+            self._adopt_new(tenant, rows, puts.parents)
+
+    def _reuse(self, tenant: Tenant, rows: Numbers, puts: BlockPuts, holders: int) -> None:
+        """Free rows are the first blocks' of `puts` from now on, as `_append`."""
+        free = len(rows)
+        self.keys.set_all(rows, puts.keys[:free])
+        tenant.rows.insert_all(puts.keys[:free], rows)
+        for wide, values in ((self.sizes, puts.sizes), (self.checksums, puts.checksums), (self.generations, puts.generations)):
+            np.frombuffer(wide, np.uint64)[rows] = np.array(values[:free], np.uint64)
+        names = {name: self.namespaces.enter(name, count) for name, count in Counter(puts.namespaces[:free]).items()}
+        np.frombuffer(self.namespace_indexes, np.uint32)[rows] = list(map(names.__getitem__, puts.namespaces[:free]))
+        np.frombuffer(self.tenant_indexes, np.uint32)[rows] = tenant.index
+        np.frombuffer(self.holders, np.uint32)[rows] = holders
+
+    def _adopt_new(self, tenant: Tenant, rows: Numbers, parents: Sequence[bytes]) -> None:
+        """Give new rows their parents, as far as those came before them: what comes later, and the block itself, is not there yet."""
+        above = tenant.rows.find(parents)
+        order = np.argsort(rows)
+        near = order[np.minimum(np.searchsorted(rows, above, sorter=order), len(rows) - 1)]
+        is_there = (above != NO_ROW) & ((rows[near] != above) | (near < np.arange(len(rows))))
+        np.frombuffer(self.parents, np.uint32)[rows[is_there]] = above[is_there]
+        np.add.at(np.frombuffer(self.children, np.uint32), above[is_there], 1)
+        if self.is_elsewhere is not None:
+            strangers = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
+            self._adopt_parents(tenant, rows.tolist(), strangers)
 
     def replay(self, tenant: Tenant, puts: BlockPuts) -> None:
         """Make the rows of these keys what the catalog says of them, in whatever order it tells of blocks and their parents.
@@ -230,7 +258,7 @@ class Rows:
         while len(self.sizes) < end:
             self._make_rows()
         self.keys.extend(keys)
-        tenant.rows.insert_all(keys, first)
+        tenant.rows.insert_all(keys, np.arange(first, end, dtype=np.uint32))
         for wide, values in ((self.sizes, sizes), (self.checksums, checksums), (self.generations, generations)):
             wide[first:end] = array("Q", values)
         names = {name: self.namespaces.enter(name, count) for name, count in Counter(namespaces).items()}

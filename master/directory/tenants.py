@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from kvstore.master.directory.key_index import KeyIndex
 from kvstore.master.directory.keys import Keys
-from kvstore.master.directory.records import Version, check_tenant, tenant_prefix
+from kvstore.master.directory.pending import PendingCommits
+from kvstore.master.directory.records import check_tenant, tenant_prefix
 
 FOR_GOOD: Final = 1 << 63
 
@@ -23,15 +24,6 @@ class Reservation(NamedTuple):
     expires_ns: int
 
 
-class Pending(NamedTuple):
-    """A version that a node has and the catalog does not yet: nobody sees it. `ticket` is the number of the plan it waits in."""
-
-    ticket: int
-    node_id: int
-    version: Version
-    tiers: int
-
-
 @dataclass(slots=True, eq=False)
 class Tenant:
     """`rows` names the row of each key; `prefix` starts its catalog keys. Compared and hashed by identity."""
@@ -41,7 +33,7 @@ class Tenant:
     prefix: bytes
     rows: KeyIndex
     reserved: dict[bytes, Reservation] = field(default_factory=dict)
-    pending: dict[bytes, tuple["Pending", ...]] = field(default_factory=dict)
+    pending: PendingCommits = field(default_factory=PendingCommits)
     pins: dict[bytes, int] = field(default_factory=dict)
     """Until when each pinned key is, by the loop's clock in ns; FOR_GOOD: it has no end."""
     targets: dict[bytes, int] = field(default_factory=dict)

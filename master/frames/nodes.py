@@ -15,7 +15,7 @@ from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_
 from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS
+from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.session import Session
 from kvstore.security.identity import Identity
@@ -191,25 +191,39 @@ def _tell(session: Session, header: Header, message: Publish | Claim | Copied) -
 
 def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:
     """The commits of what has a generation at the claiming node itself; what would have to go to another node becomes BUSY in `grants`."""
+    if grants.statuses.count(GRANTED) == len(claim.keys) and set(grants.nodes) <= {node_id}:  # as a rule
+        return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
     statuses = bytearray(grants.statuses)
     for at, granted_to in enumerate(grants.nodes):
         if statuses[at] == GRANTED and granted_to != node_id:
             statuses[at] = BUSY
     grants.statuses = bytes(statuses)
     granted = [at for at, status in enumerate(statuses) if grants.generations[at] and status != BUSY]
-    count = len(granted)
+    return _commits(
+        claim,
+        [claim.keys[at] for at in granted],
+        [claim.sizes[at] for at in granted],
+        [claim.checksums[at] for at in granted],
+        [grants.generations[at] for at in granted],
+        [claim.parents[at] for at in granted],
+    )
+
+
+def _commits(claim: Claim, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
+    """Blocks of a claim that are in its node's DRAM."""
+    count = len(keys)
     return Publish(
         epoch=claim.epoch,
         phase=PHASE_STREAM,
         tenants=[claim.tenant],
         namespaces=[claim.namespace],
-        keys=[claim.keys[at] for at in granted],
+        keys=keys,
         kinds=bytes((EVENT_COMMIT,)) * count,
         tenant_indexes=[0] * count,
         namespace_indexes=[0] * count,
-        sizes=[claim.sizes[at] for at in granted],
-        checksums=[claim.checksums[at] for at in granted],
-        generations=[grants.generations[at] for at in granted],
+        sizes=sizes,
+        checksums=checksums,
+        generations=generations,
         tiers=bytes((TIER_BITS["dram"],)) * count,
-        parents=[claim.parents[at] for at in granted],
+        parents=parents,
     )

@@ -52,15 +52,15 @@ def claim_answered_before_durable() -> Iterator[None]:
 @contextmanager
 def generation_not_bumped() -> Iterator[None]:
     """Every put is granted the same generation."""
-    grant = Reservations.grant
+    take = Reservations._take
 
-    def same(self: Reservations, tenant: Tenant, keys: Sequence[bytes], *rest: Any) -> range:
+    def same(self: Reservations, count: int) -> range:
         former = self._last_generation
-        granted = grant(self, tenant, keys, *rest)
+        granted = take(self, count)
         self._last_generation = former
         return granted
 
-    with patch.object(Reservations, "grant", same), patch.object(Reservations, "saw", lambda self, generation: None):
+    with patch.object(Reservations, "_take", same), patch.object(Reservations, "saw", lambda self, generation: None):
         yield
 
 

@@ -1,9 +1,12 @@
 """Promises of claiming.py: blocks that can be read at their node already become the cluster's, join what it has, or give way."""
 
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 
+from kvstore.master.directory import claiming
+from kvstore.master.directory.claiming import MIN_NEW
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
 from kvstore.protocol.catalog_messages import Claim
@@ -28,7 +31,38 @@ def test_what_nobody_has_is_granted_to_the_node_that_holds_it_under_new_generati
     assert list(grants.statuses) == [GRANTED, GRANTED]
     assert list(grants.nodes) == [node.node_id] * 2
     assert 1000 < grants.generations[0] < grants.generations[1]
-    assert master.directory.counts().reserved == 2
+    assert master.directory.counts().reserved == 0, "it is published in the same turn"
+
+
+@pytest.mark.parametrize("known", ["nothing", "held", "in flight", "reserved", "twice"])
+def test_many_at_once_are_those_one_by_one(known: str) -> None:
+    keys = [b"%d" % number for number in range(MIN_NEW)]
+    if known == "twice":
+        keys[3] = keys[1]
+    found = []
+    for at_least in (MIN_NEW, MIN_NEW + 1):
+        master = Master()
+        node, other = master.register("a"), master.register("b")
+        if known == "held":
+            master.publish(other, Event(b"1", 5))
+        elif known == "in flight":
+            master.directory.plan_publish(other.node_id, publish(other.epoch, [Event(b"1", 5)]))
+        elif known == "reserved":
+            master.directory.reserve(TENANT, [b"1"], [1], local_node=other.node_id, now_ns=master.now_ns)
+        with patch.object(claiming, "MIN_NEW", at_least):
+            grants = claim(master, node, keys)
+        found.append((bytes(grants.statuses), list(grants.nodes), list(grants.generations)))
+        assert (grants.statuses.count(GRANTED) == MIN_NEW) == (known == "nothing")
+    assert found[0] == found[1]
+
+
+def test_a_claim_ends_the_reservation_of_a_writer_who_is_gone() -> None:
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    master.directory.reserve(TENANT, [b"k"], [1], local_node=first.node_id, now_ns=master.now_ns)
+    master.directory.disconnected(first.node_id, first.epoch, master.now_ns)
+    assert list(claim(master, second, [b"k"]).statuses) == [GRANTED]
+    assert master.directory.counts().reserved == 0
 
 
 def test_the_same_bytes_join_the_version_that_there_is_and_other_bytes_give_way() -> None:
@@ -90,9 +124,11 @@ def test_what_only_dead_nodes_hold_is_granted_anew() -> None:
     assert grants.generations[0] > 5
 
 
-def test_beyond_the_limit_of_reservations_nothing_is_granted() -> None:
-    master = Master(limits=Limits(reservations=1))
+@pytest.mark.parametrize("count", [2, MIN_NEW])
+def test_beyond_the_limit_of_reservations_nothing_is_granted(count: int) -> None:
+    master = Master(limits=Limits(reservations=count - 1))
     node = master.register("a")
+    keys = [b"%d" % number for number in range(count)]
     with pytest.raises(Full):
-        claim(master, node, [b"x", b"y"])
-    assert list(claim(master, node, [b"x"]).statuses) == [GRANTED]
+        claim(master, node, keys)
+    assert list(claim(master, node, keys[1:]).statuses) == [GRANTED] * (count - 1)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def enter(keys: Keys, rows: KeyIndex, key: bytes) -> int:
 def enter_all(keys: Keys, rows: KeyIndex, entered: Sequence[bytes]) -> None:
     first = len(keys)
     keys.extend(entered)
-    rows.insert_all(entered, first)
+    rows.insert_all(entered, np.arange(first, len(keys), dtype=np.uint32))
 
 
 def numbered(begin: int, end: int) -> list[bytes]:

@@ -36,6 +36,31 @@ def test_the_place_of_a_key_that_left_is_used_again() -> None:
     keys.check_integrity([1, 2, 3])
 
 
+def test_rows_of_keys_that_left_get_others_at_once() -> None:
+    keys = Keys()
+    keys.extend([b"a", b"b", b"c", b"d", b"e"])
+    for row in (2, 4, 5):
+        keys.clear(row)
+    keys.set_all(np.array([5, 2], np.uint32), [b"f", b"g"])
+    assert [keys[row] for row in range(1, 6)] == [b"a", b"g", b"c", b"", b"f"]
+    keys.check_integrity([1, 2, 3, 5])
+    for row in (2, 5):
+        keys.clear(row)
+    keys.extend([b"of three bytes"])
+    keys.clear(6)
+    keys.set_all(np.array([6, 5, 4, 2], np.uint32), [b"h", b"i", b"j", b"k"])
+    assert [keys[row] for row in range(1, 7)] == [b"a", b"k", b"c", b"j", b"i", b"h"], "more than there are places for"
+    keys.check_integrity(range(1, 7))
+    for row in (2, 4):
+        keys.clear(row)
+    keys.set_all(np.array([2, 4], np.uint32), [b"x", b"another length"])
+    assert [keys[row] for row in (2, 4)] == [b"x", b"another length"]
+    keys.clear(2)
+    keys.set_all(np.array([2], np.uint32), [b"a new length"])
+    assert keys[2] == b"a new length"
+    keys.check_integrity(range(1, 7))
+
+
 def test_many_keys_are_compared_at_once_to_the_last_byte() -> None:
     keys = Keys()
     keys.extend([b"a\0", b"b\0", b"\0\0"])

@@ -31,7 +31,6 @@ from kvstore.master.directory.records import (
     join_description,
     pin,
     put_block,
-    put_blocks,
     put_description,
     put_drain,
     put_granted,
@@ -50,11 +49,9 @@ TEXT = st.text(max_size=30)
 KEY = st.binary(min_size=1, max_size=255)
 
 
-def test_blocks_of_the_same_holders_are_columns() -> None:
-    one, two = Version(1, 2, 3, "space", b"parent"), Version(4, 5, 6, "", b"")
+def test_a_block_is_columns_of_one() -> None:
+    one = Version(1, 2, 3, "space", b"parent")
     assert put_block("red", b"a", one, [7, 2]) == BlockPuts("red", [b"a"], (1,), (2,), (3,), ("space",), (b"parent",), ((2, 7),))
-    both = put_blocks("red", [b"a", b"b"], [one, two], (2,))
-    assert both == BlockPuts("red", [b"a", b"b"], (1, 4), (2, 5), (3, 6), ("space", ""), (b"parent", b""), ((2,), (2,)))
     assert delete_block("red", b"a") == BlockDeletes("red", (b"a",))
 
 

@@ -49,6 +49,17 @@ def test_a_reservation_is_ended_only_under_its_own_generation() -> None:
     assert b"a" not in red.reserved
 
 
+def test_what_is_published_at_once_gets_generations_and_ends_what_was_reserved_of_it() -> None:
+    reservations, red = Reservations(ttl_ns=10, last_generation=0, limit=3), Tenants().of("red")
+    assert list(reservations.pass_over(red, [b"a", b"b"])) == [1, 2]
+    reservations.grant(red, [b"a", b"c"], [1, 1], [1, 1], 0)
+    with pytest.raises(Full):
+        reservations.pass_over(red, [b"a", b"b"])
+    assert list(reservations.pass_over(red, [b"a"])) == [5]
+    assert list(red.reserved) == [b"c"]
+    reservations.check_integrity([red])
+
+
 def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_batch_is_reserved() -> None:
     tenants = Tenants()
     reservations, red, blue = Reservations(ttl_ns=10, last_generation=0, limit=3), tenants.of("red"), tenants.of("blue")
