@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.telemetry.metrics.alerts import ALERTS, Alert
-from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, NODE, ROUTER
+from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR
 from kvstore.telemetry.metrics.metric import Kind, Metric
 
 HERE: Final = Path(__file__).parent
 COLUMNS: Final = 24
 """Of Grafana's grid."""
-DASHBOARDS: Final = {"node": NODE, "master": MASTER, "client": CLIENT, "router": ROUTER}
+DASHBOARDS: Final = {"node": NODE, "master": MASTER, "client": CLIENT, "router": ROUTER, "sidecar": SIDECAR, "publisher": PUBLISHER}
 """Each with a panel for every metric."""
 OVERVIEW: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
-    ("Nodes", "short", (("sum by (state) (kvstore_master_nodes)", "{{state}}"),)),
-    ("Owners of the catalog", "short", (("kvstore_master_owner", "{{instance}}"),)),
+    ("Nodes", "short", (("max by (state) (kvstore_master_nodes)", "{{state}}"),)),
+    ("Partitions of the catalog, by their owners", "short", (("kvstore_master_partitions_owned", "{{instance}}"),)),
     ("Blocks", "short", (("sum(kvstore_master_blocks)", "can be found"), ("sum by (tier) (kvstore_node_tier_blocks)", "{{tier}}"))),
     (
         "Hit ratio of lookups at the master",
@@ -62,6 +62,14 @@ OVERVIEW: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
         (
             ("sum by (reason) (rate(kvstore_node_requests_refused_total[5m]))", "nodes: {{reason}}"),
             ("sum by (reason) (rate(kvstore_master_requests_refused_total[5m]))", "master: {{reason}}"),
+        ),
+    ),
+    (
+        "First tokens at routers",
+        "s",
+        tuple(
+            (f"histogram_quantile({share}, sum by (le) (rate(kvstore_router_time_to_first_token_seconds_bucket[5m])))", f"p{share}")
+            for share in (0.5, 0.99)
         ),
     ),
     ("Memory of the daemons", "bytes", (('process_resident_memory_bytes{job=~"kvstore.*"}', "{{instance}}"),)),

@@ -25,7 +25,7 @@ class MasterMeasures:
     def read(
         self,
         name: str,
-        written: Sequence[Written],
+        written: Sequence[Written],  # a partition each
         *,
         epoch: int,
         is_ready: bool,
@@ -39,6 +39,8 @@ class MasterMeasures:
             "kvstore_master_info": {(name, VERSION): 1},
             "kvstore_master_ready": int(is_ready),
             "kvstore_master_owner": 0,
+            "kvstore_master_partitions": len(written),
+            "kvstore_master_partitions_owned": 0,
             "kvstore_master_epoch": epoch,
             "kvstore_master_takeovers": self.takeovers,
             "kvstore_master_trace_spans": trace_spans,

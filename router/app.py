@@ -96,8 +96,9 @@ class RouterApp:
             message = f"{self._settings.max_requests} requests are being served, which is the most"
             return _refused(Problem(503, "service_unavailable_error", message, "busy", 1))
         counters.active += 1
+        begun_ns = time.monotonic_ns()
         try:
-            return await self._answer(request, parse)
+            return await self._answer(request, parse, begun_ns)
         except KVStoreError as error:
             problem = problem_of(error)
             counters.failed += problem.status >= 500
@@ -107,8 +108,9 @@ class RouterApp:
             raise
         finally:
             counters.active -= 1
+            counters.durations.observe(time.monotonic_ns() - begun_ns)
 
-    async def _answer(self, request: web.Request, parse: Parse) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, parse: Parse, begun_ns: int) -> web.StreamResponse:
         asked = await self._asked(request, parse)
         if isinstance(asked, Problem):
             return _refused(asked)
@@ -126,7 +128,7 @@ class RouterApp:
             self._completed(sum(piece.tokens for piece in outcome.pieces))
             return web.json_response(head.whole(outcome.pieces), headers={DECISION_HEADER: _decision(outcome.placement)})
         with contextlib.closing(outcome):
-            return await self._stream(request, order, head, outcome)
+            return await self._stream(request, order, head, outcome, begun_ns)
 
     async def _asked(self, request: web.Request, parse: Parse) -> tuple[Order, Work, Slo] | Problem:
         """What the client wants, within the limits. Raises InvalidArgument."""
@@ -161,26 +163,29 @@ class RouterApp:
         work_id = uuid.uuid4().hex
         return Work(id=work_id, model=order.model, tokens=tokens, keys=keys, max_tokens=max_tokens, sampling=order.sampling)
 
-    async def _stream(self, request: web.Request, order: Order, head: Head, answer: Answer) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, order: Order, head: Head, answer: Answer, begun_ns: int) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", DECISION_HEADER: _decision(answer.placement)}
         response = web.StreamResponse(headers=headers)
         try:
             await response.prepare(request)
-            await self._send_events(response, order, head, answer)
+            await self._send_events(response, order, head, answer, begun_ns)
         except ConnectionError:
             self._counters.hung_up += 1
             hang_up(request)
         return response
 
-    async def _send_events(self, response: web.StreamResponse, order: Order, head: Head, answer: Answer) -> None:
+    async def _send_events(self, response: web.StreamResponse, order: Order, head: Head, answer: Answer, begun_ns: int) -> None:
         """After the first byte a failure can only be an event. Raises ConnectionError: the client is gone."""
-        tokens = 0
+        tokens, is_first = 0, True
         try:
             if opening := head.opening():
                 await self._send(response, event(opening))
             async for piece in answer.pieces():
                 tokens += piece.tokens
                 await self._send(response, event(head.part(piece)))
+                if is_first:
+                    self._counters.first_tokens.observe(time.monotonic_ns() - begun_ns)
+                    is_first = False
             if order.include_usage:
                 await self._send(response, event(head.last(tokens)))
             self._completed(tokens)

@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kvstore.telemetry.metrics.histogram import ANSWER_BOUNDS_S, Histogram
+
 
 @dataclass(slots=True)
 class Counters:
@@ -23,7 +25,11 @@ class Counters:
     prefix_tokens: int = 0
     """Of these, not computed."""
     output_tokens: int = 0
+    durations: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
+    """Of requests that were taken on, to whichever end."""
+    first_tokens: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
+    """Of streamed answers, from the request to their first part."""
 
     def as_dict(self) -> dict[str, Any]:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
         return values | {"rejected": dict(self.rejected)}

@@ -59,5 +59,7 @@ def add_router_signals(
 def readings(counters: Counters, trace_spans: Reading) -> Readings:
     return {f"kvstore_router_{metric}": getattr(counters, field) for field, metric in SAME.items()} | {
         "kvstore_router_rejections": {(reason,): count for reason, count in dict(counters.rejected).items()},
+        "kvstore_router_request_duration_seconds": {(): counters.durations.counts()},
+        "kvstore_router_time_to_first_token_seconds": {(): counters.first_tokens.counts()},
         "kvstore_router_trace_spans": trace_spans,
     }

@@ -48,10 +48,11 @@ ALERTS: Final = (
     ),
     Alert(
         "KvstoreNoOwner",
-        "sum(kvstore_master_owner) == 0",
+        # By job: several clusters may be watched by one Prometheus. While one partition changes hands two masters may count it.
+        "sum by (job) (kvstore_master_partitions_owned) < max by (job) (kvstore_master_partitions)",
         "30s",
         CRITICAL,
-        "No master owns the catalog: puts wait, and nothing new is found.",
+        "Of {{ $labels.job }} no master owns the catalog, or one of its partitions: puts wait, and nothing new is found.",
         "kvstore status names each master's trouble; etcd needs a majority of its members.",
     ),
     Alert(
@@ -80,10 +81,10 @@ ALERTS: Final = (
     ),
     Alert(
         "KvstoreTakeovers",
-        "sum(increase(kvstore_master_takeovers_total[1h])) > 3",
+        "sum by (job) (increase(kvstore_master_takeovers_total[1h])) > 3 * max by (job) (kvstore_master_partitions)",
         "0s",
         WARNING,
-        "The catalog changed hands {{ $value }} times within an hour.",
+        "The catalog of {{ $labels.job }}, or a partition of it, changed hands {{ $value }} times within an hour.",
         "Masters that are too slow to renew a lease: give them processors, or a longer lease_ttl_s.",
     ),
     Alert(

@@ -71,7 +71,8 @@ MASTER: Final = (
     Metric("kvstore_master_info", G, "1, of the master with this name and version.", ("name", "version")),
     Metric("kvstore_master_ready", G, "1 while it owns the catalog, or is fit to take it over."),
     Metric("kvstore_master_owner", G, "1 while it owns the catalog, or a partition of it."),
-    Metric("kvstore_master_partitions_owned", G, "Partitions of the key space that it owns."),
+    Metric("kvstore_master_partitions", G, "Partitions of the key space."),
+    Metric("kvstore_master_partitions_owned", G, "Of these, what it owns."),
     Metric("kvstore_master_epoch", G, "Epoch of the owner that it knows; 0: nobody owns the catalog."),
     Metric("kvstore_master_takeovers", C, "How often this process became the owner."),
     Metric("kvstore_master_request_duration_seconds", H, "Requests of clients and nodes, from message to answer.", ("operation",)),
@@ -130,6 +131,10 @@ ROUTER: Final = (
     Metric("kvstore_router_requests", C, "Requests of clients."),
     Metric("kvstore_router_active_requests", G, "Of these, being served."),
     Metric("kvstore_router_completed", C, "Answered to the end."),
+    Metric(
+        "kvstore_router_request_duration_seconds", H, "Requests that were taken on, from their first byte to the end, whichever it was."
+    ),
+    Metric("kvstore_router_time_to_first_token_seconds", H, "Streamed answers, from the request to their first part."),
     Metric("kvstore_router_rejections", C, "Not taken on, by why.", ("reason",)),
     Metric("kvstore_router_failures", C, "Failed for want of an engine or a master, or by their failure."),
     Metric("kvstore_router_hang_ups", C, "Clients that were gone before the end."),

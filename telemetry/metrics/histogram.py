@@ -17,6 +17,8 @@ BOUNDS_S: Final = (
 """Upper bounds of the buckets: from a read of shared memory, which takes 3 us, to a call's usual deadline."""
 AGE_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, 7 * 24 * 3600.0)
 """Of ages of blocks."""
+ANSWER_BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
+"""Of answers of engines: from the first token of a cached prompt to the last one of a long answer."""
 
 
 MAX_LOGGED: Final = 1000

@@ -138,6 +138,8 @@ def test_a_stream_of_a_completion() -> None:
             assert usage["usage"]["completion_tokens"] == 5
             assert last == DONE
             assert len({part["id"] for part in [*parts, usage]}) == 1
+            first, whole = (sum(one.counts().counts) for one in (router.counters.first_tokens, router.counters.durations))
+            assert (first, whole) == (1, 1), "a streamed answer has a first token, once"
 
     run(test())
 
@@ -173,6 +175,8 @@ def test_models_health_and_counts() -> None:
                 "output_tokens": 5,
             }
             assert (stats["prompt_tokens"], stats["prefix_tokens"]) == (len(PROMPT), 8)
+            assert router.counters.durations.counts().sum_s > 0
+            assert sum(router.counters.first_tokens.counts().counts) == 0, "the whole answer came at once"
 
     run(test())
 

@@ -1,6 +1,7 @@
 """Promises of signals.py: what is told is what is listed, and a loop that hangs is no living router."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -30,9 +31,13 @@ class Scheduler:
 def test_what_is_told_is_what_is_listed() -> None:
     counters = Counters(active=1, requests=5, hung_up=2)
     counters.rejected["busy"] += 3
+    counters.durations.observe(3_000_000_000)
     found = readings(counters, {("exported",): 4})
     assert found.keys() == {metric.name for metric in ROUTER}
     assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
+    told = found["kvstore_router_request_duration_seconds"]
+    assert isinstance(told, Mapping)
+    assert told[()] == counters.durations.counts()
     assert found["kvstore_router_trace_spans"] == {("exported",): 4}
 
 

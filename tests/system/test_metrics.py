@@ -84,6 +84,7 @@ def test_figures_are_those_of_what_was_done(cluster: Cluster) -> None:
     assert ages == left
     _, told = scraped(master)
     assert told["kvstore_master_nodes", (("state", "alive"),)] == 1
+    assert told["kvstore_master_partitions", ()] == told["kvstore_master_partitions_owned", ()] == 1
     assert told["kvstore_master_blocks", ()] > 0
     assert told["kvstore_master_catalog_commit_duration_seconds_count", ()] > 0
     assert told["kvstore_master_catalog_size_bytes", ()] > 0
