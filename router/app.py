@@ -108,7 +108,7 @@ class RouterApp:
             raise
         finally:
             counters.active -= 1
-            counters.durations.observe(time.monotonic_ns() - begun_ns)
+            counters.durations.observe(time.monotonic_ns() - begun_ns, 1)
 
     async def _answer(self, request: web.Request, parse: Parse, begun_ns: int) -> web.StreamResponse:
         asked = await self._asked(request, parse)
@@ -184,7 +184,7 @@ class RouterApp:
                 tokens += piece.tokens
                 await self._send(response, event(head.part(piece)))
                 if is_first:
-                    self._counters.first_tokens.observe(time.monotonic_ns() - begun_ns)
+                    self._counters.first_tokens.observe(time.monotonic_ns() - begun_ns, 1)
                     is_first = False
             if order.include_usage:
                 await self._send(response, event(head.last(tokens)))

@@ -12,9 +12,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.cli.options import client_options, console, echo_json, json_option
+from kvstore.client.cli.options import client_options, config_file, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools import cluster_checks, host_checks, sharing
+from kvstore.client.tools import cluster_checks, host_checks, sharing, told_daemons
 from kvstore.client.tools.doctor import Check, Verdict, examine
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red", Verdict.WRONG: "bold red"}
@@ -23,13 +23,14 @@ WRONG_STATUS: Final = 1
 
 @click.command(short_help="Check what this machine offers to the fast transports.")
 @click.option(
-    "--nvme", default="", envvar="KVSTORE_NODE_NVME", metavar="DIR[:SIZE]", help="Look at the disk there, as for a node's NVMe tier."
+    "--nvme", default="", metavar="DIR[:SIZE]", help="Look at the disk there, as for a node's NVMe tier.  [default: the node's setting]"
 )
 @json_option
 @client_options
 def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
     """Check this machine: the libraries and devices of the fast transports and the limits that they run into; disk, ports and
-    certificate; and, where a master answers, the cluster: catalog, etcd, nodes, releases, clocks, and who shares memory on this host.
+    certificates, as the settings file and variables give them to this host's daemons; and, where a master answers, the cluster: catalog,
+    etcd, masters, nodes, releases, clocks, and who shares memory on this host.
 
     Each line is ok, a warning (it works, but slower or for fewer), missing (a transport is not used for want of it) or wrong (a cluster
     does not work before it is mended: exit status 1), with what to do about it. Without UCX, NIXL and RDMA devices kvstore uses TCP
@@ -39,9 +40,10 @@ def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
     host = [
         host_checks.numa(),
         host_checks.gids(),
-        host_checks.nvme(nvme),
+        host_checks.nvme(nvme or told_daemons.told("node", "nvme", config_file())),
         host_checks.ports(),
         host_checks.certificate(settings.tls_cert, now),
+        *(host_checks.certificate(file, now, whose) for whose, file in told_daemons.certificates(config_file()).items()),
     ]
     checks = [*examine(), *host, *cluster_checks.checks(settings), *sharing.checks(settings)]
     if as_json:

@@ -20,6 +20,7 @@ NAMES: Final = ("master", "tenant", "token", "deadline_s")
 """Settings that have a flag; the others come from KVSTORE_CLIENT_* and the file only."""
 
 NAMES_MASTER: Final = "kvstore.names_master"
+CONFIG_FILE: Final = "kvstore.config_file"
 
 PIPED_COLUMNS: Final = 10_000
 """Wider than any table: a pipe has no edge at which words would have to be cut."""
@@ -34,7 +35,7 @@ def client_options(function: F) -> F:
     def command(*args: Any, config: str | None, **options: Any) -> Any:
         flags = {name: options.pop(name) for name in NAMES}
         given = given_settings(ClientSettings, SECTION, flags=flags, config=config)
-        click.get_current_context().meta[NAMES_MASTER] = "master" in given
+        click.get_current_context().meta.update({NAMES_MASTER: "master" in given, CONFIG_FILE: config})
         return function(*args, settings=load_settings(ClientSettings, SECTION, flags=flags, config=config), **options)
 
     decorated: Any = click.option("--config", metavar="FILE", help="TOML file with settings.")(command)
@@ -50,6 +51,12 @@ def client_options(function: F) -> F:
 def names_master() -> bool:
     """Whether a flag, a variable or the file names the master of the command that runs, be it with the default address."""
     return bool(click.get_current_context().meta[NAMES_MASTER])
+
+
+def config_file() -> str | None:
+    """What --config names for the command that runs."""
+    named: str | None = click.get_current_context().meta[CONFIG_FILE]
+    return named
 
 
 def console() -> Console:

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Final
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.tools.doctor import Check, Verdict
+from kvstore.client.tools.masters import MasterTold, line, look
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.version import VERSION
@@ -54,14 +55,16 @@ def checks(settings: ClientSettings) -> list[Check]:
     try:
         with Control.find(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))) as control:
             status = control.status()
+        told = look(settings, status)
     except KVStoreError as error:
         return [Check("cluster", Verdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]
-    return examine(status, fetch)
+    return examine(status, fetch, told)
 
 
-def examine(status: pb.StatusReply, ask: Fetch, *, now_s: Callable[[], float] = time.time) -> list[Check]:
-    """Those of a cluster whose master has told this."""
-    return [catalog(status), *etcd(status, ask), nodes(status), releases(status), clock(status, ask, now_s), sockets(status)]
+def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], *, now_s: Callable[[], float] = time.time) -> list[Check]:
+    """Those of a cluster whose owner has told this, and whose masters, those that are known of, that."""
+    well = [catalog(status), *etcd(status, ask), masters(told), nodes(status)]
+    return [*well, releases(status, told), clock(status, ask, now_s), sockets(status)]
 
 
 def catalog(status: pb.StatusReply) -> Check:
@@ -120,9 +123,21 @@ def nodes(status: pb.StatusReply) -> Check:
     return Check("nodes", Verdict.OK, found)
 
 
-def releases(status: pb.StatusReply) -> Check:
+def masters(told: Sequence[MasterTold]) -> Check:
+    """Whether each that is named answers."""
+    lost = [one for one in told if one.trouble]
+    found = f"{len(told) - len(lost)} of {len(told)} that are named answer"
+    if lost:
+        return Check(
+            "masters", Verdict.WARNING, f"{found}; {line(lost[0])}", "journalctl -u kvstore-master, on its host; then start it again"
+        )
+    return Check("masters", Verdict.OK, found)
+
+
+def releases(status: pb.StatusReply, told: Sequence[MasterTold] = ()) -> Check:
     """Two that follow one another understand one another; more than that is somebody who was forgotten."""
-    found = Counter([VERSION, status.version, *(node.version for node in status.nodes)])
+    of_masters = {status.name: status.version} | {one.name: one.version for one in told if not one.trouble}
+    found = Counter([VERSION, *of_masters.values(), *(node.version for node in status.nodes)])
     if len(found) == 1:
         return Check("releases", Verdict.OK, f"{VERSION} everywhere")
     told = ", ".join(f"{version or 'unknown'} ({count})" for version, count in sorted(found.items()))

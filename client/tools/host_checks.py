@@ -46,7 +46,7 @@ def nvme(place: str, root: Path = Path("/")) -> Check:
     """What lies under the folder of an NVMe tier, DIR or DIR:SIZE."""
     name = "NVMe folder"
     if not place:
-        return Check(name, Verdict.OK, "none named: --nvme DIR:SIZE, or KVSTORE_NODE_NVME, has it looked at")
+        return Check(name, Verdict.OK, "none named, by --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)")
     text, _, size = place.rpartition(":")
     folder, wanted_bytes = (Path(text), int(parse_size(size))) if text else (Path(place), 0)
     there = next((path for path in (folder, folder.parent) if path.is_dir()), None)
@@ -85,9 +85,9 @@ def _told(ours: Iterable[Port]) -> str:
     return f"kvstore listens on {numbers}; the others are free" if numbers else "all free"
 
 
-def certificate(file: str, now: datetime.datetime) -> Check:
-    """How long the certificate of `tls_cert` is still good."""
-    name = "TLS certificate"
+def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
+    """How long the certificate is still good of the client's `tls_cert`, or of the setting `whose`."""
+    name = f"TLS certificate{', ' * bool(whose)}{whose}"
     if not file:
         return Check(name, Verdict.OK, "none is set: connections over TCP are plain")
     try:

@@ -35,6 +35,7 @@ class MasterTold:
     trouble: str = ""
     owned: int = 0
     partitions: int = 0
+    version: str = ""
 
 
 def look(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
@@ -74,4 +75,4 @@ def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> Maste
     records = sum(one.records for one in told)
     behind = max(0, owner.records - records) if role == "following" else 0
     health = "; ".join(dict.fromkeys(one.catalog_health for one in told if one.catalog_health != "ok")) or status.catalog_health
-    return MasterTold(address, role, status.name, records, behind, health, status.http, "", roles.count(OWNER), partitions)
+    return MasterTold(address, role, status.name, records, behind, health, status.http, "", roles.count(OWNER), partitions, status.version)

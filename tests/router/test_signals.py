@@ -31,7 +31,7 @@ class Scheduler:
 def test_what_is_told_is_what_is_listed() -> None:
     counters = Counters(active=1, requests=5, hung_up=2)
     counters.rejected["busy"] += 3
-    counters.durations.observe(3_000_000_000)
+    counters.durations.observe(3_000_000_000, 1)
     found = readings(counters, {("exported",): 4})
     assert found.keys() == {metric.name for metric in ROUTER}
     assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})

@@ -1,6 +1,7 @@
 """Promises of doctor.py, through the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -37,3 +38,12 @@ def test_what_keeps_a_cluster_from_working_is_the_exit_status() -> None:
     assert result.exit_code == 1
     (disk,) = [check for check in json.loads(result.stdout) if check["name"] == "NVMe folder"]
     assert (disk["verdict"], disk["advice"]) == ("wrong", "mount its disk, or mkdir -p /not/mounted")
+
+
+def test_what_the_settings_file_gives_the_daemons_of_this_host_is_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "kvstore.toml"
+    file.write_text('[node]\nnvme = "/not/mounted/here:1GiB"\n[master]\nhttp_tls_cert = "/no/such.pem"\n')
+    result = CliRunner().invoke(kvstore, ["doctor", "--json", "--master", "127.0.0.1:1", "--config", str(file)])
+    assert result.exit_code == 1
+    found = {check["name"]: check["verdict"] for check in json.loads(result.stdout)}
+    assert (found["NVMe folder"], found["TLS certificate, [master] http_tls_cert"], found["TLS certificate"]) == ("wrong", "wrong", "ok")

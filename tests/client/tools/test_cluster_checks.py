@@ -11,6 +11,7 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools import cluster_checks
 from kvstore.client.tools.doctor import Check, Verdict
+from kvstore.client.tools.masters import MasterTold
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from tests.client.embedded import embedded
@@ -97,6 +98,16 @@ def test_releases_that_differ_are_counted() -> None:
     assert "0.0.9 (1)" in cluster_checks.releases(old).found
 
 
+def test_a_master_that_follows_in_another_release_is_counted_and_one_that_does_not_answer_is_told_of() -> None:
+    owner = pb.StatusReply(name="a", version=VERSION)
+    told = [MasterTold("a:1", "owner", "a", version=VERSION), MasterTold("b:1", "following", "b", version="0.0.9")]
+    assert judged(cluster_checks.masters(told)) == (Verdict.OK, "2 of 2 that are named answer")
+    assert f"0.0.9 (1), {VERSION} (2)" in cluster_checks.releases(owner, told).found
+    gone = MasterTold("c:1", trouble="nobody listens")
+    assert judged(cluster_checks.masters([*told, gone])) == (Verdict.WARNING, "2 of 3 that are named answer; c:1: nobody listens")
+    assert judged(cluster_checks.releases(owner, [told[0], gone])) == (Verdict.OK, f"{VERSION} everywhere")
+
+
 @pytest.mark.parametrize(
     ("off_s", "verdict"), [(0.0, Verdict.OK), (0.9, Verdict.OK), (2.5, Verdict.OK), (-30.0, Verdict.WARNING), (3600.0, Verdict.WARNING)]
 )
@@ -138,7 +149,7 @@ def test_a_group_without_a_name_is_a_number() -> None:
 def test_of_a_real_cluster_all_is_well() -> None:
     with embedded() as cluster:
         found = cluster_checks.checks(ClientSettings(master=cluster.address))
-    assert [check.name for check in found] == ["catalog", "nodes", "releases", "clock", "Unix sockets"]
+    assert [check.name for check in found] == ["catalog", "masters", "nodes", "releases", "clock", "Unix sockets"]
     assert all(judged(check)[0] is Verdict.OK for check in found), found
     assert cluster_checks.are_well(found)
 
