@@ -63,7 +63,13 @@ def _by_name(document: Document) -> dict[str, list[Any]]:
 
 def _of_master(before: Document, after: Document) -> Iterator[Event]:
     owner, former = after["master"]["owner"], before["master"]["owner"]
-    if owner != former:
+    partitions = after["catalog"]["partitions"]
+    if partitions > 1:
+        own, did = after["catalog"]["shares"], before["catalog"]["shares"]
+        for name in sorted(own.keys() | did.keys()):
+            if own.get(name, 0) != did.get(name, 0):
+                yield Event(INFO if own.get(name) else WARNING, "", f"{name} owns {own.get(name, 0)} of {partitions} partitions")
+    elif owner != former:
         if owner["name"]:
             yield Event(WARNING if former["name"] else INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")
         else:
@@ -103,5 +109,8 @@ def first(document: Document) -> Iterator[Event]:
     yield from itertools.islice(
         (Event(WARNING, row[_NAME], f"{row[_NAME]} is dead") for row in document["nodes"]["rows"] if row[_STATE] == "dead"), MAX_AT_ONCE
     )
-    if owner["name"]:
+    partitions = document["catalog"]["partitions"]
+    for name, count in document["catalog"]["shares"].items():
+        yield Event(INFO, "", f"{name} owns {count} of {partitions} partitions")
+    if owner["name"] and partitions == 1:
         yield Event(INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")

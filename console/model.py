@@ -4,6 +4,7 @@ Nodes are rows under one line of field names: a thousand of them take 200 kB so,
 sizes bytes, shares 0 to 1; null is what is not known.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -54,7 +55,8 @@ class Model:
                 # As a text: it is beyond the integers that JavaScript has.
                 "owner": {"name": owner.name, "address": owner.address, "epoch": str(owner.epoch)},
             },
-            "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records, "shards": status.shards},
+            "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records, "shards": status.shards}
+            | {"partitions": max(1, status.partitions), "shares": shares(status)},
             "troubles": troubles(status, nodes, tiers),
             "totals": totals,
             "tiers": tiers,
@@ -97,6 +99,12 @@ class Model:
         return found
 
 
+def shares(status: pb.StatusReply) -> dict[str, int]:
+    """How many partitions of the key space each master owns, by its name; empty where there is one partition only."""
+    owned = Counter(owner.name for owner in status.owners if owner.name) if status.partitions > 1 else {}
+    return dict(sorted(owned.items()))
+
+
 def figures(document: Document) -> dict[str, float | None]:
     """What the history keeps of the cluster, by name."""
     totals = document["totals"]
@@ -131,6 +139,9 @@ def troubles(status: pb.StatusReply, nodes: list[Document], tiers: list[Document
         )
     elif status.role == "cut off":
         found.append(("error", "This master is cut off from its catalog, which another one may own by now"))
+    lost = status.partitions - sum(shares(status).values()) if status.partitions > 1 and status.owners else 0
+    if lost:
+        found.append(("error", f"No master owns {lost} of the {status.partitions} partitions: their keys are misses, and cannot be put"))
     if status.catalog_health not in ("", "ok"):
         found.append(("error", f"Catalog: {status.catalog_health}"))
     dead = [node["name"] for node in nodes if node["state"] == "dead"]

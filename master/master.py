@@ -18,7 +18,7 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
-from kvstore.master.catalogs.interface import Candidate, Catalog
+from kvstore.master.catalogs.interface import Candidate, Catalog, Owner
 from kvstore.master.config import MasterSettings
 from kvstore.master.control_service import ControlServer, ControlService
 from kvstore.master.directory.following import Followed
@@ -453,7 +453,8 @@ class Master:
             rss_bytes=_rss_bytes(),
             name=self._me.name,
             role=role,
-            owner=pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else None,
+            owner=_as_message(owner) if owner is not None else None,
+            owners=[_as_message(each.owner()) for each in self.partitions],
             records=partition.standing.records(),
             http=self._told_http(),
             counters=self._measures.requests.told(),
@@ -462,6 +463,11 @@ class Master:
         if role is not Role.FOLLOWING:
             partition.standing.answering().show(reply)
         return reply
+
+
+def _as_message(owner: Owner | None) -> pb.CatalogOwner:
+    """Without a name where nobody owns it."""
+    return pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else pb.CatalogOwner()
 
 
 def _rss_bytes() -> int:

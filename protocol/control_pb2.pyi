@@ -351,7 +351,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins", "partitions")
+    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins", "partitions", "owners")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class StatusReply(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_ORIGINS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     epoch: int
     uptime_s: float
@@ -408,7 +409,8 @@ class StatusReply(_message.Message):
     shards: int
     quota_origins: _containers.MessageMap[str, QuotaOrigins]
     partitions: int
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ..., partitions: _Optional[int] = ...) -> None: ...
+    owners: _containers.RepeatedCompositeFieldContainer[CatalogOwner]
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ..., partitions: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[CatalogOwner, _Mapping]]] = ...) -> None: ...
 
 class TenantGrants(_message.Message):
     __slots__ = ("tenant", "pins", "reservations", "requests_in_flight", "connections")

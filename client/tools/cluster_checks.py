@@ -140,9 +140,9 @@ def releases(status: pb.StatusReply, told: Sequence[MasterTold] = ()) -> Check:
     found = Counter([VERSION, *of_masters.values(), *(node.version for node in status.nodes)])
     if len(found) == 1:
         return Check("releases", Verdict.OK, f"{VERSION} everywhere")
-    told = ", ".join(f"{version or 'unknown'} ({count})" for version, count in sorted(found.items()))
+    shown = ", ".join(f"{version or 'unknown'} ({count})" for version, count in sorted(found.items()))
     return Check(
-        "releases", Verdict.WARNING, f"{told}; this is {VERSION}", "finish the upgrade: docs/operations.md, Upgrade; kvstore nodes --json"
+        "releases", Verdict.WARNING, f"{shown}; this is {VERSION}", "finish the upgrade: docs/operations.md, Upgrade; kvstore nodes --json"
     )
 
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvstore.console.model import shares
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.settings import format_size
 from kvstore.telemetry.http.listening import url_of
@@ -66,7 +67,7 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
     if is_whole(status):
         table.add_row("huge pages", huge_pages_line(status))
     if status.partitions > 1:  # whose masters serve no console
-        table.add_row("partitions", f"{status.partitions} of the key space")
+        table.add_row("partitions", _partitions_line(status))
     elif status.http:
         table.add_row("console", f"{url_of(status.http)}/")
     if spilled := status.counters.get("spilled_blocks", 0):
@@ -78,6 +79,13 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("drained", ", ".join(drained))
     table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
     return table
+
+
+def _partitions_line(status: pb.StatusReply) -> str:
+    """How many each master owns, and how many nobody does."""
+    owned = [f"{name} {count}" for name, count in shares(status).items()]
+    lost = sum(not owner.name for owner in status.owners)
+    return f"{status.partitions} of the key space: {', '.join([*owned, *[f'{lost} without an owner'] * bool(lost)]) or 'owners not told'}"
 
 
 def _transfer_line(status: pb.StatusReply) -> str:

@@ -120,7 +120,8 @@ function tierRow(tier) {
 function showFacts(box, { master, catalog }) {
   const { owner } = master;
   const rows = [["Kept in", catalog.address], ["Health", catalog.health || "not told"], ["Records", count(catalog.records)],
-    [catalog.shards > 1 ? `Owner of all ${catalog.shards} shards` : "Owner", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "nobody"], ["This master", `${master.name || "not told"}, ${master.role}`],
+    ...(catalog.partitions > 1 ? [[`Owners of ${catalog.partitions} partitions`, Object.entries(catalog.shares).map(([name, number]) => `${name}: ${number}`).join(", ") || "not told"]]
+      : [[catalog.shards > 1 ? `Owner of all ${catalog.shards} shards` : "Owner", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "nobody"]]), ["This master", `${master.name || "not told"}, ${master.role}`],
     ["Version", master.version], ["Up for", duration(master.uptime_s)], ["Memory", size(master.rss_bytes)]];
   const key = JSON.stringify(rows);
   if (box.dataset.shown === key) return;

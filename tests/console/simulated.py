@@ -22,6 +22,8 @@ class Simulated:
         self.count, self.clock = count, clock
         self.dead, self.drained, self.gone = set(dead), dict[str, bool](), set[str]()
         self.role, self.health = role, "ok"
+        self.owners: list[str] = []
+        """Of partitions, by the masters' names; none: there is one partition."""
         self.failure: KVStoreError | None = None
         self.done: list[tuple[object, ...]] = []
 
@@ -50,6 +52,8 @@ class Simulated:
             owner=pb.CatalogOwner(name="master-1:7440", address="master-1:7440", epoch=7),
             records=40_000 * self.count,
             shards=64,
+            partitions=len(self.owners) or 1,
+            owners=[pb.CatalogOwner(name=name) for name in self.owners],
             quotas=pb.Quotas(tenants={"acme": pb.TenantQuota(pins=18), "beta": pb.TenantQuota(dram_bytes=GIB)}),
             grants=[pb.TenantGrants(tenant="acme", pins=17)],
         )

@@ -77,3 +77,17 @@ def test_the_log_keeps_the_newest_and_numbers_them() -> None:
         log.add(Event("info", "", text), 5.0)
     assert [(event["number"], event["text"], event["time_s"]) for event in log.after(0)] == [(2, "b", 5.0), (3, "c", 5.0)]
     assert [event["text"] for event in log.after(2)] == ["c"]
+
+
+def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes() -> None:
+    def shared(*owners: str) -> Document:
+        status = pb.StatusReply(role="owner", partitions=len(owners), owners=[pb.CatalogOwner(name=name) for name in owners])
+        return Model().document(status, at_s=1, wall_s=1)
+
+    assert told(shared("a", "b", "a"), shared("a", "b", "a")) == []
+    assert told(shared("a", "b", "a"), shared("c", "c", "a")) == [
+        ("info", "a owns 1 of 3 partitions"),
+        ("warning", "b owns 0 of 3 partitions"),
+        ("info", "c owns 2 of 3 partitions"),
+    ]
+    assert [event.text for event in first(shared("a", "b", "a"))][1:] == ["a owns 2 of 3 partitions", "b owns 1 of 3 partitions"]

@@ -145,3 +145,19 @@ def test_operations_that_nobody_asked_for_lately_have_no_mean() -> None:
     assert document["operations"] == [
         {"operation": "put", "where": "master", "per_s": 0, "mean_s": None, "slowest_s": 0, "slowest_at": "m"}
     ]
+
+
+def test_of_several_partitions_each_masters_share_is_told_and_those_without_an_owner_are_trouble() -> None:
+    clock = Clock()
+    source = Simulated(3, clock)
+    assert Model().document(source.status(), at_s=1, wall_s=1)["catalog"]["shares"] == {}
+    source.owners = ["master-2", "master-1", "master-1", "master-2", "master-1"]
+    document = Model().document(source.status(), at_s=1, wall_s=1)
+    assert (document["catalog"]["partitions"], document["catalog"]["shares"]) == (5, {"master-1": 3, "master-2": 2})
+    well = document["troubles"]
+    source.owners = ["master-1", "", "", "master-1", "master-1"]
+    document = Model().document(source.status(), at_s=1, wall_s=1)
+    unowned = {"level": "error", "text": "No master owns 2 of the 5 partitions: their keys are misses, and cannot be put"}
+    assert document["troubles"] == [unowned, *well]
+    untold = Model().document(pb.StatusReply(partitions=4, nodes=[pb.NodeStatus(name="n", state="alive")]), at_s=1, wall_s=1)
+    assert (untold["catalog"]["shares"], untold["troubles"]) == ({}, []), "of a master of the release before"

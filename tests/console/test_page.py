@@ -142,6 +142,25 @@ def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(
         assert watched.wrong == []
 
 
+def test_partitions_have_their_owners(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
+    found, source, clock = few
+    source.owners = ["master-1", "master-2", "master-3"] * 4
+    with Watched(browser, found.address) as watched:
+        page = watched.show()
+        clock.now_s += 10
+        found.watch.look()
+        catalog = page.locator(".panel", has_text="Owners of 12 partitions")
+        expect(catalog).to_contain_text("master-1: 4, master-2: 4, master-3: 4")
+        expect(catalog).not_to_contain_text("shards")
+        source.owners[5] = ""
+        clock.now_s += 10
+        found.watch.look()
+        expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("No master owns 1 of the 12 partitions")
+        assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0)
+        assert watched.violations() == ""
+        assert watched.wrong == []
+
+
 def test_tenants_show_the_limit_that_they_are_nearest_to(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:

@@ -99,6 +99,7 @@ def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remo
             assert len(list(control.keys("n", limit=7))) == 7
             status = control.status()
         assert (status.blocks, status.partitions) == (150, PARTITIONS)
+        assert [owner.name for owner in status.owners] == [status.name] * PARTITIONS
         assert sum(node.blocks for node in status.nodes) == 150
         assert client.remove_matching(namespace="n") == 150
         assert not any(client.exists_batch(KEYS))

@@ -81,7 +81,9 @@ def test_of_several_partitions_there_is_no_console_to_look_for() -> None:
     assert "console" in text(status_lines(one))
     shown = text(status_lines(several))
     assert "console" not in shown
-    assert "4 of the key space" in shown
+    assert "4 of the key space: owners not told" in shown
+    owners = [pb.CatalogOwner(name=name) for name in ("b", "a", "b", "")]
+    assert "4 of the key space: a 1, b 2, 1 without an owner" in text(status_lines(pb.StatusReply(partitions=4, owners=owners)))
 
 
 def test_no_whole_has_no_percentage() -> None:
