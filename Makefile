@@ -225,6 +225,12 @@ wheel: $(BIN)/.dev  ## wheel and sdist in build/dist, checked by twine
 	$(BIN)/python -m build --no-isolation --outdir build/dist .
 	$(BIN)/twine check --strict build/dist/*
 
+.PHONY: image
+image:  ## the OCI image kvstore, by docker, podman or buildah, whichever works here; EXTRAS=sidecar,ucx for more in it
+	@for one in docker podman buildah; do $$one info >/dev/null 2>&1 && exec $$one build -f deploy/image/Dockerfile \
+		$$([ $$one = docker ] || echo --ignorefile deploy/image/Dockerfile.dockerignore) --build-arg EXTRAS=$(or $(EXTRAS),sidecar) -t kvstore .; done; \
+		echo "make image needs docker, podman or buildah, and none of them works here"; exit 1
+
 .PHONY: clean
 clean:  ## remove what the targets made
 	rm -rf .venv build benchmarks/out .coverage *.egg-info

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Iterator
+from typing import Final
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, Page, sync_playwright
@@ -11,6 +12,27 @@ WAIT_MS = 60_000.0
 VIEWS = ("overview", "nodes", "network", "contents", "activity")
 ONE_PROCESS = ("--renderer-process-limit=1", "--disable-site-isolation-trials")
 """Pages share the process that draws them: to start one for each, and one in reserve, takes three times as long as a page itself."""
+
+OVERLAPPING: Final = """() => {
+  const shown = [];
+  for (const part of document.querySelectorAll("header *, nav *, main *")) {
+    if (part.closest(".visually-hidden") || !part.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true })) continue;
+    for (const text of part.childNodes) {
+      if (text.nodeType !== Node.TEXT_NODE || !text.textContent.trim()) continue;
+      const range = document.createRange();
+      range.selectNodeContents(text);
+      for (const box of range.getClientRects()) if (box.width > 1 && box.height > 1) shown.push([box, part, text.textContent.trim()]);
+    }
+  }
+  const found = [];
+  for (const [at, [a, part, text]] of shown.entries())
+    for (const [b, other, more] of shown.slice(at + 1)) {
+      const width = Math.min(a.right, b.right) - Math.max(a.left, b.left), height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (part !== other && width > 2 && height > 3) found.push(`${text} | ${more}`);
+    }
+  return found;
+}"""
+"""In the page: pairs of texts whose boxes share more than their edges."""
 
 
 @contextlib.contextmanager
@@ -65,6 +87,11 @@ class Watched:
         self.page.set_viewport_size({"width": width, "height": 900})
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         found: int = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        return found
+
+    def overlapping(self) -> list[str]:
+        """Texts that lie on one another, or would be read as if they did."""
+        found: list[str] = self.page.evaluate(OVERLAPPING)
         return found
 
     def violations(self) -> str:

@@ -20,8 +20,12 @@ from click.testing import CliRunner
 
 from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.kvcache.models.named import find_model
+from kvstore.protocol.settings import load_settings
+from kvstore.telemetry.tracing.config import TracingSettings
 from tests.client.embedded import embedded
 from tests.credentials import JOIN, tokens_file
 from tests.forked import Forked
@@ -33,6 +37,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exa
 PATIENCE_S = 240
 MASTER = "127.0.0.1:7440"
 """Where the pages' cluster is."""
+OWN_TESTS = ("security.md",)
+"""Pages whose indented commands follow one another: a test of their own runs them in their order."""
 COLLECTOR = "http://127.0.0.1:4318/v1/traces"
 """Where their collector of traces is."""
 PROGRAMS = {
@@ -46,7 +52,7 @@ ELSEWHERE = {
     "pip": "tests/protocol/test_extras.py",
     "for": "docs/router.md: below",
     "done": "likewise",
-    "curl": "likewise",
+    "curl": "likewise; operations.md: below",
     "python": "likewise; examples/README.md: tests/examples",
     "client": "a drawing",
     "│": "a drawing",
@@ -64,8 +70,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The commands of ours in a page's blocks, as words, without comments. Any other line must be known to be something else."""
-    found = []
+    """The commands of ours in a page's blocks, fenced and indented, as words, without comments. Any other line between fences must be known
+    to be something else."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    indented = [] if page.name in OWN_TESTS else re.findall(rf"^    (?:{'|'.join(PROGRAMS)}) .*$", text, re.MULTILINE)
+    found = [shlex.split(line, comments=True) for line in indented]
     for block in blocks(page, ""):
         for line in block.replace("\\\n", " ").splitlines():
             first = line.split(maxsplit=1)[:1]
@@ -145,6 +154,21 @@ def test_the_first_program_computes_what_it_has_lost_and_tells_parents(address: 
         assert client.parents == dict(zip(keys, [None, *keys], strict=False))
 
 
+def test_the_settings_of_traces_are_settings(tmp_path: Path) -> None:
+    [printed] = blocks(ROOT / "docs" / "tracing.md", "toml")
+    (tmp_path / "kvstore.toml").write_text(printed)
+    found = load_settings(TracingSettings, "tracing", flags={}, environ={}, config=str(tmp_path / "kvstore.toml"))
+    assert found == TracingSettings(endpoint=COLLECTOR, sample_ratio=0.01)
+
+
+def test_the_level_of_a_log_is_changed_as_printed(address: str) -> None:
+    [line] = [line for block in blocks(ROOT / "docs" / "operations.md", "") for line in block.splitlines() if line.startswith("curl ")]
+    with Control.find(ClientSettings(master=address)) as control:
+        command = line.replace("ADDRESS", control.status().nodes[0].http)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["kvstore.store"] == "debug"
+
+
 def test_there_are_programs_with_and_without_torch() -> None:
     assert sorted("import torch" in program for program in blocks(PAGES[0], "python")) == [False, True]
 
@@ -154,19 +178,20 @@ def test_there_are_programs_with_and_without_torch() -> None:
     [
         pytest.param(words, id=f"{pages[0].name}-{line[:60]}")
         for line, pages in LINES.items()
-        if (words := shlex.split(line))[0] == "kvstore" and words[1] not in ("up", "top", "record", "drain")
+        if (words := shlex.split(line))[0] == "kvstore" and words[1] not in ("up", "top", "record", "drain", "console")
     ],
 )
 def test_a_command_that_ends_runs_as_printed(words: list[str], address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, however many pages print it. On a short trace, against a small cluster. `up` and `drain` are below; `top` and `record` go on
-    until they are stopped: their own tests."""
-    (tmp_path / "TRACE").write_text(TRACE)
+    """Once, however many pages print it. On a short trace, against a small cluster. `up` and `drain` are below; `top`, `record` and
+    `console` go on until they are stopped: their own tests."""
+    for name in ("TRACE", "trace.jsonl"):
+        (tmp_path / name).write_text(TRACE)
     (tmp_path / "FILE").write_bytes(b"value")
     monkeypatch.chdir(tmp_path)
     here = [re.sub(r"^master-\d:\d+(,master-\d:\d+)*$", address, word) for word in words[1:]]
     done = CliRunner(env={"KVSTORE_CLIENT_MASTER": address}).invoke(kvstore, here, catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
-    assert done.stdout
+    assert done.stdout or Path(words[-1]).stat().st_size  # what it drew
 
 
 def test_drains_run_as_printed() -> None:

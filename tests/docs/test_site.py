@@ -41,3 +41,14 @@ def test_the_reference_has_what_users_call(site: Path) -> None:
         assert f'id="kvstore.client.{name}"' in library
     assert 'id="kvstore.protocol.errors.Full"' in library
     assert [name for name in kvstore.commands if f">kvstore {name}<" not in commands] == []
+
+
+def test_the_reference_has_what_programs_of_the_pages_import(site: Path) -> None:
+    """Those between fences; what is indented are pieces for whoever works on transports and estimators."""
+    library = (site / "reference" / "api.html").read_text()
+    shown = set(re.findall(r'id="(kvstore[.\w]+)"', library))
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for program in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            for module, names in re.findall(r"^from (kvstore[\w.]*) import (.+)$", program, re.MULTILINE):
+                for name in re.findall(r"\w+", names.partition("#")[0]):
+                    assert module in ("kvstore", "kvstore.client") or f"{module}.{name}" in shown, f"{page.name}: {module}.{name}"
