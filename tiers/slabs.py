@@ -10,6 +10,7 @@ next block of the same size finds it mapped and warm, until another group needs 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, repeat
 from typing import Protocol
 
@@ -21,6 +22,9 @@ POSITION_BITS = 20
 """A slot's index is `slab << POSITION_BITS | position`: slab numbers are never reused, so neither is an index of a lost slab."""
 
 POSITION_MASK = (1 << POSITION_BITS) - 1
+
+_new_slot = partial(tuple.__new__, Slot)
+"""As Slot._make, in a third of the time: of a tuple that has all of its values."""
 
 GROWTH = 3
 """A slab is at most this many times what its group has: at least a quarter of a group's memory was wanted before, and three slabs of
@@ -147,16 +151,14 @@ class SlabAllocator:
         self._generation += 1
         slots, returned, number, generation = slab.slots, slab.returned, group.number, self._generation
         base = slab.number << POSITION_BITS
+        positions = sorted(returned[-count:]) or range(len(slots), min(slab.count, len(slots) + count))
+        columns = zip(map(base.__or__, positions), repeat(generation), repeat(size_bytes), repeat(number))
+        found = list(map(_new_slot, columns))
         if returned:
-            found = []
-            for position in sorted(returned[-count:]):
-                slots[position] = slot = Slot(base | position, generation, size_bytes, number)
-                found.append(slot)
+            for position, slot in zip(positions, found, strict=True):
+                slots[position] = slot
             del returned[-count:]
         else:
-            begin, end = len(slots), min(slab.count, len(slots) + count)
-            columns = zip(range(base + begin, base + end), repeat(generation), repeat(size_bytes), repeat(number))
-            found = list(map(Slot._make, columns))  # twice as quick as by name
             slots += found
         slab.used += len(found)
         if not returned and len(slots) == slab.count:

@@ -1,7 +1,8 @@
 """A block as a node knows it: its identity, where its copies are, and who is using it. And the tag that a durable tier keeps of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.message import TIER_BITS
@@ -137,6 +138,13 @@ class Block:
             payload_bytes, elements = loss.encoding[1:] if loss.encoding is not None else (0, 0)
             writer.u64(self.size_bytes).u64(self.checksum).u64(loss.checksum).u64(payload_bytes).u64(elements)
         return writer.done()
+
+
+def slots_of(blocks: Sequence[Block]) -> list[Slot]:
+    """Those in DRAM, of blocks that have one there."""
+    found = [block.dram for block in blocks]
+    assert None not in found
+    return cast(list[Slot], found)
 
 
 def from_recovered(found: Recovered) -> Block:

@@ -7,7 +7,7 @@ that looks at shared memory unasked is known to `Showing`. Until then the slot i
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import DRAM, Block, slots_of
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.showing import Showing
@@ -109,7 +109,7 @@ class Copies:
         if not blocks:
             return
         level, tenant = self._levels[DRAM], blocks[0].tenant
-        slots = [slot for block in blocks if (slot := block.dram) is not None]
+        slots = slots_of(blocks)
         self._visible.remove_all(blocks)
         for block in blocks:
             block.is_gone = True

@@ -75,10 +75,10 @@ class EvictionOrder:
     def insert_all(self, blocks: Sequence[Block], group: int) -> None:
         """As `insert`, one after the other."""
         self.tell()
-        parents = [block.parent or None for block in blocks]
+        parents = [block.parent for block in blocks]
         policy = self._group_for(blocks[0], group).policy
         self.remembered -= policy.remembered
-        policy.insert_all([block.key for block in blocks], parents if any(parents) else None)
+        policy.insert_all([block.key for block in blocks], [parent or None for parent in parents] if any(parents) else None)
         self.remembered += policy.remembered
 
     def _group_for(self, block: Block, group: int) -> _Group:

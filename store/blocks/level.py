@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.store.blocks.block import Block, Loss
+from kvstore.store.blocks.block import DRAM, Block, Loss, slots_of
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.limits import TierLimits
@@ -97,7 +97,7 @@ class Level:
 
     def add_all(self, blocks: Sequence[Block]) -> None:
         """As `add`, of blocks that have no lossy copies."""
-        slots = [slot for block in blocks if (slot := block.slots[self.index]) is not None]
+        slots = slots_of(blocks) if self.index == DRAM else [self._slot(block) for block in blocks]
         groups = {slot.group for slot in slots}
         for group in groups:
             mine = blocks if len(groups) == 1 else [block for block, slot in zip(blocks, slots, strict=True) if slot.group == group]
@@ -132,7 +132,7 @@ class Level:
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of blocks that `take_coldest` gave."""
-        slots = [self._slot(block) for block in blocks]
+        slots = slots_of(blocks) if self.index == DRAM else [self._slot(block) for block in blocks]
         for block in blocks:
             if block.lossy:
                 self.encoded.count(block, block.loss_in(self.index), -1)

@@ -1,8 +1,9 @@
 """The puts at work: who writes which key, until when, and the slots of those whose time ran out. Pure; `now_ns` is passed in."""
 
+from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvstore.store.blocks.block import Block
@@ -39,6 +40,27 @@ class OpenPut:
         return slot
 
 
+@dataclass(slots=True, eq=False)
+class OpenBatch:
+    """Puts of one message to one tenant, with numbers in a row, that have their slots and end together as a rule: until somebody asks for
+    one of them there is no OpenPut, only this. `keys` are those of `blocks`, as a set; `is_named` as of an OpenPut.
+    """
+
+    first_id: int
+    blocks: list[Block]
+    keys: Set[bytes]
+    owner: object
+    expires_ns: int
+    is_named: bool = False
+    puts: list[OpenPut] = field(default_factory=list)
+    """Once they were asked for."""
+
+    @property
+    def ids(self) -> range:
+        """The puts' numbers, in the order of the blocks."""
+        return range(self.first_id, self.first_id + len(self.blocks))
+
+
 class OpenPuts:
     """At most one a key. It owns no slot: the block table frees what `close` and the `reclaim`s give back."""
 
@@ -47,22 +69,33 @@ class OpenPuts:
         self._puts: dict[int, OpenPut] = {}
         self._writers: dict[str, dict[bytes, OpenPut]] = {}
         """By tenant and key. None of them empty."""
-        self._expiry: deque[OpenPut] = deque()
+        self._batches: dict[int, OpenBatch] = {}
+        """Those of which no put was asked for by itself, by their first number, ascending: their puts are in neither of these."""
+        self._expiry: deque[OpenPut | OpenBatch] = deque()
         self._stranded: dict[object, dict[int, OpenPut]] = {}
         self._next_id = 1
 
     def of_key(self, tenant: str, key: bytes) -> OpenPut | None:
+        for batch in self._batches_of(tenant):
+            if key in batch.keys:
+                self._split(batch)
         of_tenant = self._writers.get(tenant)
         return of_tenant.get(key) if of_tenant is not None else None
 
     def has_any(self, tenant: str, keys: Iterable[bytes]) -> bool:
         """Whether one of the keys has a put."""
         of_tenant = self._writers.get(tenant)
-        return of_tenant is not None and not of_tenant.keys().isdisjoint(keys)
+        if of_tenant is not None and not of_tenant.keys().isdisjoint(keys):
+            return True
+        return any(not batch.keys.isdisjoint(keys) for batch in self._batches_of(tenant))
 
     def get(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put of that id, if `owner` is its writer and was told it."""
         put = self._puts.get(put_id)
+        if put is None and self._batches:
+            for batch in [batch for batch in self._batches.values() if put_id in batch.ids]:
+                self._split(batch)
+            put = self._puts.get(put_id)
         return put if put is not None and put.owner is owner and put.is_named else None
 
     def get_all(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
@@ -71,17 +104,26 @@ class OpenPuts:
             return None
         found: list[OpenPut] = []
         for put_id in put_ids:
-            put = self._puts.get(put_id)
-            if put is None or put.owner is not owner or not put.is_named:
+            put = self.get(put_id, owner)
+            if put is None:
                 return None
             found.append(put)
         return found
+
+    def get_batch(self, put_ids: Sequence[int], owner: object) -> OpenBatch | None:
+        """The batch that these are the numbers of, all of them in order, if `owner` is its writer and was told them, and nobody has asked
+        for one of its puts."""
+        batch = self._batches.get(put_ids[0]) if put_ids else None
+        is_meant = batch is not None and batch.owner is owner and batch.is_named
+        return batch if is_meant and batch is not None and array("Q", put_ids) == array("Q", batch.ids) else None
 
     def holds(self, put: OpenPut) -> bool:
         """Whether it is still open."""
         return self._puts.get(put.put_id) is put
 
     def of_owner(self, owner: object) -> list[OpenPut]:
+        for batch in [batch for batch in self._batches.values() if batch.owner is owner]:
+            self._split(batch)
         return [put for put in self._puts.values() if put.owner is owner]
 
     def add(self, block: Block, owner: object, *, now_ns: int) -> OpenPut:
@@ -92,15 +134,35 @@ class OpenPuts:
         self._expiry.append(put)
         return put
 
-    def add_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
+    def add_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
         """As `add`, of blocks of one tenant that have different keys; there is at least one."""
-        expires_ns, first = now_ns + self._ttl_ns, self._next_id
+        batch = OpenBatch(self._next_id, blocks, frozenset([block.key for block in blocks]), owner, now_ns + self._ttl_ns)
         self._next_id += len(blocks)
-        puts = [OpenPut(put_id, block, owner, expires_ns) for put_id, block in enumerate(blocks, first)]
-        self._puts.update(enumerate(puts, first))
-        self._writers.setdefault(blocks[0].tenant, {}).update(zip([block.key for block in blocks], puts, strict=True))
-        self._expiry.extend(puts)
-        return puts
+        self._batches[batch.first_id] = batch
+        self._expiry.append(batch)
+        return batch
+
+    def add_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
+        """As `add_batch`: the puts."""
+        return self._split(self.add_batch(list(blocks), owner, now_ns=now_ns))
+
+    def puts_of(self, batch: OpenBatch) -> list[OpenPut]:
+        """All puts that the batch began with."""
+        return self._split(batch) if batch.first_id in self._batches else batch.puts
+
+    def _split(self, batch: OpenBatch) -> list[OpenPut]:
+        """Each put of a batch is by itself from now on."""
+        del self._batches[batch.first_id]
+        owner, expires_ns, is_named = batch.owner, batch.expires_ns, batch.is_named
+        columns = zip(batch.ids, batch.blocks, strict=True)
+        batch.puts = [OpenPut(put_id, block, owner, expires_ns, is_named=is_named) for put_id, block in columns]
+        self._puts.update(zip(batch.ids, batch.puts, strict=True))
+        of_tenant = self._writers.setdefault(batch.blocks[0].tenant, {})
+        of_tenant.update(zip([block.key for block in batch.blocks], batch.puts, strict=True))
+        return batch.puts
+
+    def _batches_of(self, tenant: str) -> list[OpenBatch]:
+        return [batch for batch in self._batches.values() if batch.blocks[0].tenant == tenant] if self._batches else []
 
     def close(self, put: OpenPut) -> None:
         """The put is over, however it ended."""
@@ -109,6 +171,10 @@ class OpenPuts:
         del of_tenant[put.block.key]
         if not of_tenant:
             del self._writers[put.block.tenant]
+
+    def close_batch(self, batch: OpenBatch) -> None:
+        """As `close`, of all puts of a batch that `get_batch` gave."""
+        del self._batches[batch.first_id]
 
     def close_all(self, puts: Sequence[OpenPut]) -> None:
         """As `close`, of different puts of one tenant; there is at least one."""
@@ -122,13 +188,20 @@ class OpenPuts:
     def expire(self, *, now_ns: int) -> list[OpenPut]:
         """Close the puts whose time is over and return them. Their slots are stranded until their writers are done with them."""
         expired = []
-        while self._expiry and (self._expiry[0].expires_ns <= now_ns or self._expiry[0].put_id not in self._puts):
-            put = self._expiry.popleft()
-            if put.put_id in self._puts:
-                self.close(put)
-                self._stranded.setdefault(put.owner, {})[put.put_id] = put
-                expired.append(put)
+        while self._expiry and (self._expiry[0].expires_ns <= now_ns or not self._is_open(self._expiry[0])):
+            first = self._expiry.popleft()
+            for put in [first] if isinstance(first, OpenPut) else self.puts_of(first):
+                if put.put_id in self._puts:
+                    self.close(put)
+                    self._stranded.setdefault(put.owner, {})[put.put_id] = put
+                    expired.append(put)
         return expired
+
+    def _is_open(self, one: OpenPut | OpenBatch) -> bool:
+        """Whether the put, or one of the batch's, is still open."""
+        if isinstance(one, OpenPut):
+            return one.put_id in self._puts
+        return one.first_id in self._batches or any(put.put_id in self._puts for put in one.puts)
 
     def reclaim(self, put_id: int, owner: object) -> OpenPut | None:
         """The writer of an expired put has said that it is done: the put, whose slot is free now, if this is one."""
@@ -144,17 +217,24 @@ class OpenPuts:
 
     def count_of(self, tenant: str) -> int:
         """Open puts of a tenant."""
-        return len(self._writers.get(tenant, ()))
+        return len(self._writers.get(tenant, ())) + sum([len(batch.blocks) for batch in self._batches_of(tenant)])
 
     def tenants(self) -> set[str]:
         """Those that have some."""
-        return set(self._writers)
+        return set(self._writers) | {batch.blocks[0].tenant for batch in self._batches.values()}
 
     def __len__(self) -> int:
-        return len(self._puts)
+        return len(self._puts) + sum([len(batch.blocks) for batch in self._batches.values()])
 
     def check_integrity(self) -> None:
-        """Assert that both indexes agree, and that every open put will expire. For tests; O(puts)."""
+        """Assert that both indexes agree, that no key or number has two puts, and that every open put will expire. For tests; O(puts)."""
         assert all(self._writers.values())
         writers = {put for of_tenant in self._writers.values() for put in of_tenant.values()}
-        assert writers == set(self._puts.values()) <= set(self._expiry)
+        of_batches = [put for batch in self._expiry if isinstance(batch, OpenBatch) for put in batch.puts]
+        assert writers == set(self._puts.values()) <= {*self._expiry, *of_batches}
+        assert set(self._batches.values()) <= set(self._expiry)
+        assert list(self._batches) == sorted(self._batches) == [batch.first_id for batch in self._batches.values()]
+        names = [(put.block.tenant, put.block.key) for put in writers]
+        names += [(block.tenant, block.key) for batch in self._batches.values() for block in batch.blocks]
+        assert len(names) == len(set(names)) == len(self)
+        assert len(self) == len({*self._puts, *(put_id for batch in self._batches.values() for put_id in batch.ids)})

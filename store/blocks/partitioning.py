@@ -1,6 +1,6 @@
 """Which partition of the key space each block of a node belongs to. The masters tell how many there are at the first registration."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.partitions import partition_of
@@ -32,10 +32,10 @@ class Partitioning:
     def of(self, key: bytes) -> int:
         return partition_of(key, self.count) if self.count > 1 else 0
 
-    def group(self, blocks: Iterable[Block]) -> dict[int, list[Block]]:
+    def group(self, blocks: Sequence[Block]) -> Mapping[int, Sequence[Block]]:
         """The blocks by their partition, each in order."""
         if self.count == 1:
-            return {0: list(blocks)}
+            return {0: blocks}
         found: dict[int, list[Block]] = {}
         for block in blocks:
             found.setdefault(partition_of(block.key, self.count), []).append(block)

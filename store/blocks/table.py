@@ -19,7 +19,7 @@ from kvstore.store.blocks.crowding import Crowding
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import EncodedTotals, Level, is_evictable
-from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
@@ -197,6 +197,18 @@ class BlockTable:
         """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `spare_slots`."""
         return self._puts.add_all(blocks, owner, now_ns=now_ns)
 
+    def open_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
+        """As `open_all`, of puts that end together as a rule."""
+        return self._puts.add_batch(blocks, owner, now_ns=now_ns)
+
+    def batch_of(self, put_ids: Sequence[int], owner: object) -> OpenBatch | None:
+        """The batch that `owner` names by all of its numbers, in order, if nothing has become of one of its puts; else None."""
+        return self._puts.get_batch(put_ids, owner)
+
+    def puts_in(self, batch: OpenBatch) -> list[OpenPut]:
+        """All puts that the batch began with."""
+        return self._puts.puts_of(batch)
+
     def puts_of(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
         """The open puts that `owner` names by these numbers; None unless all are open, and each is named once."""
         return self._puts.get_all(put_ids, owner)
@@ -227,10 +239,17 @@ class BlockTable:
 
     def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
         """As `commit_undecided`, of puts of one tenant."""
-        if not puts:
-            return
-        self._puts.close_all(puts)
-        blocks = [put.block for put in puts]
+        if puts:
+            self._puts.close_all(puts)
+            self._keep_all([put.block for put in puts], checksums)
+
+    def commit_batch_undecided(self, batch: OpenBatch, checksums: Sequence[int]) -> None:
+        """As `commit_all_undecided`, of all puts of one that `batch_of` gave."""
+        self._puts.close_batch(batch)
+        self._keep_all(batch.blocks, checksums)
+
+    def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
+        """As `keep`, of blocks of one tenant."""
         for block, checksum in zip(blocks, checksums, strict=True):
             block.checksum = checksum
         self.copies.show_all(blocks)

@@ -78,9 +78,10 @@ class Undecided:
         first = self._last_number + 1
         self._last_number += len(blocks)
         self._numbers.setdefault(tenant, {}).update(zip(blocks, range(first, first + len(blocks)), strict=True))
-        for namespace in {block.namespace for block in blocks}:
-            groups = self._partitioning.group(block for block in blocks if block.namespace == namespace)
-            for partition, of_one in groups.items():
+        names = {block.namespace for block in blocks}
+        for namespace in names:
+            mine = blocks if len(names) == 1 else [block for block in blocks if block.namespace == namespace]
+            for partition, of_one in self._partitioning.group(mine).items():
                 self._to_claim.setdefault((tenant, namespace, partition), {}).update(dict.fromkeys(of_one))
 
     def remove(self, block: Block) -> None:

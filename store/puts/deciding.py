@@ -170,7 +170,7 @@ class Deciding:
                 )
             self._put_off(blocks)
             return
-        if BUSY not in reply.statuses and all(reply.generations) and not any(block.is_gone for block in blocks):  # as a rule
+        if BUSY not in reply.statuses and all(reply.generations) and True not in [block.is_gone for block in blocks]:  # as a rule
             self._table.decide_all(blocks, reply.generations)
             self._pause_s = FIRST_PAUSE_S
             return

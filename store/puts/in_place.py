@@ -1,16 +1,20 @@
 """Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine."""
 
 import contextlib
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.frames import Header
+from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.block import Block, slots_of
+from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
@@ -57,7 +61,9 @@ class InPlacePuts:
 
     def places(self, caller: Caller, opening: Opening) -> Opened:
         """The answer to a writer of this host: its slots, and slabs to be mapped meanwhile."""
-        statuses, puts = opening
+        if opening.batch is not None:
+            return self._places_of(caller, opening.batch)
+        statuses, puts = opening.statuses, opening.puts
         opened = [put for put in puts if put is not None]
         slots = [slot for put in opened if (slot := put.block.dram) is not None]
         located = self._dram.locate_all(slots)
@@ -70,12 +76,21 @@ class InPlacePuts:
             ids, slabs, offsets = (_spread(column, puts) for column in (ids, slabs, offsets))
         return Opened(bytes(statuses), ids, slabs, offsets, [b""] * len(puts), self._slabs_ahead(caller, group_of_slab))
 
+    def _places_of(self, caller: Caller, batch: OpenBatch) -> Opened:
+        """As `places`, of slots of one group."""
+        slots = slots_of(batch.blocks)
+        batch.is_named = True
+        slabs, offsets, _ = self._dram.locate_all(slots)
+        ahead = self._slabs_ahead(caller, dict.fromkeys(np.unique(slabs).tolist(), slots[0].group))
+        columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
+        return Opened(bytes((GRANTED,)) * len(slots), batch.ids, *columns, [b""] * len(slots), ahead)
+
     def regions(self, opening: Opening) -> Opened:
         """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
 
         Raises whatever the engine has against it."""
         assert self._regions is not None
-        statuses, puts = opening
+        statuses, puts = opening.statuses, opening.puts
         nowhere = [0] * len(puts)
         regions = [b""] * len(puts)
         for index, put in enumerate(puts):
@@ -116,16 +131,22 @@ class InPlacePuts:
 
     def _commit_whole(self, session: Session, header: Header, caller: Caller, message: Commit) -> bool:
         """All puts of a message, if all are open, written through shared memory, and not reserved; else False, with nothing done."""
-        puts = self._table.puts_of(message.put_ids, session)
-        if not puts or any(put.grant is not None or put.block.generation != UNDECIDED for put in puts):
-            return False
-        self._table.commit_all_undecided(puts, message.checksums)
-        self.in_bytes += sum([put.block.size_bytes for put in puts])
+        batch = self._table.batch_of(message.put_ids, session)
+        if batch is not None:
+            blocks: Sequence[Block] = batch.blocks
+            self._table.commit_batch_undecided(batch, message.checksums)
+        else:
+            puts = self._table.puts_of(message.put_ids, session)
+            if not puts or any(put.grant is not None or put.block.generation != UNDECIDED for put in puts):
+                return False
+            blocks = [put.block for put in puts]
+            self._table.commit_all_undecided(puts, message.checksums)
+        self.in_bytes += sum([block.size_bytes for block in blocks])
         if session.traces is not None:
-            self._table.undecided.put_by(caller.tenant, puts[0].block.namespace, session.traces.span(header.request_id))
+            self._table.undecided.put_by(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))
         if self._table.events.is_recording:
-            self._table.events.stored(caller.tenant, [put.block for put in puts])
-        session.reply(header.request_id, Flags(bytes((STORED,)) * len(puts)))
+            self._table.events.stored(caller.tenant, blocks)
+        session.reply(header.request_id, Flags(bytes((STORED,)) * len(blocks)))
         return True
 
     def _commit(self, session: Session, header: Header, caller: Caller, message: Commit, found: Mapping[int, int]) -> None:

@@ -87,7 +87,7 @@ class SentPuts:
 
     def destinations(self, caller: Caller, message: Put, opening: Opening) -> list[memoryview]:
         """Remember the put until its values are there, and say where they go."""
-        statuses, puts = opening
+        statuses, puts = opening.statuses, opening.puts
         waits: list[Block] = []
         is_kept = message.ack == ACK_NODE
         if PRESENT in statuses and not is_kept:

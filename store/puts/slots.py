@@ -7,6 +7,7 @@ own tenant's until its deadline, then fails as Full, or as QuotaExceeded.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, QuotaExceeded
@@ -16,7 +17,7 @@ from kvstore.protocol.node_messages import ACK_NODE, Open, Put
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, peer_of
@@ -30,10 +31,11 @@ MAX_NAMESPACE_BYTES = 255
 
 
 class Opening(NamedTuple):
-    """What a request got: for each key GRANTED, PRESENT or BUSY, and the open put of a granted one."""
+    """What a request got: for each key GRANTED, PRESENT or BUSY, and the open put of a granted one; or a batch that was granted whole."""
 
     statuses: bytearray
     puts: list[OpenPut | None]
+    batch: OpenBatch | None = None
 
 
 class Slots:
@@ -62,7 +64,7 @@ class Slots:
         TierFailed when the system refuses memory; nothing is open then.
         """
         opening = Opening(bytearray(), [])
-        statuses, puts = opening
+        statuses, puts = opening.statuses, opening.puts
         if may_open and (whole := self._open_whole(session, tenant, message)) is not None:
             return whole
         is_full = not may_open
@@ -116,12 +118,12 @@ class Slots:
             table.give_back(slots)
             return None
         size, namespace = sizes[0], message.namespace
-        blocks = [
-            Block(tenant, key, size, generation, namespace, parent, dram=slot)
-            for key, generation, parent, slot in zip(keys, message.generations, message.parents, slots, strict=True)
-        ]
-        puts = table.open_all(blocks, session, now_ns=session.reactor.now_ns())
-        return Opening(bytearray((GRANTED,)) * count, list(puts))
+        same = repeat(tenant), repeat(size), repeat(namespace), repeat(0), repeat(None)
+        blocks = list(map(Block, same[0], keys, same[1], message.generations, same[2], message.parents, same[3], same[4], slots))
+        statuses, now_ns = bytearray((GRANTED,)) * count, session.reactor.now_ns()
+        if isinstance(message, Open) and not message.engine and not any(message.generations):
+            return Opening(statuses, [], table.open_batch(blocks, session, now_ns=now_ns))
+        return Opening(statuses, list(table.open_all(blocks, session, now_ns=now_ns)))
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
         """A key lacks room, and there is nothing to say of the others, but of those that another is writing or has written. One that is
@@ -140,6 +142,10 @@ class Slots:
         about, too, must not overtake."""
         table = self._table
         return table.writer(tenant, key) is not None or (table.undecided.is_claimed(tenant, key) and not is_kept(message, generation))
+
+    def puts_in(self, batch: OpenBatch) -> Sequence[OpenPut]:
+        """Its puts, each by itself."""
+        return self._table.puts_in(batch)
 
     def abort(self, puts: Sequence[OpenPut | None]) -> None:
         """Whatever of these is open is so no more."""
@@ -220,7 +226,7 @@ class SlotRequest(Waiting):
         try:
             self.opened(opening)
         except BaseException:
-            self.slots.abort(opening.puts)
+            self.slots.abort(opening.puts if opening.batch is None else self.slots.puts_in(opening.batch))
             raise
         return True
 

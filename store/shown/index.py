@@ -150,10 +150,12 @@ class ShownIndex:
         self._rows[chosen, CHECK:] = rows[fits, CHECK:]
         self._rows[chosen, SEQUENCE] = sequences + np.uint64(1)
         self._tag_rows.reshape(-1)[chosen] = tags[fits]
-        pages = self._shown
-        for block, entry in zip(blocks if fits.all() else compress(blocks, fits.tolist()), chosen.tolist(), strict=True):
-            page = pages[entry // PAGE_ENTRIES] or self._page(entry)
-            page[entry % PAGE_ENTRIES] = block
+        pages, page_of, place_in = self._shown, (chosen // PAGE_ENTRIES).tolist(), (chosen % PAGE_ENTRIES).tolist()
+        for number in set(page_of):
+            self._page(number * PAGE_ENTRIES)
+        shown = blocks if fits.all() else compress(blocks, fits.tolist())
+        for block, entry, number, place in zip(shown, chosen.tolist(), page_of, place_in, strict=True):
+            pages[number][place] = block
             block.shown = entry
         self.count += len(chosen)
         left: list[int] = np.flatnonzero(~fits).tolist()

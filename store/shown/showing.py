@@ -14,7 +14,7 @@ from typing import Final
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WAYS
-from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block
+from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block, slots_of
 from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.growth import Growth
 from kvstore.store.shown.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
@@ -28,8 +28,9 @@ SHOWN_A_PART: Final = 200
 meanwhile. Beginning at 0.4 it is copied at 0.6."""
 SHOWN_AT_ONCE: Final = 512
 MIN_SHOWN_AT_ONCE: Final = 16
+SHARE_AT_ONCE_SHIFT: Final = 5
 """Blocks of a batch that are shown in one go: fewer than the least are as quick one by one, and no index is filled much beyond the share
-at which it grows."""
+at which it grows, by a thirty-second of its entries."""
 TAKEN_A_TURN: Final = 4096
 """Accesses of one client that are counted before others have their turn."""
 TURNS_OF_A_RING: Final = ACCESSES // TAKEN_A_TURN + 1
@@ -77,9 +78,12 @@ class Showing:
         tenant = self._tenants.get(blocks[0].tenant) if blocks else None
         if tenant is None:
             return
-        for begin in range(0, len(blocks), SHOWN_AT_ONCE):
-            part = blocks[begin : begin + SHOWN_AT_ONCE]
+        shown = 0
+        while shown < len(blocks):
             self._grow_if_full(tenant)
+            at_once = SHOWN_AT_ONCE if tenant.growth is not None else max(SHOWN_AT_ONCE, tenant.index.entries >> SHARE_AT_ONCE_SHIFT)
+            part = blocks[shown : shown + at_once]
+            shown += len(part)
             left = self._show_part(tenant.growth or tenant.index, part)
             self._have_shown(tenant, len(part) - len(left))
             for block in left:
@@ -87,9 +91,10 @@ class Showing:
 
     def _show_part(self, index: ShownIndex | Growth, blocks: Sequence[Block]) -> Sequence[Block]:
         """Those that cannot be shown with the others in one go."""
-        if len(blocks) < MIN_SHOWN_AT_ONCE or len({len(block.key) for block in blocks}) > 1 or len(blocks[0].key) > MAX_KEY_BYTES:
+        lengths = [len(block.key) for block in blocks] if len(blocks) >= MIN_SHOWN_AT_ONCE else [0]
+        if lengths.count(lengths[0]) < len(blocks) or lengths[0] > MAX_KEY_BYTES:
             return blocks
-        left = index.show_all(blocks, *self._dram.locate_all([slot for block in blocks if (slot := block.dram) is not None]))
+        left = index.show_all(blocks, *self._dram.locate_all(slots_of(blocks)))
         return [blocks[number] for number in left]
 
     def _show(self, tenant: _Tenant, block: Block) -> None:

@@ -1,9 +1,13 @@
 """Promises of open_puts.py: one writer a key, an end for every put, and slots kept until their writers are done with them."""
 
+from array import array
+
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.tiers.tier import Slot
 
 RED, BLUE = object(), object()
@@ -117,3 +121,122 @@ def test_the_end_of_a_writer_gives_back_all_its_expired_slots_and_names_its_open
     assert puts.of_owner(RED) == [mine]
     assert puts.reclaim_all(RED) == expired
     assert puts.reclaim_all(RED) == []
+
+
+def add_batch(puts: OpenPuts, names: str, *, tenant: str = "red", owner: object = RED, now_ns: int = 0) -> OpenBatch:
+    blocks = [Block(tenant, name.encode(), 1, 0, dram=Slot(ord(name), 1, 1)) for name in names]
+    batch = puts.add_batch(blocks, owner, now_ns=now_ns)
+    batch.is_named = True
+    puts.check_integrity()
+    return batch
+
+
+def test_a_batch_is_found_whole_by_all_of_its_owners_numbers_only(puts: OpenPuts) -> None:
+    first, second = add_batch(puts, "abc"), add_batch(puts, "de")
+    assert second.first_id == first.first_id + 3
+    assert puts.get_batch(array("Q", first.ids), RED) is first
+    for ids in ([], list(first.ids)[:2], list(first.ids)[::-1], [*first.ids, *second.ids], [99]):
+        assert puts.get_batch(ids, RED) is None
+    assert puts.get_batch(first.ids, BLUE) is None
+    second.is_named = False
+    assert puts.get_batch(second.ids, RED) is None
+    assert (len(puts), puts.count_of("red"), puts.count_of("blue"), puts.tenants()) == (5, 5, 0, {"red"})
+    assert puts.has_any("red", [b"x", b"e"])
+    assert not puts.has_any("blue", [b"e"])
+    puts.close_batch(first)
+    puts.check_integrity()
+    assert puts.get_batch(first.ids, RED) is None
+    assert puts.of_key("red", b"a") is None
+    assert puts.expire(now_ns=0) == []
+    assert len(puts._expiry) == 1, "what is over is forgotten before its time"
+
+
+def test_who_asks_for_one_put_of_a_batch_has_them_each_by_itself(puts: OpenPuts) -> None:
+    for ask in (lambda batch: puts.of_key("red", b"b"), lambda batch: puts.get(batch.first_id + 1, RED), puts.puts_of):
+        batch = add_batch(puts, "abc")
+        ask(batch)
+        assert puts.get_batch(batch.ids, RED) is None
+        made = puts.puts_of(batch)
+        assert [(put.put_id, put.block) for put in made] == list(zip(batch.ids, batch.blocks, strict=True))
+        assert all(put.is_named and put.owner is RED for put in made)
+        assert puts.get_all(batch.ids, RED) == made
+        puts.close(made[1])
+        puts.check_integrity()
+        assert puts.expire(now_ns=10) == [made[0], made[2]]
+        assert puts.reclaim_all(RED) == [made[0], made[2]]
+        puts.check_integrity()
+
+
+class BatchesAgainstPuts(RuleBasedStateMachine):
+    """Puts that were opened as batches are those that were opened one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches, self.each = OpenPuts(ttl_ns=10), OpenPuts(ttl_ns=10)
+        self.known: list[tuple[OpenBatch, list[OpenPut]]] = []
+        self.now_ns = 0
+
+    @rule(keys=st.lists(st.integers(0, 9), unique=True, min_size=1), tenant=st.sampled_from(["red", "blue"]), owner=st.sampled_from("ab"))
+    def open(self, keys: list[int], tenant: str, owner: str) -> None:
+        names = [b"%d" % key for key in keys]
+        assert self.batches.has_any(tenant, names) == self.each.has_any(tenant, names)
+        if self.each.has_any(tenant, names):
+            return
+        blocks = [Block(tenant, name, 1, 0) for name in names]
+        batch = self.batches.add_batch(blocks, owner, now_ns=self.now_ns)
+        puts = [self.each.add(block, owner, now_ns=self.now_ns) for block in blocks]
+        batch.is_named = True
+        for put in puts:
+            put.is_named = True
+        self.known.append((batch, puts))
+
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        if not self.known:
+            return
+        batch, puts = self.known[data.draw(st.integers(0, len(self.known) - 1))]
+        if data.draw(st.booleans()) and self.batches.get_batch(batch.ids, batch.owner) is batch:
+            self.batches.close_batch(batch)
+            self.each.close_all(puts)
+            return
+        at = data.draw(st.integers(0, len(puts) - 1))
+        mine, other = self.batches.get(batch.ids[at], batch.owner), self.each.get(puts[at].put_id, batch.owner)
+        assert same(mine) == same(other)
+        if mine is not None and other is not None:
+            self.batches.close(mine)
+            self.each.close(other)
+
+    @rule(key=st.integers(0, 9), tenant=st.sampled_from(["red", "blue"]))
+    def ask(self, key: int, tenant: str) -> None:
+        assert same(self.batches.of_key(tenant, b"%d" % key)) == same(self.each.of_key(tenant, b"%d" % key))
+
+    @rule(owner=st.sampled_from("ab"))
+    def end_owner(self, owner: str) -> None:
+        mine, others = self.batches.of_owner(owner), self.each.of_owner(owner)
+        assert {same(put) for put in mine} == {same(put) for put in others}
+        for put in mine:
+            self.batches.close(put)
+        for put in others:
+            self.each.close(put)
+        stranded = [{same(put) for put in puts.reclaim_all(owner)} for puts in (self.batches, self.each)]
+        assert stranded[0] == stranded[1]
+
+    @rule(passed_ns=st.integers(1, 12))
+    def expire(self, passed_ns: int) -> None:
+        self.now_ns += passed_ns
+        expired = [[same(put) for put in puts.expire(now_ns=self.now_ns)] for puts in (self.batches, self.each)]
+        assert expired[0] == expired[1]
+
+    @invariant()
+    def agree(self) -> None:
+        found = [(len(puts), puts.tenants(), puts.count_of("red"), puts.count_of("blue")) for puts in (self.batches, self.each)]
+        assert found[0] == found[1]
+        self.batches.check_integrity()
+        self.each.check_integrity()
+
+
+def same(put: OpenPut | None) -> tuple[object, ...] | None:
+    return None if put is None else (put.put_id, put.block, put.owner, put.expires_ns, put.is_named)
+
+
+TestBatchesAgainstPuts = BatchesAgainstPuts.TestCase

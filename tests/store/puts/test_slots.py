@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -9,11 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.protocol.frames import Header
 from kvstore.protocol.message import BUSY, GRANTED
 from kvstore.protocol.node_messages import Open
+from kvstore.security.identity import Identity, Kind
+from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.caller import Caller
 from kvstore.store.puts import slots as slots_module
-from kvstore.store.puts.slots import Opening, Slots
+from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.waiting import WaitingRoom
 from tests.store.tables import Store
 
@@ -25,6 +30,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.reactor: Any = self
+        self.context: Caller | None = None
 
     def now_ns(self) -> int:
         return 0
@@ -43,6 +49,14 @@ class Node:
     def open(self, message: Open, *, may_open: bool = True) -> Opening | None:
         with patch.object(slots_module, "MIN_WHOLE", self.min_whole):
             return self.slots.open(self.session, "red", message, may_open=may_open)
+
+    def puts(self, opening: Opening | None) -> list[OpenPut]:
+        """Those that are open now."""
+        if opening is None:
+            return []
+        if opening.batch is not None:
+            return list(self.slots.puts_in(opening.batch))
+        return [put for put in opening.puts if put is not None]
 
     def state(self) -> list[object]:
         self.table.check_integrity()
@@ -81,8 +95,12 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             found = [node.open(message(keys, size, generation), may_open=may_open) for node in (whole, each)]
             assert (found[0] is None) == (found[1] is None)
             for node, opening in zip((whole, each), found, strict=True):
-                puts = [put for put in opening.puts if put is not None] if opening is not None else []
-                for put in puts:
+                if opening is not None and opening.batch is not None and then == "commit":
+                    opening.batch.is_named = True
+                    assert node.table.batch_of(opening.batch.ids, node.session) is opening.batch
+                    node.table.commit_batch_undecided(opening.batch, [1] * len(keys))
+                    continue
+                for put in node.puts(opening):
                     assert put.block.namespace == "ns"
                     if then == "commit":
                         node.table.commit_undecided(put, 1) if generation == UNDECIDED else node.table.commit(put, 1)
@@ -91,6 +109,35 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             if found[0] is not None and found[1] is not None:
                 assert found[0].statuses == found[1].statuses
             assert whole.state() == each.state()
+
+
+def test_only_what_is_written_in_place_and_is_not_reserved_is_opened_without_a_put_each() -> None:
+    with nodes() as (whole, _):
+        first = whole.open(message([1, 2]))
+        reserved, by_engine = whole.open(message([3, 4], generation=7)), whole.open(replace(message([5, 6]), engine=1))
+        assert first is not None
+        assert first.batch is not None
+        assert (list(first.statuses), list(first.puts)) == ([GRANTED] * 2, [])
+        for opening in (reserved, by_engine):
+            assert opening is not None
+            assert (opening.batch, len(opening.puts)) == (None, 2)
+        assert whole.state()[1:] == [6 * SIZE, 6]
+
+
+def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
+    class Unlucky(SlotRequest):
+        def opened(self, opening: Opening) -> None:
+            assert opening.batch is not None
+            raise KeyError
+
+        def fail(self, error: Exception) -> None: ...
+
+    with nodes() as (whole, _):
+        whole.session.context = Caller("red", Identity(Kind.TENANT, name="red"))
+        request = Unlucky(whole.slots, whole.session, Header(Open.TYPE, 1, 0, 0, 0), message([1, 2]))
+        with patch.object(slots_module, "MIN_WHOLE", 1), pytest.raises(KeyError):
+            request.begin()
+        assert whole.state() == [[], 0, 0]
 
 
 def test_a_batch_for_which_there_is_not_room_for_all_is_opened_in_part() -> None:
@@ -106,9 +153,7 @@ def test_a_key_about_which_the_master_is_deciding_is_only_for_who_need_not_ask_i
     with nodes() as (whole, each):
         for node in (whole, each):
             opening = node.open(message([1]))
-            assert opening is not None
-            assert opening.puts[0] is not None
-            block = node.table.commit_undecided(opening.puts[0], 1)
+            block = node.table.commit_undecided(node.puts(opening)[0], 1)
             node.table.undecided.take(10)
             node.table.copies.drop(block)
             again = node.open(message([1, 2], generation=generation))
