@@ -74,7 +74,7 @@ mutants: $(BIN)/.dev etcd namespaces typing  ## seeded bugs, each put into a cop
 	$(BIN)/python -m tests.mutants
 
 .PHONY: fuzz
-fuzz: $(BIN)/.dev typing  ## coverage-guided fuzzing of what is read from peers, disks and files; 20 s for each of 13 kinds
+fuzz: $(BIN)/.dev typing  ## coverage-guided fuzzing of what is read from peers, disks and files; 20 s for each of 15 kinds
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/pip install -q "atheris>=3"
 	$(BIN)/python -m tests.fuzz
 

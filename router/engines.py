@@ -25,6 +25,12 @@ from kvstore.rpc.tracing import Span
 PATH: Final = "/v1/completions"
 SHOWN_CHARACTERS: Final = 300
 """Of what an engine says went wrong."""
+MAX_ANSWER_BYTES: Final = 8 << 20
+"""Of an answer that is no stream. The longest part is a handle's list of blocks: a few bytes each, of a prompt of a million tokens."""
+MAX_REFUSAL_BYTES: Final = 64 << 10
+"""Of what an engine says went wrong, no more is read."""
+HEADERS: Final = {"Accept-Encoding": "identity"}
+"""What is compressed could come to any number of bytes; it is not unpacked."""
 RETRIED: Final = frozenset({404, 408, 409, 425, 429})
 """Statuses below 500 that another engine, or this one later, need not give."""
 
@@ -100,7 +106,8 @@ class Engines:
     def __init__(self, settings: RouterSettings) -> None:
         """To be made within the event loop."""
         self._settings = settings
-        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        connector, cookies = aiohttp.TCPConnector(limit=0), aiohttp.DummyCookieJar()
+        self._http = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, headers=HEADERS, auto_decompress=False)
 
     async def close(self) -> None:
         await self._http.close()
@@ -123,7 +130,10 @@ class Engines:
         with step("prefill", instance=placement.prefill), _Translated(placement.prefill_address):
             async with await self._post(placement.prefill_address, body, work.id, timeout_s) as response:
                 async with asyncio.timeout(timeout_s):
-                    return _first_token(_object(await response.text(errors="replace")))
+                    answer, is_whole = await _read(response, MAX_ANSWER_BYTES)
+                if not is_whole:
+                    raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                return _first_token(_object(answer))
 
     async def serve(self, work: Work, placement: Placement) -> DecodeStream:
         """Have all of the answer made by an engine that prefills and decodes. When it returns, the engine has accepted.
@@ -148,12 +158,13 @@ class Engines:
     async def _post(self, address: str, body: Mapping[str, Any], request_id: str, timeout_s: float) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s)
         headers = {"X-Request-Id": request_id, **trace_headers()}
-        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, timeout=timeout)
+        # Nowhere else: a prompt goes where the master said.
+        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, timeout=timeout, allow_redirects=False)
         if response.status == 200:
             return response
-        async with response:
-            said = _said(await response.text(errors="replace"))
-        if response.status < 500 and response.status not in RETRIED:
+        async with response, asyncio.timeout(timeout_s):
+            said = _said((await _read(response, MAX_REFUSAL_BYTES))[0])
+        if 400 <= response.status < 500 and response.status not in RETRIED:
             raise InvalidArgument(f"the engine refuses the request: {said}")
         raise Unavailable(f"the engine at {address} answers {response.status}: {said}")
 
@@ -184,6 +195,16 @@ class _Translated:
 def _body(work: Work, tokens: list[int], max_tokens: int, params: Mapping[str, Any]) -> dict[str, Any]:
     members = {"model": work.model, "prompt": tokens, "max_tokens": max_tokens, "return_token_ids": True}
     return {**work.sampling, **members, "kv_transfer_params": params}
+
+
+async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> tuple[str, bool]:
+    """The beginning of what it says, and whether that is all."""
+    got = bytearray()
+    async for chunk in response.content.iter_any():
+        got += chunk
+        if len(got) > most_bytes:
+            return got[:most_bytes].decode(errors="replace"), False
+    return got.decode(errors="replace"), True
 
 
 def _object(text: str) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ PARTS = {
     "security/quotas": "in_force quota reading tables telling",
     "security/tickets": "form issuing keyring",
     "security/tls": "authority certificates https identities own pair refusals revoked subjects",
-    "transfer": "description",
+    "transfer": "description notices",
     "transfer/topology": "model json_form netlink routing",
     "transfer/paths": "choice bandwidth rails rail_counts slices transports peer transfers carrier spans batches",
     "transfer/memory": "region exports mapping liveness shield pieces location",

@@ -207,7 +207,10 @@ class Links:
         if message.instance != self._instance:
             raise StaleHandle("this rank is not, or no longer, the one described: describe and connect anew")
         self._check(session.certified)
-        session.context = unpack(message.description)
+        found = unpack(message.description)
+        if session.context is not None and session.context.instance != found.instance:  # of it `closed` would know the last one only
+            raise ProtocolError("a connection is one rank's for good")
+        session.context = found
         self._sessions.setdefault(session.context.instance, session)
         session.reply(header.request_id, Ok())
 

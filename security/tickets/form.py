@@ -87,7 +87,11 @@ def unseal(data: bytes, secret: bytes) -> Ticket:
     if role > Role.ADMIN or count > MAX_BATCH or at + count * _FINGERPRINT.itemsize != end:
         raise InvalidTicket("this ticket is of another form: run releases next to each other")
     blocks = frozenset(np.frombuffer(data, _FINGERPRINT, count, at).tolist())
-    return Ticket(key_id, node_id, ends_ms, role, credential, nonce, data[_HEAD.size : at].decode(), blocks)
+    try:
+        tenant = data[_HEAD.size : at].decode()
+    except UnicodeDecodeError:
+        raise InvalidTicket("this ticket names no tenant that is text") from None
+    return Ticket(key_id, node_id, ends_ms, role, credential, nonce, tenant, blocks)
 
 
 def _mac(body: bytes, secret: bytes) -> bytes:

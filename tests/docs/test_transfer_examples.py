@@ -12,9 +12,10 @@ from kvstore.protocol import transfers
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.transfers import Fetch
+from kvstore.transfer.notices import MAX_NOTICES, MAX_NOTICES_BYTES
 from kvstore.transfer.paths.choice import PathState
 from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE
-from kvstore.transfer.streams.answering import LAST_WORD_S, MAX_NOTICES
+from kvstore.transfer.streams.answering import LAST_WORD_S
 from kvstore.transfer.testing.conformance import AgentConformance, ConnectionConformance
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -71,7 +72,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     ):
         assert f"| {name} | {limit} bytes |" in DOCUMENT
     assert f"| pieces of a request | {transfers.MAX_PIECES} |" in DOCUMENT
-    assert f"| notifications that nobody took | {MAX_NOTICES};" in DOCUMENT
+    assert f"| notifications that nobody took | {MAX_NOTICES}, and {MAX_NOTICES_BYTES} bytes;" in DOCUMENT
     assert f"with at most {MAX_PIECES_A_SLICE:,} pieces" in DOCUMENT
     assert f"closed at most {LAST_WORD_S:g} s later" in DOCUMENT
 

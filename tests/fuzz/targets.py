@@ -3,9 +3,11 @@
 Where a checksum guards the bytes the target makes the right one, or no input would ever come behind it.
 """
 
+import hmac
 import io
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,16 +29,19 @@ from kvstore.master.directory import records
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.messages import MESSAGES
+from kvstore.security.tickets.keyring import Keyring
 from kvstore.store.blocks.block import from_recovered
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import decode_into
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.topology.json_form import as_json, dump_topology, parse_topology
+from tests.fuzz import control_plane
 
 Target = Callable[[bytes], None]
 
 _KINDS: Final = sorted(MESSAGES)
 _DIGESTED_BYTES: Final = HEADER_VALUE_BYTES - 8
+_SECRET: Final = bytes(32)
 _SCRATCH: Final = Path(tempfile.gettempdir()) / f"kvstore-fuzz-{os.getpid()}"
 
 
@@ -133,6 +138,19 @@ def value_header(data: bytes) -> None:
     decode_into(whole, memoryview(bytearray(4096)))
 
 
+def control(data: bytes) -> None:
+    """A call of a master's control plane: which, and its request."""
+    control_plane.call(data)
+
+
+def ticket(data: bytes) -> None:
+    """What a client shows a node, behind the node's own seal: none of it is believed for being sealed."""
+    body = data[:1] + struct.pack("<I", 1) + data[5:]
+    keyring = Keyring()
+    keyring.add(1, _SECRET, age_ms=0, issuer="m", now_ns=0)
+    keyring.check(body + hmac.digest(_SECRET, body, "sha256"), node_id=1, now_ns=0)
+
+
 def kv_events(data: bytes) -> None:
     """What an engine publishes of its own memory."""
     read_batch(data)
@@ -160,6 +178,8 @@ TARGETS: Final[dict[str, Target]] = {
         recording,
         value_header,
         kv_events,
+        control,
+        ticket,
     )
 }
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import dataclasses
+import gzip
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
-from kvstore.router.engines import DecodeStream, Engines, FirstToken
+from kvstore.router.engines import MAX_ANSWER_BYTES, DecodeStream, Engines, FirstToken
 from kvstore.router.sse import done, event
 from tests.ports import free_ports
 from tests.router.scripted import (
@@ -126,6 +129,57 @@ def test_a_prefill_that_fails_says_whether_another_engine_may_do_better(act: Act
     with pytest.raises(error, match=message) as raised:
         run(prefill(act))
     assert type(raised.value) is error
+
+
+def test_an_engine_sends_a_prompt_nowhere_else() -> None:
+    async def redirected() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
+            engines = Engines(SETTINGS)
+            try:
+                with pytest.raises(Unavailable, match="answers 307: elsewhere"):
+                    await engines.prefill(work(), placement(engine.address, "http://there"))
+            finally:
+                await engines.close()
+            return engine.bodies, other.bodies
+
+    asked, other = run(redirected())
+    assert len(asked) == 1
+    assert other == []
+
+
+def moved_to(address: str) -> Act:
+    async def act(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": f"{address}v1/completions"}, text="elsewhere")
+
+    return act
+
+
+def pours(status: int = 200, **headers: str) -> Act:
+    """Says more and more, until the other side hangs up."""
+
+    async def act(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * (1 << 20))
+
+    return act
+
+
+def test_an_answer_without_an_end_is_given_up() -> None:
+    with pytest.raises(Unavailable, match=f"an answer of more than {MAX_ANSWER_BYTES} bytes"):
+        run(prefill(pours()))
+    with pytest.raises(Unavailable, match="answers 500: nothing more"):
+        run(prefill(pours(500)))
+
+
+def test_what_is_compressed_is_not_unpacked() -> None:
+    async def act(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        whole = json.dumps({**choice(body["prompt"][:1], "length"), "kv_transfer_params": {}}).encode()
+        return web.Response(body=gzip.compress(whole), headers={"Content-Encoding": "gzip"})
+
+    with pytest.raises(Unavailable, match="no JSON"):
+        run(prefill(act))
 
 
 @pytest.mark.parametrize(

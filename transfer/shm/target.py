@@ -4,21 +4,17 @@ Only processes of the same user can enter the socket's folder. Among them keys g
 holds a read-only descriptor cannot map it for writing, but may open the memory anew by /proc, as it may trace this process.
 """
 
-import contextlib
 import logging
 import os
 import secrets
 import threading
-from collections import deque
 from pathlib import Path
-from typing import Final
 
-from kvstore.protocol.errors import Closed, ConfigError, Full, InvalidArgument, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.errors import Closed, ConfigError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import Header
-from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Ok, Welcome
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT, Attach, Fetch, Notice, Store
+from kvstore.protocol.transfers import SERVER_AGENT, Attach, Fetch, Notice, Store
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server, default_run_dir
@@ -26,8 +22,8 @@ from kvstore.rpc.session import Session
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.liveness import MAX_LIVE, LiveRegions
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.notices import Notices
 
-MAX_NOTICES: Final = 65_536
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -43,7 +39,7 @@ class SharedTarget:
         self._live = LiveRegions(max_regions)
         self._places: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._notices: deque[tuple[str, bytes]] = deque()
+        self._notices = Notices(name)
         self._is_closed = False
         self._reactor = Reactor()
         self._server = Server(self._reactor, self, max_connections=max_connections)
@@ -83,11 +79,7 @@ class SharedTarget:
 
     def notices(self) -> list[tuple[str, bytes]]:
         """(name of the agent, message) of what has come since the last call."""
-        taken = []
-        with contextlib.suppress(IndexError):  # asking for its length first would not do: another thread may take the last one
-            while True:
-                taken.append(self._notices.popleft())
-        return taken
+        return self._notices.take()
 
     def close(self) -> None:
         """Peers find every region closed. A second close is a no-op."""
@@ -111,7 +103,8 @@ class SharedTarget:
         elif header.type == Attach.TYPE:
             self._attach(session, header, Attach.unpack(body))
         elif header.type == Notice.TYPE:
-            session.reply(header.request_id, self._take_notice(session.context, Notice.unpack(body)))
+            self._notices.put(session.context, Notice.unpack(body).message)
+            session.reply(header.request_id, Ok())
         else:
             raise ProtocolError(f"shared memory takes no message of type {header.type}")
 
@@ -141,11 +134,3 @@ class SharedTarget:
         except OSError as error:
             raise Unavailable(f"no descriptor of this memory can be had: {error.strerror}") from None
         session.reply(header.request_id, SlabFds([size_bytes]), fds=[copy], on_sent=lambda: os.close(copy))
-
-    def _take_notice(self, name: str, notice: Notice) -> Message:
-        if len(notice.message) > MAX_NOTICE_BYTES:
-            raise InvalidArgument(f"a notification is at most {MAX_NOTICE_BYTES} bytes long")
-        if len(self._notices) >= MAX_NOTICES:
-            raise Full(f"{self._name} has {MAX_NOTICES} notifications that nobody took")
-        self._notices.append((name, bytes(notice.message)))
-        return Ok()

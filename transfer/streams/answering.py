@@ -5,20 +5,24 @@ Which thread does that, and for how long, is target.py's; so are the connections
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from typing import Final
 
-from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
+from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports, release
+from kvstore.transfer.notices import Notices
 from kvstore.transfer.streams.connection import Connection
 
-MAX_NOTICES: Final = 65_536
-"""Untaken notifications beyond which further ones are refused."""
+DISCARD_BYTES: Final = 256 << 10
+"""What is refused of a stream is read into so much memory, whatever its peer has announced."""
+MAX_DISCARDED_PIECE_BYTES: Final = 16 << 20
+"""What is refused of messages is read into memory as long as the piece: agents of ours cut slices no longer than that."""
 IDLE_S: Final = 86_400.0
 """How long a connection without a descriptor may be idle."""
 LAST_WORD_S: Final = 0.5
@@ -33,14 +37,12 @@ class Answering:
         self._exports = exports
         self._settings = settings
         self._lock = threading.Lock()
-        self._notices: list[tuple[str, bytes]] = []
+        self._notices = Notices(name)
         self.served_bytes = 0
 
     def notices(self) -> list[tuple[str, bytes]]:
         """(name of the agent, message) of what has come since the last call."""
-        with self._lock:
-            taken, self._notices = self._notices, []
-        return taken
+        return self._notices.take()
 
     def receive(self, connection: Connection) -> tuple[Header, memoryview]:
         """The next request: its header and body; the payload is still to come. Raises what ends the connection."""
@@ -94,8 +96,7 @@ class Answering:
         try:
             views, held = self._exports.hold(message)
         except KVStoreError as error:
-            nowhere = memoryview(bytearray(max(message.sizes, default=0)))
-            connection.recv_into([nowhere[:size] for size in message.sizes], deadline)
+            _discard(connection, message.sizes, deadline)
             self.answer(connection, header.request_id, Failure(error.code, str(error)))
             return
         try:
@@ -113,14 +114,10 @@ class Answering:
     def notice(self, connection: Connection, name: str, header: Header, message: Notice) -> None:
         """Keep a notification from the agent `name`."""
         answer: Message = Ok()
-        if len(message.message) > MAX_NOTICE_BYTES:
-            answer = Failure(InvalidArgument.code, f"a notification is at most {MAX_NOTICE_BYTES} bytes long")
-        else:
-            with self._lock:
-                if len(self._notices) >= MAX_NOTICES:
-                    answer = Failure(Full.code, f"{self._name} has {MAX_NOTICES} notifications that nobody took")
-                else:
-                    self._notices.append((name, message.message))
+        try:
+            self._notices.put(name, message.message)
+        except KVStoreError as error:
+            answer = Failure(error.code, str(error))
         self.answer(connection, header.request_id, answer)
 
     def answer(self, connection: Connection, request_id: int, message: Message) -> None:
@@ -134,6 +131,23 @@ class Answering:
         with contextlib.suppress(KVStoreError):
             self.answer(connection, request_id, Failure(error.code, str(error)))
             connection.recv_into([memoryview(bytearray(1))], Deadline(LAST_WORD_S))
+
+
+def _discard(connection: Connection, sizes: Sequence[int], deadline: Deadline) -> None:
+    """Take pieces that are not to be stored. Raises ProtocolError for those that no agent of ours sends, and what ends the connection."""
+    if connection.fileno() < 0:  # messages: each is taken as it was sent
+        longest = max(sizes, default=0)
+        if longest > MAX_DISCARDED_PIECE_BYTES:
+            raise ProtocolError(f"a piece of {longest} bytes for what is not open to this peer")
+        nowhere = memoryview(bytearray(longest))
+        connection.recv_into([nowhere[:size] for size in sizes], deadline)
+        return
+    left_bytes = sum(sizes)
+    nowhere = memoryview(bytearray(min(left_bytes, DISCARD_BYTES)))
+    while left_bytes:
+        part = nowhere[:left_bytes]
+        connection.recv_into([part], deadline)
+        left_bytes -= len(part)
 
 
 def _check_pieces(message: Fetch | Store) -> int:

@@ -203,6 +203,9 @@ def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tupl
     assert isinstance(raw.ask(Done(b"r")), ProtocolError)
     assert isinstance(raw.ask(Greet(other.info.instance, b"nonsense")), ProtocolError)
     assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
+    assert raw.ask(Greet(other.info.instance, one.info.pack())) is None
+    assert isinstance(raw.ask(Greet(other.info.instance, dataclasses.replace(one.info, instance=bytes(16)).pack())), ProtocolError)
+    assert list(other.links._sessions) == [one.info.instance]
     assert isinstance(raw.ask(Done(b"r"), type_number=200), ProtocolError)
     assert isinstance(raw.ask(Stop(b"r", 1, ""), payload=b"payload"), ProtocolError)
     assert raw.ask(Done(b"r")) is None

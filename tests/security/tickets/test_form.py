@@ -50,6 +50,10 @@ def test_a_sealed_ticket_whose_lengths_lie_is_refused_too() -> None:
     for wrong in (body + b"x", body[:-1], body[:43] + b"\xff\xff\xff\xff" + body[47:], body[:17] + b"\x04" + body[18:]):
         with pytest.raises(InvalidTicket, match="of another form"):
             unseal(wrong + form._mac(wrong, SECRET), SECRET)
+    begin = body.index(TICKET.tenant.encode())
+    unreadable = body[:begin] + b"\xff" + body[begin + 1 :]
+    with pytest.raises(InvalidTicket, match="names no tenant that is text"):
+        unseal(unreadable + form._mac(unreadable, SECRET), SECRET)
 
 
 def test_a_block_is_told_by_its_key_and_its_generation() -> None:

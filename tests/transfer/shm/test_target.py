@@ -33,10 +33,10 @@ from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, SERVER_AGEN
 from kvstore.rpc.address import Address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer import notices
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate, map_slab
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.shm import target as shared_target
 from kvstore.transfer.shm.target import SharedTarget
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
@@ -315,7 +315,7 @@ def test_one_that_is_too_long_is_refused(target: SharedTarget, channel: Channel)
 
 
 def test_more_than_anyone_takes_are_refused(target: SharedTarget, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_target, "MAX_NOTICES", 2)
+    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
     for _ in range(2):
         channel.call(Notice(b"x"), Ok, Deadline(10))
     with pytest.raises(Full, match="that nobody took"):

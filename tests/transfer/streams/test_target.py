@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
@@ -13,6 +14,7 @@ from kvstore.protocol.frames import HEADER, MAGIC, OLDEST_VERSION, VERSION, pack
 from kvstore.protocol.session_messages import Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer import notices
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.region import Region
@@ -131,7 +133,7 @@ def test_notifications_are_told_once_in_order_with_their_sender(target: Target, 
 
 
 def test_notifications_that_nobody_takes_are_refused_at_the_limit(target: Target, raw: RawAsker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "MAX_NOTICES", 2)
+    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
     for _ in range(2):
         raw.send(Notice(b"x"))
         assert raw.answer()[0].type == Ok.TYPE
@@ -150,6 +152,21 @@ def test_what_is_not_allowed_fails_alone(raw: RawAsker, region: Region) -> None:
     assert isinstance(raw.failure(), Denied)
     raw.send(store([(wrong, 0, 5), (shown(region), 0, 3)]), b"12345678")
     assert isinstance(raw.failure(), Denied)
+    assert raw.works()
+
+
+def test_what_is_refused_is_not_held_however_long_it_is(raw: RawAsker, region: Region) -> None:
+    size = 64 << 20
+    part = bytes(1 << 20)
+    tracemalloc.start()
+    try:
+        raw.send(store([(shown(region)._replace(key=1), 0, size)]), payload_bytes=size)
+        for _ in range(size // len(part)):
+            raw.socket.sendall(part)
+        assert isinstance(raw.failure(), Denied)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
     assert raw.works()
 
 
@@ -304,6 +321,22 @@ def test_a_connection_without_descriptor_is_served_by_a_thread_of_its_own(target
         target.close()
         assert raw.is_refused()
     assert target.connections == 0
+
+
+def test_of_messages_what_is_refused_is_taken_up_to_the_longest_slice(
+    target: Target, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "MAX_DISCARDED_PIECE_BYTES", 8)
+    listener, wrong = Wrapping(WithoutDescriptor), shown(region)._replace(key=1)
+    target.attach(listener)
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+        raw.send(store([(wrong, 0, 8), (wrong, 8, 3)]), b"12345678901")
+        assert isinstance(raw.failure(), Denied)
+        assert raw.works()
+        raw.send(store([(wrong, 0, 9)]), b"123456789")
+        assert isinstance(raw.failure(), ProtocolError)
+        assert raw.is_refused()
 
 
 def test_a_fence_that_cannot_be_kept_is_not_promised(target: Target, metadata: bytes) -> None:

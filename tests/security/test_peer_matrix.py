@@ -1,0 +1,136 @@
+"""Every frame that peers say to one another, and neither to a master nor to a node, by who says it, over real sockets: between transfer
+engines by what was shown when they joined and by the region's key, between ranks of a hand-over by the run that was greeted.
+
+What each may do stands here in words of its own: a frame that is new has no row, and fails here first.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from inspect import isclass
+from typing import Final
+
+import pytest
+
+from kvstore.protocol import handover_messages, transfers
+from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, from_code
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, unpack_header
+from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Failure
+from kvstore.protocol.transfers import Attach, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Region
+from tests.handover.link_end import End
+from tests.handover.loop import running
+from tests.rpc.raw_peers import PATIENCE_S, RawAsker, a_target, fetch, make_region, read, shown, store
+
+SECRET: Final = b"of this engine's description"
+JOINS: Final = {"nobody": None, "no secret": b"", "wrong": b"a guess", "another engine's": SECRET[:-1] + b"N", "who was told": SECRET}
+ENGINES: Final[dict[type[Message], frozenset[str]]] = dict.fromkeys((Fetch, Store, Fence, Notice), frozenset({"who was told"}))
+BY_UNIX_SOCKET: Final = {Attach}
+"""Its user alone connects there, and shows the region's key: tests/transfer/shm/test_target.py."""
+RANKS: Final[dict[type[Message], Message]] = {
+    kind: message
+    for message in (
+        Ask(b"r", 1, 0, [], 0, []),
+        Show(b"r", [], []),
+        Part(b"r", 0, 1, 0, 0, 0),
+        Done(b"r"),
+        Stop(b"r", 1, ""),
+        Report(b"r", 0),
+        Verdict(b"r", 0, ""),
+    )
+    if (kind := type(message))
+}
+
+
+def said_in(module: object) -> set[type[Message]]:
+    return {kind for kind in vars(module).values() if isclass(kind) and issubclass(kind, Message) and kind is not Message}
+
+
+def test_there_is_a_row_for_every_frame() -> None:
+    assert said_in(transfers) == {*ENGINES, *BY_UNIX_SOCKET, Join, Joined}
+    assert said_in(handover_messages) == {*RANKS, Greet}
+
+
+@pytest.fixture
+def region() -> Iterator[tuple[Exports, Region]]:
+    exports = Exports()
+    found = make_region(4, b"ours")
+    exports.add(found)
+    yield exports, found
+    found.close()
+
+
+def asked(kind: type[Message], region: Region, *, key: int) -> tuple[Message, bytes]:
+    piece = shown(region)._replace(key=key), 0, 4
+    return {Fetch: (fetch([piece]), b""), Store: (store([piece]), b"them"), Fence: (Fence([7]), b""), Notice: (Notice(b"n"), b"")}[kind]
+
+
+@pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.__name__)
+def test_an_engine_takes_a_frame_from_who_has_shown_its_secret_and_from_nobody_else(
+    kind: type[Message], region: tuple[Exports, Region]
+) -> None:
+    exports, memory = region
+    taken = set()
+    with a_target(exports, SECRET, stall_timeout_s=PATIENCE_S) as (_target, metadata):
+        for name, secret in JOINS.items():
+            with RawAsker(metadata) as peer:
+                if secret is not None:
+                    peer.send(Join("peer", 1, secret))
+                    joined = peer.answer()[0].type == Joined.TYPE
+                    assert joined is (secret == SECRET)
+                message, payload = asked(kind, memory, key=memory.write_key)
+                peer.send(message, payload)
+                try:
+                    if peer.answer()[0].type != Failure.TYPE:
+                        taken.add(name)
+                except (EOFError, ConnectionResetError):  # it was hung up on
+                    pass
+    assert taken == ENGINES[kind]
+    assert bytes(memory.memory) == (b"them" if kind is Store else b"ours")
+
+
+def test_who_has_joined_reads_and_writes_what_he_has_the_key_of(region: tuple[Exports, Region]) -> None:
+    exports, memory = region
+    with a_target(exports, SECRET, stall_timeout_s=PATIENCE_S) as (_target, metadata), RawAsker(metadata) as peer:
+        peer.join(secret=SECRET)
+        for kind, keys in {Fetch: (1,), Store: (1, memory.read_key)}.items():
+            for key in keys:
+                peer.send(*asked(kind, memory, key=key))
+                assert isinstance(peer.failure(), Denied)
+    assert bytes(memory.memory) == b"ours"
+
+
+@pytest.mark.parametrize("kind", RANKS, ids=lambda kind: kind.__name__)
+def test_a_rank_takes_a_frame_from_who_has_greeted_this_run_of_it_and_from_nobody_else(kind: type[Message]) -> None:
+    with running() as reactor, ExitStack() as stack:
+        one, other = End(reactor, 1), End(reactor, 2)
+        stack.callback(other.close)
+        stack.callback(one.close)
+        greetings = {
+            "nobody": None,
+            "of another run": Greet(bytes(16), one.info.pack()),
+            "a rank": Greet(other.info.instance, one.info.pack()),
+        }
+        for name, greet in greetings.items():
+            with closing(socket.create_connection((other.info.control.host, other.info.control.port), timeout=PATIENCE_S)) as sock:
+                errors = [error_of(sock, message) for message in (greet, RANKS[kind]) if message is not None]
+            if name == "a rank":
+                assert errors == [None, None]
+                assert other.heard.get(timeout=PATIENCE_S)[0] == 1
+            else:
+                assert isinstance(errors[-1], ProtocolError)
+                assert other.heard.empty()
+
+
+def error_of(sock: socket.socket, message: Message) -> KVStoreError | None:
+    body = message.pack()
+    sock.sendall(HEADER.pack(MAGIC, VERSION, message.TYPE, 1, 60_000, len(body), 0) + body)
+    header = unpack_header(read(sock, HEADER_BYTES))
+    answer = read(sock, header.body_bytes)
+    if header.type != Failure.TYPE:
+        return None
+    failure = Failure.unpack(answer)
+    return from_code(failure.code, failure.text)
