@@ -23,9 +23,9 @@ OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests \( -path tests/engi
 # Half of all that is installed: to compile it takes as long as all else.
 NOT_IMPORTED := /(transformers/models|tests?|testing|_inductor|pip|setuptools|networkx|mypyc?)/
 # As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
-COMPUTING := -n auto --maxprocesses 8 --dist worksteal
-WAITING := -n $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 ))) --dist worksteal
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+COMPUTING := --workers $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) : 8 )))
+WAITING := --workers $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 )))
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p tests.workers
 
 .PHONY: help
 help:  ## this list
@@ -39,7 +39,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 test: $(BIN)/.dev etcd namespaces strace operators chromium typing  ## the whole suite
 	rm -f build/own_coverage*
 	$(PYTEST) $(COMPUTING) $(COVERED) -p tests.own_tracer
-	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) -n 1 $(ALONE); } >build/beside.log 2>&1 & \
+	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) --workers 1 $(ALONE); } >build/beside.log 2>&1 & \
 		$(PYTEST) $(WAITING) $(OTHERS) && status=0 || status=$$?; \
 		wait $$! || status=$$?; cat build/beside.log; exit $$status  # one at a time, beside tests that wait
 

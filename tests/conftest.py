@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,11 +15,8 @@ pytest.register_assert_rewrite("tests.master.catalogs.conformance")
 # Of torch, here and in programs that tests start: its threads spin for one another, ten times as slow where others use the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# pytest-xdist sets it for its workers: tables would be cut to it, also those of programs that tests start.
+# Where a shell exports it, tables would be cut to it, also those of programs that tests start.
 os.environ.pop("COLUMNS", None)
-
-PLACES = pytest.StashKey[dict[Path, int]]()
-"""Of the files that pytest was told to run."""
 
 # The same examples each time, and none of Hypothesis' time limits: a test fails for what the code does, not for what else the machine does.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -34,25 +30,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Each worker begins with other files of those that all are given: else all would compile each one of a fresh clone at once."""
-    files = [Path(argument).absolute() for argument in config.args]
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if worker and all(file.is_file() for file in files):
-        first = int(worker) * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        config.args[:] = config.args[first:] + config.args[:first]
-        config.stash[PLACES] = {file: place for place, file in enumerate(files)}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The same order in all workers again."""
-    if PLACES in config.stash:
-        items.sort(key=lambda item: config.stash[PLACES][item.path])
-
-
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: no collection of garbage, some of which tests begin, need walk it again."""
+    """What has been imported and collected stays: no collection of garbage, some of which tests begin, need walk it again, and none writes
+    to pages that workers have in common (tests/workers.py)."""
     gc.collect()
     gc.freeze()
 

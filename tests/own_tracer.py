@@ -2,8 +2,8 @@
 
 Until the tests are collected all modules in question are traced, without a context: what runs at import counts for every file. Then the
 tracer is on in the modules that the file at hand has to cover and off in all else, and off altogether in tests marked `no_cover`: half of
-the time that tracing everything takes goes to lines that no report asks for. Each worker of pytest-xdist writes a file of its own at its
-end.
+the time that tracing everything takes goes to lines that no report asks for. Each worker (tests/workers.py) writes a file of its own at its
+end; so does the process that they are forked from, of what ran at import.
 """
 
 import os
@@ -86,6 +86,5 @@ class OwnTracer:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Before anything of the product is imported; the process that only hands out tests runs none."""
-    if "PYTEST_XDIST_WORKER" in os.environ or not getattr(early_config.known_args_namespace, "numprocesses", None):
-        early_config.pluginmanager.register(OwnTracer(), "own_tracer")
+    """Before anything of the product is imported."""
+    early_config.pluginmanager.register(OwnTracer(), "own_tracer")

@@ -28,7 +28,7 @@ SOURCES: list[tuple[Any, bytes]] = [
 
 
 def kind(value: object) -> str:
-    """A name for a case that is the same in every process: pytest-xdist compares them."""
+    """A name for a case that is the same in every run."""
     return type(value).__name__
 
 

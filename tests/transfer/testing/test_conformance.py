@@ -1,7 +1,6 @@
 """The conformance suites find what they promise to: wrong transports (unsound.py) fail, and the sound ones that they are made of pass."""
 
 import fcntl
-import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.transfer.testing.unsound import SOUND, unsound
+from tests.workers import shared_folder
 
 SOURCE = Path(__file__).with_name("unsound.py")
 CASES = list(unsound())
@@ -30,11 +30,9 @@ def run_all(report: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[tuple[str, str], str]:
     """How each test ended: "passed", "failed", or "error" where its fixtures did, by (class, test). Workers of one session share them."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+    folder = shared_folder(pytestconfig, tmp_path_factory.getbasetemp())
     report = folder / "conformance.xml"
     with open(folder / "conformance.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
