@@ -21,10 +21,10 @@ from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
-from kvstore.transfer.testing.waiting import eventually
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
-from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal
+from tests.master.running import MASTER, TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal
 from tests.refusals import refused_here
 from tests.telemetry.http.asking import ask as http_ask
 
@@ -81,6 +81,19 @@ def test_it_says_where_it_is_serves_and_ends_cleanly_on_a_signal(start: Start) -
         code, errors = master.end()
         assert (code, "Traceback" in errors) == (0, False)
         assert not Path(places.unix).exists()
+
+
+def test_started_by_its_name_it_ends_cleanly_too(tmp_path: Path) -> None:
+    """Forked ones leave out how Python takes apart what was loaded (tests/forked.py)."""
+    flags = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--run-dir", str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-m", MASTER, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as master:
+        assert master.stdout is not None
+        assert '"role": "owner"' in master.stdout.readline()
+        master.terminate()
+        told, errors = master.communicate(timeout=PATIENCE_S)
+    assert (master.returncode, told) == (0, "")
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
 
 
 def test_its_http_port_says_whether_it_lives_and_serves(start: Start) -> None:
