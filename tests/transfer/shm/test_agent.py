@@ -31,11 +31,11 @@ from kvstore.protocol.session_messages import Failure, Ok, Welcome
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, SERVER_AGENT
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer import notices
 from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.shm import target as shared_target
 from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent
 from kvstore.transfer.testing.conformance import AgentConformance
 from kvstore.transfer.testing.waiting import eventually, in_background, within
@@ -473,7 +473,7 @@ def test_a_notification_that_is_too_long_is_not_sent(agent: SharedMemoryAgent, o
 
 
 def test_a_peer_that_takes_no_more_notifications_says_so(agent: SharedMemoryAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_target, "MAX_NOTICES", 0)
+    monkeypatch.setattr(notices, "MAX_NOTICES", 0)
     with pytest.raises(Full):
         agent.notify(agent.load_remote(agent.metadata()), b"x", Deadline(10))
 
