@@ -1,11 +1,13 @@
 """Who may ask what on a daemon's HTTP port: this host where there are no credentials, else whoever shows an operator's token."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.security.credentials import digest_of
+from kvstore.security.file_signature import signature
 from kvstore.security.guard import Guard
 from kvstore.telemetry.http.access import Access, Authorize, this_host_only
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 SCHEME: Final = "bearer"
+
+log = logging.getLogger("kvstore.telemetry")
 
 
 def by_token(guard: Guard) -> Authorize:
@@ -34,8 +38,27 @@ def by_token(guard: Guard) -> Authorize:
 
 
 def by_file(path: str) -> Authorize:
-    """As `by_token`, for a daemon that has no credentials of the cluster: with the tokens of the file at `path`, one a line, read once.
-    Raises ConfigError: it cannot be read, or has none."""
+    """As `by_token`, for a daemon that has no credentials of the cluster: with the tokens of the file at `path`, one a line, read again
+    when it has changed. A file that has none any more changes nothing: who exchanges it is not to lock everybody out, nor to let anybody
+    in. Raises ConfigError: it cannot be read, or has none."""
+    read, authorize = signature(path), by_any_of(_tokens(path))
+
+    def look_and_authorize(request: "web.Request") -> Access:
+        nonlocal read, authorize
+        now = signature(path)
+        if now != read:
+            read = now
+            try:
+                authorize = by_any_of(_tokens(path))
+            except ConfigError as error:
+                log.error("%s; the tokens of before are good until it has some", error)  # noqa: TRY400 - the text says all
+        return authorize(request)
+
+    return look_and_authorize
+
+
+def _tokens(path: str) -> list[str]:
+    """Raises ConfigError."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -43,7 +66,7 @@ def by_file(path: str) -> Authorize:
     tokens = [line.strip() for line in lines if line.strip()]
     if not tokens:
         raise ConfigError(f"{path} has no token for the HTTP port: write one, or several, a line each")
-    return by_any_of(tokens)
+    return tokens
 
 
 def by_any_of(tokens: Iterable[str]) -> Authorize:

@@ -13,8 +13,8 @@ HTTP_HELP: Final = (
     "`kvstore status --json` names; empty: none."
 )
 HTTP_TOKEN_FILE_HELP: Final = (
-    "File with tokens, one a line, read at the start: who shows one on the HTTP port (Authorization: Bearer TOKEN) is let in, from other "
-    "hosts too, and nobody else; without it this host is. Health is told to all."
+    "File with tokens, one a line, read again when it changes: who shows one on the HTTP port (Authorization: Bearer TOKEN) is let in, "
+    "from other hosts too, and nobody else; without it this host is. Health is told to all."
 )
 
 

@@ -1,6 +1,7 @@
 """What a node's engine measures between two hosts reaches the scheduler, and its choice is another then."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
                 host=hosts.names[1],
                 hidden=[str(tmp_path / "a")],  # else it would reach `a` by its Unix socket
             ) as b:
-                assert b.line()["event"] == "ready"
+                ready = b.line()
+                assert ready["event"] == "ready"
                 first = ask(hosts, 0, master, FIRST)
                 assert (first["prefill"], first["transfer_from"], first["transfer_blocks"]) == ("pb", "pa", 2)
                 until(lambda: bool(nodes(hosts, master)["b"].get("rates")), "b has told what it measured", every_s=PROCESS_POLL_S)
@@ -69,5 +71,10 @@ def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: P
                 assert 0 < rate["bytes_per_s"] < 2 * RATE_BYTES_S
                 assert rate["basis_bytes"] > 256 << 10
                 assert not found["a"].get("rates"), "it has received nothing"
+                metrics = hosts.run(1, ["curl", "-s", f"http://{ready['http']}/metrics"])
+                rails = re.findall(r"^kvstore_node_rail_delivered_bytes_total\{(.*)\} (\S+)$", metrics, re.MULTILINE)
+                assert [(labels, float(moved) >= 2 * MIB) for labels, moved in rails] == [
+                    (f'rail="{hosts.rails[0].device}",transport="tcp"', True)
+                ], metrics
                 second = ask(hosts, 0, master, SECOND)
                 assert (second["prefill"], second["transfer_from"], second["prefix_blocks"]) == ("pa", "", 40)

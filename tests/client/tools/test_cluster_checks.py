@@ -4,6 +4,9 @@ import email.utils
 import json
 import os
 import socket
+import ssl
+import urllib.error
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,33 @@ def test_a_real_etcd_answers(etcd: EtcdServer) -> None:
     (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"etcd://{etcd.host_port}"), cluster_checks.fetch)
     assert found.found.startswith("version 3.")
     assert "healthy" in found.found or "known faults" in found.found
+
+
+def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_factory: Callable[..., EtcdServer]) -> None:
+    member = etcd_server_factory(tls=True).host_port
+    (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"etcds://{member}"), cluster_checks.fetch)
+    assert (judged(found)[0], "it wants a certificate" in found.found) == (Verdict.OK, True), found
+
+
+def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
+    status = pb.StatusReply(catalog="etcds://e:1/prefix", catalog_health="ok")
+    well = {"https://e:1/version": json.dumps({"etcdserver": "3.6.9"}), "https://e:1/health": json.dumps({"health": "true"})}
+    (found,) = cluster_checks.etcd(status, Answers(well))
+    assert judged(found) == (Verdict.OK, "version 3.6.9, healthy")
+
+    def refused(error: OSError) -> Callable[[str], tuple[str, str]]:
+        def ask(url: str) -> tuple[str, str]:
+            raise error
+
+        return ask
+
+    for error in (ssl.SSLError("certificate required"), urllib.error.URLError(ssl.SSLError("certificate required"))):
+        (found,) = cluster_checks.etcd(status, refused(error))
+        assert judged(found)[0] is Verdict.OK
+        assert "it wants a certificate" in found.found
+        assert judged(*cluster_checks.etcd(IN_ETCD, refused(error)))[0] is Verdict.WARNING, "plainly there is none to be wanted"
+    (found,) = cluster_checks.etcd(status, refused(urllib.error.URLError("nobody there")))
+    assert (judged(found)[0], found.advice) == (Verdict.WARNING, "curl https://e:1/health, on a master's host too")
 
 
 def test_a_catalog_elsewhere_has_no_etcd() -> None:

@@ -65,10 +65,28 @@ def test_any_token_of_a_file_may_do_all_and_nobody_else_anything(tmp_path: Path)
     file = tmp_path / "tokens"
     file.write_text("one\n\n  two \n")
     with serving(by_file(str(file))) as address:
-        file.write_text("later\n")
         assert access(address, "Bearer one") == access(address, "bearer  one ") == access(address, "Bearer two") == "ADMIN"
         for other in ("", "Bearer", "Bearer ", "Bearer wrong", "Bearer later", "Bearer onetwo", "Basic one", "one"):
             assert access(address, other) == "NONE", other
+
+
+def test_a_token_is_exchanged_while_the_daemon_runs_and_a_file_without_any_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("leaked\n")
+    with serving(by_file(str(file))) as address:
+        assert access(address, "Bearer leaked") == "ADMIN"
+        file.write_text("leaked\nits successor\n")
+        assert access(address, "Bearer its successor") == access(address, "Bearer leaked") == "ADMIN"
+        file.write_text("its successor\n")
+        assert (access(address, "Bearer its successor"), access(address, "Bearer leaked")) == ("ADMIN", "NONE")
+        file.write_text("")
+        assert (access(address, "Bearer its successor"), access(address, "Bearer leaked")) == ("ADMIN", "NONE")
+        file.unlink()
+        assert access(address, "Bearer its successor") == "ADMIN"
+    said = [record.getMessage() for record in caplog.records if "are good until it has some" in record.getMessage()]
+    assert len(said) == 2, "once for each change"
 
 
 @pytest.mark.parametrize(
