@@ -17,6 +17,7 @@ from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
@@ -35,7 +36,7 @@ _Wanted = list[tuple[int, OpenPut]]
 class _UndecidedPut:
     """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
 
-    __slots__ = ("_answer", "_decisions", "_error", "_frame", "_is_asked_again", "_left", "_publishers", "_span", "_table")
+    __slots__ = ("_answer", "_error", "_frame", "_is_asked_again", "_left", "_publishers", "_span", "_stored", "_table")
 
     def __init__(self, table: BlockTable, publishers: Publishers, frame: PutFrame, answer: PendingAnswer, span: Span | None) -> None:
         self._table = table
@@ -46,8 +47,8 @@ class _UndecidedPut:
         self._left = 1
         self._error: Exception | None = None
         self._is_asked_again = False
-        self._decisions: dict[int, tuple[OpenPut, int, int]] = {}
-        """Put, status and generation by the place in the frame."""
+        self._stored: list[tuple[int, Block]] = []
+        """By the place in the frame."""
 
     def parts(self, partitioning: Partitioning) -> dict[int, _Wanted]:
         """What is to be claimed, by partition; each is to be settled by `decided` or `ask_again`."""
@@ -72,9 +73,9 @@ class _UndecidedPut:
         )
 
     def decided(self, wanted: _Wanted, reply: Grants | KVStoreError) -> None:
-        """Once all masters have decided carry it out, in the order of the frame, and answer. Whatever is raised is the answer then, and
-        nothing undecided stays. Of a master that is gone, or no longer the owner, the writer hears nothing: it asks again, which the next
-        owner answers."""
+        """Carry out what a master has decided, at once: its next word may be that a block is removed which it takes to be here. Answer when
+        all have decided. Whatever is raised is the answer then, and nothing undecided stays. Of a master that is gone, or no longer the
+        owner, the writer hears nothing: it asks again, which the next owner answers."""
         self._table.undecided.end([put.block for _, put in wanted])
         if isinstance(reply, Grants) and len(reply.statuses) != len(wanted):
             reply = ProtocolError("the master answered a Claim for other keys")
@@ -85,7 +86,9 @@ class _UndecidedPut:
             if isinstance(reply, KVStoreError):
                 raise reply
             for (at, put), status, generation in zip(wanted, reply.statuses, reply.generations, strict=True):
-                self._decisions[at] = put, status, generation
+                self._answer.flags[at] = flag = self._settle(put, self._frame.checksums[at], status, generation)
+                if flag == STORED:
+                    self._stored.append((at, put.block))
         except Exception as error:
             self._fail(wanted, error)
         self._is_decided()
@@ -107,10 +110,7 @@ class _UndecidedPut:
         self._left -= 1
         if self._left:
             return
-        try:
-            self._settle_all()
-        except Exception as error:
-            self._fail([(at, put) for at, (put, _status, _generation) in self._decisions.items()], error)
+        self._record()
         if self._error is not None:
             self._answer.give(self._error)
         elif self._is_asked_again:
@@ -123,15 +123,12 @@ class _UndecidedPut:
             # What was there already may not be durable yet: "already there" is said once it is.
             self._publishers.when_published(self._frame.waits, self._answer.give, self._span)
 
-    def _settle_all(self) -> None:
-        flags, checksums = self._answer.flags, self._frame.checksums
-        stored = []
-        for at, (put, status, generation) in sorted(self._decisions.items(), key=itemgetter(0)):
-            flags[at] = self._settle(put, checksums[at], status, generation)
-            if flags[at] == STORED:
-                stored.append(put.block)
-        if stored and self._table.events.is_recording:
-            self._table.events.stored(stored[0].tenant, stored)
+    def _record(self) -> None:
+        """Tell those who follow what is stored here of what is still there, in the order of the frame: parents come first."""
+        if self._stored and self._table.events.is_recording:
+            blocks = [block for _at, block in sorted(self._stored, key=itemgetter(0))]
+            there = [block for block in blocks if self._table.find(block.tenant, block.key) is block]
+            self._table.events.stored(blocks[0].tenant, there)
 
     def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
         """Carry out the decision on one put; its flag."""

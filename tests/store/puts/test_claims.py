@@ -10,10 +10,12 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
+from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
 from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.store.blocks.block import Block
 from tests.rpc.wires import frame, read_frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
@@ -276,3 +278,44 @@ def test_of_a_partition_without_a_master_the_writer_asks_again(node: Served, cli
     master.decide(grants(*[GRANTED] * len(ours)))
     thread.join(TIMEOUT_S)
     assert results == [[STORED if name in ours else ASK_AGAIN for name in names]]
+
+
+def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:
+    """It takes the blocks to be here from then on and may have them removed; what is gone before the end is not told as stored."""
+    asked: dict[int, tuple[Claim, Answer]] = {}
+    asker = object()
+
+    def link_up() -> int:
+        node.partitioning.tell(2)
+        node.publishers.cut()
+        for partition in (0, 1):
+            node.claims.link_up(partial(ask, partition), 7, partition)
+        return node.store.table.events.answer(asker, "red", Events(0, 100)).next_cursor
+
+    def ask(partition: int, claim: Claim, answer: Answer) -> None:
+        asked[partition] = claim, answer
+
+    def decide(partition: int) -> list[bytes]:
+        claim, answer = asked[partition]
+        node.call(lambda: answer(grants(*[GRANTED] * len(claim.keys))))
+        return claim.keys
+
+    def blocks(keys: list[bytes]) -> list[Block]:
+        return node.call(lambda: [block for key in keys if (block := node.store.table.find("red", key)) is not None])
+
+    cursor = node.call(link_up)
+    names = [f"key-{number}" for number in range(6)]
+    thread, results = put(client, **dict.fromkeys(names, b"v"))
+    until(node, lambda: len(asked) == 2)
+    first = decide(1)
+    assert [(block.key, block.generation) for block in blocks(first)] == [(key, 42) for key in first]
+    assert results == []
+    removed = first[0]
+    for block in blocks([removed]):
+        node.call(partial(node.store.table.copies.drop, block))
+    decide(0)
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED] * len(names)]
+    told = node.call(lambda: node.store.table.events.answer(asker, "red", Events(cursor, 100)))
+    assert told.keys == [removed, *(name.encode() for name in names if name.encode() != removed)]
+    assert blocks([removed]) == []
