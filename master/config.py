@@ -49,6 +49,26 @@ class MasterSettings(ServerTlsSettings):
         minimum=1,
         maximum=MAX_PARTITIONS,
     )
+    share_settle_s: float = setting(
+        3.0,
+        "With several partitions: once the masters that live have been the same for so long, each gives up what is another one's share. "
+        "With more than a master takes to restart, restarts of masters move less.",
+        minimum=0.1,
+        maximum=3600,
+    )
+    share_pause_s: float = setting(
+        1.0,
+        "With several partitions: between two that a master gives up, so that its nodes and clients look for one new owner at a time.",
+        minimum=0,
+        maximum=60,
+    )
+    share_turn_s: float = setting(
+        0.2,
+        "With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order "
+        "after so long, and so on.",
+        minimum=0,
+        maximum=10,
+    )
     records: str = setting(
         ALL,
         "Which blocks have a record in the catalog: all; outliving: those that outlive their node's process, in NVMe, at several nodes, or "
@@ -111,6 +131,13 @@ class MasterSettings(ServerTlsSettings):
     )
     heartbeat_interval_s: float = setting(1.0, "How often nodes report.", minimum=0.01)
     node_ttl_s: float = setting(10.0, "A node silent for this long counts as dead.", minimum=0.01)
+    takeover_wait_s: float = setting(
+        3.0,
+        "After a take-over or a restart: what is asked about blocks of nodes that have not registered yet is answered once they have, and "
+        "after this long at the latest; 0: at once, as if these blocks were gone.",
+        minimum=0,
+        maximum=60,
+    )
     slow_start_s: float = setting(30.0, "A new node gets its full share of writes only after this long.", minimum=0)
     forget_node_s: float = setting(60.0, "Blocks held only by a node dead for this long are forgotten.", minimum=0)
     max_nodes: int = setting(1024, "Live nodes beyond this are refused.", minimum=1)

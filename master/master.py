@@ -31,7 +31,7 @@ from kvstore.master.frames.service import Reachable
 from kvstore.master.measures import MasterMeasures, of_owner
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.partition import Partition
-from kvstore.master.roles.sharing import Sharing
+from kvstore.master.roles.sharing import Patience, Sharing
 from kvstore.master.roles.standing import Role
 from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
@@ -134,7 +134,8 @@ class Master:
             self._me = self._candidate()
             self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
             self.partitions = tuple(self._make_partition(index, catalog) for index, catalog in enumerate(self._catalogs))
-            self._sharing = Sharing(self._me.address, settings.partitions)
+            patience = Patience(settings.share_settle_s, settings.share_pause_s, settings.share_turn_s)
+            self._sharing = Sharing(self._me.address, settings.partitions, patience)
             for index, catalog in enumerate(self._catalogs):
                 catalog.wait_s = functools.partial(self._wait_s, index)
                 catalog.open(deadline_s=settings.catalog_timeout_s)

@@ -7,12 +7,14 @@ the nodes. The loop is the only caller.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
+from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
@@ -39,6 +41,8 @@ from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.identity import Identity
+
+Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix)
 
 SLICE_ROWS: Final = 4096
 """Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed at a time."""
@@ -69,31 +73,43 @@ class ClientFrames:
         tickets: Tickets | None,
         counters: dict[str, int],
         causes: CopyCauses,
+        arrivals: Arrivals,
         *,
         order_copies: Callable[[int], None],
     ) -> None:
-        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced."""
+        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. What is
+        asked about blocks of nodes that have yet to come waits in `arrivals`."""
         self._directory = directory
         self._committer = committer
         self._links = links
         self._tickets = tickets
         self._counters = counters
         self._causes = causes
+        self._arrivals = arrivals
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: Header, message: Lookup) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.lookup):
+            return
         self._counters["keys"] += len(message.keys)
         found = self._directory.queries.lookup(_tenant(session), message.keys, avoid=message.avoid)
         self._counters["lookup_misses"] += found.replicas.count(0)
         session.reply(header.request_id, found)
 
     def exists(self, session: Session, header: Header, message: Exists) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.exists):
+            return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Flags(self._directory.queries.exists(_tenant(session), message.keys)))
 
     def match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.match_prefix):
+            return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
+
+    def _is_held_up(self, session: Session, header: Header, message: Asked, ask: Callable[[Session, Header, Asked], None]) -> bool:
+        return self._arrivals.hold_up(session, _tenant(session), message.keys, partial(ask, session, header, message))
 
     def reserve(self, session: Session, header: Header, message: Reserve) -> None:
         self._counters["keys"] += len(message.keys)
@@ -114,6 +130,8 @@ class ClientFrames:
         session.reply(header.request_id, Ok())
 
     def nodes(self, session: Session, header: Header, message: Nodes) -> None:
+        if self._arrivals.awaited and self._arrivals.hold_up_all(session, partial(self.nodes, session, header, message)):
+            return
         client, live = _client(session), self._directory.members.live()
         tickets, ticket_ms = [b""] * len(live), 0
         if self._tickets is not None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.drains import Drains
@@ -75,8 +76,9 @@ class FramesService:
         ticket_ttl_s: float,
         ticket_key_ttl_s: float,
         loads: TenantLoads,
+        arrivals: Arrivals,
     ) -> None:
-        """`loads` are those of all partitions of this master."""
+        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
@@ -98,8 +100,9 @@ class FramesService:
         self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters)
         self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
+        self._arrivals = arrivals
         self.clients = clients = ClientFrames(
-            directory, committer, self.links, self.tickets, self.counters, self._causes, order_copies=self.make_replicas
+            directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals, order_copies=self.make_replicas
         )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
@@ -145,6 +148,7 @@ class FramesService:
 
     def tick(self, now_ns: int) -> None:
         """What is done without being asked, ten times a second."""
+        self._arrivals.tick(now_ns)
         self.drains.tick(now_ns)
         self.make_replicas(now_ns)
         self._spill(now_ns)

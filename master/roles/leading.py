@@ -19,6 +19,7 @@ from kvstore.master.directory.following import Followed
 from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
+from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
 from kvstore.master.roles.node_status import node_status
@@ -120,6 +121,7 @@ class Leading:
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
+        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9))
         self.frames = FramesService(
             self.directory,
             self._committer,
@@ -130,6 +132,7 @@ class Leading:
             ticket_ttl_s=settings.ticket_ttl_s,
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
             loads=loads,
+            arrivals=self._arrivals,
         )
         self.frames.loads.hold_to(quotas.now)
         estimators = make_estimators(settings)
@@ -150,6 +153,7 @@ class Leading:
         """Nothing is written for this epoch any more, and who waits for that is told Unavailable."""
         self._is_ended = True
         self._committer.end()
+        self._arrivals.end(str(why))
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
         self._durable.clear()
@@ -216,6 +220,7 @@ class Leading:
             self._make_way(info, node_id, now_ns)
         node, changes = self.directory.register(info, list(tiers), now_ns, description, node_id=node_id)
         self._committer.commit(changes)
+        self._arrivals.came(node.node_id)
         log.info(
             "node %s is node %d, at %s",
             info.name,

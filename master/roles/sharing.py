@@ -8,20 +8,26 @@ Source: D. G. Thaler, C. V. Ravishankar, Using name-based mappings to increase h
 """
 
 from collections.abc import Collection, Set
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import xxhash
 
-SETTLE_NS: Final = 3_000_000_000
-"""Who lives must have been the same for so long before anything moves for it: a master that restarts is back by then."""
-PAUSE_NS: Final = 1_000_000_000
-"""Between two partitions that a master gives up: its nodes and clients look for one new owner at a time."""
 MAX_PAUSE_NS: Final = 300_000_000_000
-"""Before a partition is given up again that came back, whoever it was given up for: doubles from SETTLE_NS to this."""
-TURN_S: Final = 0.2
-"""A partition that nobody owns is taken by the first in its order at once, by the next one after so long, and so on."""
+"""Before a partition is given up again that came back, whoever it was given up for: doubles from `settle_s` to this."""
 MAX_TURNS: Final = 5
+"""After so many every master left stands for election."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long who lives must have been the same before anything moves for it, what is between two partitions that a master gives up, and
+    how long each master in a partition's order leaves it to the one before when nobody owns it."""
+
+    settle_s: float = 3.0
+    pause_s: float = 1.0
+    turn_s: float = 0.2
 
 
 @lru_cache(maxsize=64)
@@ -50,9 +56,11 @@ def order(living: Collection[str], partition: int) -> list[str]:
 class Sharing:
     """One master's part of it. `wait_s` may be called from any thread; the rest is for one."""
 
-    def __init__(self, me: str, count: int) -> None:
+    def __init__(self, me: str, count: int, patience: Patience) -> None:
         self._me = me
         self._count = count
+        self._settle_ns, self._pause_ns = int(patience.settle_s * 1e9), int(patience.pause_s * 1e9)
+        self._turn_s = patience.turn_s
         self._living: frozenset[str] = frozenset()
         self._since_ns = 0
         """Since when these live."""
@@ -66,21 +74,21 @@ class Sharing:
         if not found or self._me not in living or found[partition] == self._me:
             return 0.0
         turn = order(living - {found[partition]}, partition).index(self._me) + 1
-        return min(turn, MAX_TURNS) * TURN_S
+        return min(turn, MAX_TURNS) * self._turn_s
 
     def give_up(self, living: frozenset[str], owned: Set[int], now_ns: int) -> int | None:
         """Which of the partitions that this master owns it is to give up now, for the one whose share it is."""
         if living != self._living:
             self._living, self._since_ns = living, now_ns
-        if self._me not in living or now_ns < max(self._since_ns + SETTLE_NS, self._next_ns):
+        if self._me not in living or now_ns < max(self._since_ns + self._settle_ns, self._next_ns):
             return None
         found = shares(living, self._count)
         for partition in sorted(owned):
-            until_ns, pause_ns = self._given.get(partition, (0, SETTLE_NS // 2))
+            until_ns, pause_ns = self._given.get(partition, (0, self._settle_ns // 2))
             if found[partition] != self._me and now_ns >= until_ns:
                 pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
                 self._given[partition] = now_ns + pause_ns, pause_ns
-                self._next_ns = now_ns + PAUSE_NS
+                self._next_ns = now_ns + self._pause_ns
                 return partition
         for partition in [one for one in self._given if found[one] == self._me]:
             del self._given[partition]

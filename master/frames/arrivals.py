@@ -1,0 +1,88 @@
+"""Questions that wait for nodes to come. A master that has just taken over has the records of all blocks, and no node has found it yet: it
+would answer with misses for blocks that are where they always were.
+
+So a question about a block that only nodes hold which have not registered with this owner is kept until they have, or for a set time, for a
+node may have died together with the former owner. Whoever asks waits, as he does while there is no owner. The loop is the only caller.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from kvstore.master.directory.directory import Directory
+from kvstore.rpc.session import Session
+
+MAX_WAITING_KEYS: Final = 1 << 18
+"""Of all questions that wait: they are looked for anew ten times a second, 20 ms. What is asked beyond is answered by what is known."""
+
+
+class _Waiting(NamedTuple):
+    session: Session
+    key_count: int
+    again: Callable[[], None]
+
+
+class Arrivals:
+    """`awaited` are the ids of the nodes that are waited for: but for moments none, and then `hold_up` need not be called."""
+
+    def __init__(self, directory: Directory, until_ns: int) -> None:
+        """Of an owner that has just been made, on the records that it found. Nobody is waited for beyond `until_ns`."""
+        self._directory = directory
+        self._until_ns = until_ns
+        self._waiting: list[_Waiting] = []
+        self._key_count = 0
+        self.awaited = self._absent()
+
+    def hold_up(self, session: Session, tenant: str, keys: Sequence[bytes], again: Callable[[], None]) -> bool:
+        """Whether a question about these keys waits: `again`, which asks it anew, is called when there is news."""
+        return self._are_concerned(tenant, keys) and self._keep(_Waiting(session, len(keys), again))
+
+    def hold_up_all(self, session: Session, again: Callable[[], None]) -> bool:
+        """As `hold_up`, of a question about the nodes themselves."""
+        return self._keep(_Waiting(session, 1, again))
+
+    def came(self, node_id: int) -> None:
+        """The node has registered. Who waits for others as well is looked at in the next tick: a thousand nodes would be as many looks."""
+        if node_id in self.awaited:
+            self.awaited -= {node_id}
+            if not self.awaited:
+                self._ask_again()
+
+    def tick(self, now_ns: int) -> None:
+        """Let time pass; some nodes may have been forgotten as well."""
+        if self.awaited:
+            self.awaited = self._absent() if now_ns < self._until_ns else frozenset()
+            self._ask_again()
+
+    def end(self, why: str) -> None:
+        """This master owns it no longer: hang up on those who wait, who ask the next owner then."""
+        self.awaited = frozenset()
+        for waiting in self._taken():
+            waiting.session.close(why)
+
+    def _ask_again(self) -> None:
+        for waiting in self._taken():
+            if waiting.session.is_open:
+                waiting.again()
+
+    def _taken(self) -> list[_Waiting]:
+        taken, self._waiting, self._key_count = self._waiting, [], 0
+        return taken
+
+    def _keep(self, question: _Waiting) -> bool:
+        if self._key_count + question.key_count > MAX_WAITING_KEYS:
+            return False
+        self._key_count += question.key_count
+        self._waiting.append(question)
+        return True
+
+    def _absent(self) -> frozenset[int]:
+        """Nodes of the catalog's records that have not registered since and hold a block, by these records."""
+        members, blocks_at = self._directory.members, self._directory.blocks_at
+        return frozenset(node.node_id for node in members if not node.info.instance and blocks_at(node.node_id))
+
+    def _are_concerned(self, tenant: str, keys: Sequence[bytes]) -> bool:
+        """One of the keys cannot be read now, and awaited nodes hold it."""
+        queries, (rows, _tenants) = self._directory.queries, self._directory.columns()
+        missing = [key for key, is_there in zip(keys, queries.exists(tenant, keys), strict=True) if not is_there]
+        sets = {rows.holders[row] for row in queries.rows_of(tenant, missing).tolist()} if missing else set()
+        return any(node_id in self.awaited for index in sets for node_id, _state in rows.sets[index])

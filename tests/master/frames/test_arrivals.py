@@ -1,0 +1,145 @@
+"""Promises of arrivals.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, Nodes, NodeTable
+from kvstore.protocol.message import Message
+from kvstore.protocol.session_messages import Count, Flags
+from kvstore.rpc.channel import Channel
+from kvstore.transfer.testing.waiting import eventually
+from tests.master.blocks import Event
+from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
+from tests.rpc.wires import frame
+
+FOR_EVER = {"takeover_wait_s": 60.0}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a master whose catalog names a node with the blocks a and b, and a node `two` with c."""
+    settings = {"catalog": f"lmdb:{tmp_path / 'catalog'}", "node_ttl_s": 60.0}
+    with master_in_thread(tmp_path, **settings) as places:
+        for name, keys in (("one", b"ab"), ("two", b"c")):
+            node = NodeSide(places, name)
+            node.sync(*(Event(bytes((key,))) for key in keys))
+            node.close()
+    return settings
+
+
+@pytest.fixture
+def places(tmp_path: Path, catalog: dict[str, Any]) -> Iterator[Places]:
+    """The next owner, which would wait for ever."""
+    with master_in_thread(tmp_path, **catalog, **FOR_EVER) as found:
+        yield found
+
+
+class Asking(threading.Thread):
+    """A question to a master, asked in a thread of its own."""
+
+    def __init__(self, places: Places, message: Message, answer: type[Any]) -> None:
+        super().__init__()
+        self._channel: Channel = places.client()
+        self._question = message, answer
+        self.answer: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = ask(self._channel, *self._question)
+        except Unavailable as error:
+            self.answer = error
+        finally:
+            self._channel.close()
+
+    def result(self) -> Any:
+        self.join(TIMEOUT_S)
+        assert not self.is_alive()
+        return self.answer
+
+
+def await_waiting(places: Places, count: int) -> None:
+    """Until so many questions wait."""
+    master = places.master
+    assert master is not None
+
+    def waiting() -> int:
+        return master.reactor.call(lambda: len(master.partitions[0].standing.leading()._arrivals._waiting), deadline_s=TIMEOUT_S)
+
+    eventually(lambda: waiting() == count, f"{count} questions that wait")
+
+
+def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_once_they_have(places: Places) -> None:
+    asked = [
+        Asking(places, Exists([b"none", b"a"]), Flags),
+        Asking(places, MatchPrefix([b"a", b"b", b"none"]), Count),
+        Asking(places, Lookup([b"b"]), Locations),
+    ]
+    of_both = [Asking(places, Exists([b"a", b"c"]), Flags), Asking(places, Nodes(), NodeTable)]
+    await_waiting(places, 5)
+    one = NodeSide(places)
+    assert [question.result() for question in asked[:2]] == [Flags(b"\0\1"), Count(2)]
+    assert list(asked[2].result().nodes) == [one.registration.node_id]
+    await_waiting(places, 2)
+    two = NodeSide(places, "two")
+    assert of_both[0].result() == Flags(b"\1\1")
+    assert sorted(of_both[1].result().names) == ["one", "two"]
+    for node in (one, two):
+        node.close()
+
+
+def test_nobody_waits_for_what_no_node_has_or_one_that_has_come(places: Places) -> None:
+    node, client = NodeSide(places), places.client()
+    assert ask(client, Exists([b"none", b"a"]), Flags) == Flags(b"\0\1")
+    node.close()
+    eventually(lambda: ask(client, Exists([b"a"]), Flags) == Flags(b"\0"), "a node that has come and is gone again is not waited for")
+    client.close()
+
+
+def test_of_a_node_that_does_not_come_in_time_the_blocks_are_misses(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
+        client = places.client()
+        assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
+        assert ask(client, Nodes(), NodeTable).names == []
+        client.close()
+
+
+def test_without_such_a_time_nothing_is_waited_for(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.0) as places:
+        client = places.client()
+        eventually(lambda: ask(client, Exists([b"a", b"c"]), Flags) == Flags(b"\0\0"), "an answer")
+        client.close()
+
+
+def test_more_than_so_many_keys_do_not_wait(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.master.frames.arrivals.MAX_WAITING_KEYS", 3)
+    waiting = Asking(places, Exists([b"a", b"b"]), Flags)
+    await_waiting(places, 1)
+    client = places.client()
+    assert ask(client, Exists([b"b", b"a"]), Flags) == Flags(b"\0\0")
+    client.close()
+    node = NodeSide(places)
+    assert waiting.result() == Flags(b"\1\1")
+    node.close()
+
+
+def test_who_has_hung_up_is_not_answered(places: Places) -> None:
+    sock = places.client().detach()
+    sock.sendall(frame(Exists([b"a"]), 1))
+    await_waiting(places, 1)
+    sock.close()
+    node = NodeSide(places)
+    await_waiting(places, 0)
+    node.close()
+
+
+def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, **FOR_EVER) as places:
+        asked = Asking(places, Exists([b"a"]), Flags)
+        await_waiting(places, 1)
+    assert isinstance(asked.result(), Unavailable)

@@ -1,0 +1,120 @@
+"""What an owner gives up, because it stops or another master's share it is, costs its readers a moment and no miss."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.control import Control
+from kvstore.client.sync import Client
+from kvstore.protocol.errors import KVStoreError
+from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
+
+KEYS = [b"block-%d" % number for number in range(400)]
+VALUES = [b"value %d" % number for number in range(400)]
+FLAGS = ("--lease-ttl-s", "5", "--takeover-wait-s", "60")
+"""No lease ends, and no node is given up, for want of a processor."""
+PARTITIONS = 4
+
+
+class Reader(threading.Thread):
+    """Looks for all blocks, by turns whether they are there and what they are, until it is ended."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(daemon=True)
+        self._client = client
+        self._over = threading.Event()
+        self.looks = 0
+        self.missed: list[int] = []
+        """How many blocks, at each look that missed any."""
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            missed = self._client.get_batch(KEYS).count(None) if self.looks % 2 else self._client.exists_batch(KEYS).count(False)
+            if missed:
+                self.missed.append(missed)
+            self.looks += 1
+
+    def goes_on(self) -> None:
+        count = self.looks
+        until(lambda: self.looks > count + 4 or not self.is_alive(), "looks that began from now on")
+        assert self.is_alive(), "a call failed"
+
+    def end(self) -> None:
+        self._over.set()
+        self.join(DEADLINE_S)
+        assert not self.is_alive()
+
+
+@contextmanager
+def reading(system: System) -> Iterator[Reader]:
+    """Readers of this host and of another one, while the blocks are all there. The given one has looked at them."""
+    with system.client() as client, system.remote_client() as remote:
+        assert all(client.put_batch(KEYS, VALUES))
+        readers = [Reader(client), Reader(remote)]
+        for reader in readers:
+            reader.goes_on()
+        yield readers[1]
+        for reader in readers:
+            reader.goes_on()
+            reader.end()
+        assert [reader.missed for reader in readers] == [[], []]
+
+
+@pytest.fixture
+def system(tmp_path: Path, etcd_url: str) -> Iterator[System]:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
+        yield system
+
+
+def start(system: System, *masters: int, partitions: int = 1) -> None:
+    for index in masters:
+        system.start_master(index, "--partitions", str(partitions), *FLAGS)
+
+
+def start_nodes(system: System) -> None:
+    names = ("n0", "n1", "n2")
+    for name in names:
+        system.start_node(name, "--dram", "32MiB")
+    system.await_alive(*names)
+
+
+def owned(system: System, index: int, partitions: int) -> int:
+    """How many partitions the master says to own; 0 while it does not answer."""
+    place = f"127.0.0.1:{system._master_ports[index][1]}"
+    try:
+        with Control(place, system.settings, *[place] * (partitions - 1)) as control:
+            return sum(control.status_of(partition).role == "owner" for partition in range(partitions))
+    except KVStoreError:
+        return 0
+
+
+def await_owned(system: System, index: int, count: int, partitions: int) -> None:
+    until(lambda: owned(system, index, partitions) == count, f"master {index} owns {count} of {partitions}", every_s=STATUS_POLL_S)
+
+
+def test_no_read_misses_while_an_owner_stops_and_another_takes_over(system: System) -> None:
+    start(system, 0, 1)
+    start_nodes(system)
+    with reading(system) as reader:
+        system.masters[0].stop()
+        await_owned(system, 1, 1, 1)
+        reader.goes_on()
+        start(system, 2)
+        system.masters[1].stop()
+        await_owned(system, 2, 1, 1)
+
+
+def test_no_read_misses_while_partitions_go_to_a_master_that_comes_and_back_when_it_stops(system: System) -> None:
+    start(system, 0, partitions=PARTITIONS)
+    start_nodes(system)
+    with reading(system) as reader:
+        start(system, 1, partitions=PARTITIONS)
+        await_owned(system, 1, PARTITIONS // 2, PARTITIONS)
+        reader.goes_on()
+        system.masters[1].stop()
+        await_owned(system, 0, PARTITIONS, PARTITIONS)
