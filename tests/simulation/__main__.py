@@ -48,13 +48,13 @@ def run_one(schedule: Schedule, *, is_traced: bool, shrinks: bool) -> Totals:
     return totals
 
 
-def run_many(seeds: range, *, operations: int, processes: int, shrinks: bool) -> Totals:
+def run_many(seeds: range, *, operations: int, processes: int, shrinks: bool, partitions: int = 0) -> Totals:
     """What finds something is run once more, here."""
     totals, told_s = Totals(), time.monotonic()
-    for tally in sweep(seeds, operations=operations, processes=processes):
+    for tally in sweep(seeds, operations=operations, processes=processes, partitions=partitions):
         totals.add(tally)
         if tally.found:
-            schedule = make_schedule(tally.seed, operations=operations)
+            schedule = make_schedule(tally.seed, operations=operations, partitions=partitions)
             report(schedule, run_schedule(schedule), shrinks=shrinks)
         if time.monotonic() - told_s > TELL_S:
             print(f"up to seed {tally.seed}: {totals}", flush=True)
@@ -69,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--seed", type=int)
     what.add_argument("--schedule", type=Path, metavar="FILE")
     parser.add_argument("--operations", type=int, default=24, help="of each run, about")
+    parser.add_argument("--partitions", type=int, default=0, help="of the key space, in every run; default: as the seeds have it")
     parser.add_argument("--processes", type=int, default=1, help="with --seeds: so many at once")
     parser.add_argument("--trace", action="store_true", help="not with --seeds: print every operation, fault and message")
     parser.add_argument("--no-shrink", action="store_true", help="do not cut down what finds something")
@@ -78,10 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.seeds is not None:
         first, _, end = chosen.seeds.partition(":")
         seeds = range(int(first), int(end))
-        totals = run_many(seeds, operations=chosen.operations, processes=chosen.processes, shrinks=not chosen.no_shrink)
+        many = {"operations": chosen.operations, "partitions": chosen.partitions, "processes": chosen.processes}
+        totals = run_many(seeds, **many, shrinks=not chosen.no_shrink)
     else:
         is_given = chosen.schedule is not None
-        schedule = Schedule.from_json(chosen.schedule.read_text()) if is_given else make_schedule(chosen.seed, operations=chosen.operations)
+        one = {"operations": chosen.operations, "partitions": chosen.partitions}
+        schedule = Schedule.from_json(chosen.schedule.read_text()) if is_given else make_schedule(chosen.seed, **one)
         totals = run_one(schedule, is_traced=chosen.trace, shrinks=not chosen.no_shrink)
     print(totals)
     for kind, found in totals.found.items():

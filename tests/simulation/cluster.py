@@ -7,6 +7,8 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
+from kvstore.master.roles.partition import Partition
+from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.settings import Size
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -14,8 +16,9 @@ from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.tiers.dram import DramTier
+from tests.simulation.catalog import ModelCatalog
 from tests.simulation.disk import Disk, DiskTier
-from tests.simulation.etcd import HOST, Etcd, ModelCatalog
+from tests.simulation.etcd import HOST, Etcd, Shared
 from tests.simulation.machine import Machine, clocks_of
 from tests.simulation.world import Host, Process, World
 
@@ -42,6 +45,7 @@ class Shape:
     max_kept_removals: int = 100
     policy: str = "lru"
     hot_copies: int = 0
+    partitions: int = 1
 
 
 @dataclass
@@ -63,9 +67,11 @@ class Cluster:
     def __init__(self, world: World, shape: Shape) -> None:
         self.world, self.shape = world, shape
         self.machine = Machine(world)
-        self.machine.make_catalog = lambda: ModelCatalog(self.etcd)
+        self.machine.make_catalog = lambda partition: ModelCatalog(self.etcds[partition], is_shared=shape.partitions > 1 and not partition)
         self.machine.open_tiers = self._open_tiers
-        self.etcd = Etcd(self.machine.network, f"{world.rng.getrandbits(64):016x}")
+        shared = Shared()
+        self.etcds = [Etcd(self.machine.network, f"{world.rng.getrandbits(64):016x}", shared) for _partition in range(shape.partitions)]
+        """The catalog of each partition."""
         hosts = max(shape.masters, shape.nodes, shape.clients)
         seconds = 1_000_000_000
         self.hosts = [
@@ -120,6 +126,9 @@ class Cluster:
             max_kept_removals=self.shape.max_kept_removals,
             hot_copies=self.shape.hot_copies,
             hot_reads_per_s=HOT_READS_PER_S,
+            partitions=self.shape.partitions,
+            share_settle_s=1.0,
+            share_pause_s=0.3,
             allow_unauthenticated=True,
             http="",
         )
@@ -169,17 +178,27 @@ class Cluster:
 
     # --- what is so, past the product's interfaces: for checks ---
 
-    def owner(self) -> Master | None:
-        """The master that serves as the catalog's owner, in its own view and in etcd's."""
-        if self.world.now_ns >= self.etcd.lease_until_ns:
+    def owner(self, partition: int) -> Partition | None:
+        """The partition at the master that serves as its owner, in its own view and in etcd's."""
+        etcd = self.etcds[partition]
+        if self.world.now_ns >= etcd.lease_until_ns:
             return None
         for daemon in self.masters:
             master = daemon.master
-            if daemon.process is not None and master is not None and not daemon.process.is_stopped and self.etcd.owner is not None:
-                told = master.told(master.partitions[0])
-                if told.role == "owner" and told.epoch == self.etcd.owner.epoch:
-                    return master
+            if daemon.process is not None and master is not None and not daemon.process.is_stopped and etcd.owner is not None:
+                told = master.told(master.partitions[partition])
+                if told.role == "owner" and told.epoch == etcd.owner.epoch:
+                    return master.partitions[partition]
         return None
+
+    def owners(self) -> list[Partition]:
+        """Of each partition, at the master that owns it; fewer where one has no owner."""
+        found = [self.owner(partition) for partition in range(self.shape.partitions)]
+        return [one for one in found if one is not None]
+
+    def record(self, tenant: str, key: bytes) -> tuple[Any, ...] | None:
+        """What etcd has of a block."""
+        return self.etcds[partition_of(key, self.shape.partitions)].blocks.get((tenant, key))
 
     def blocks_at(self, daemon: Daemon) -> dict[tuple[str, bytes], Block]:
         """What a living node can give, decided or not."""

@@ -4,7 +4,7 @@ A call is a message there and one back; where the network is cut, each waits unt
 runs in a thread of its process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 
@@ -41,8 +41,11 @@ class _Context:
     def is_active(self) -> bool:
         return True
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def __init__(self, metadata: Sequence[Any]) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Sequence[Any]:
+        return self._metadata
 
     def auth_context(self) -> dict[str, object]:
         return {}
@@ -51,7 +54,7 @@ class _Context:
 class Call:
     """One call under way, and the future of who waits for it."""
 
-    def __init__(self, plane: "ControlPlane", address: Address, name: str, request: Any, timeout_s: float) -> None:
+    def __init__(self, plane: "ControlPlane", address: Address, name: str, request: Any, timeout_s: float, metadata: Sequence[Any]) -> None:
         self._world = plane.network.world
         self._plane = plane
         self._process = self._world.here
@@ -65,7 +68,7 @@ class Call:
             self._later(lambda: self._end(False, CallFailed(grpc.StatusCode.UNAVAILABLE, f"{address}: connection refused")))
         else:
             process, service = served
-            self._carry(here, self._there, process, lambda: self._serve(process, service, name, request))
+            self._carry(here, self._there, process, lambda: self._serve(process, service, name, request, metadata))
         self._process.at(self._deadline_ns, self._expire)
 
     def result(self, timeout: float | None = None) -> Any:
@@ -81,10 +84,10 @@ class Call:
     def cancel(self) -> bool:
         return self._answer is None
 
-    def _serve(self, process: Process, service: Any, name: str, request: Any) -> None:
+    def _serve(self, process: Process, service: Any, name: str, request: Any, metadata: Sequence[Any]) -> None:
         def run() -> None:
             try:
-                answer = True, getattr(service, name)(request, _Context())
+                answer = True, getattr(service, name)(request, _Context(metadata))
             except CallFailed as failure:
                 answer = False, failure
             self._carry(self._there, self._process.host.name, self._process, lambda: self._end(*answer))
@@ -116,11 +119,11 @@ class _Method:
     def __init__(self, plane: "ControlPlane", address: Address, name: str) -> None:
         self._plane, self._address, self._name = plane, address, name
 
-    def __call__(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Any:
-        return self.future(request, timeout=timeout).result()
+    def __call__(self, request: Any, **options: Any) -> Any:
+        return self.future(request, **options).result()
 
-    def future(self, request: Any, *, timeout: float = 5.0, **_options: Any) -> Call:
-        return Call(self._plane, self._address, self._name, request, timeout)
+    def future(self, request: Any, *, timeout: float = 5.0, metadata: Sequence[Any] = (), **_options: Any) -> Call:
+        return Call(self._plane, self._address, self._name, request, timeout, metadata)
 
 
 class Beats:

@@ -8,7 +8,7 @@ from functools import partial
 from kvstore.protocol.errors import TierFailed
 from tests.simulation.cluster import ClientProcess, Cluster, Daemon
 from tests.simulation.network import SimSocket
-from tests.simulation.schedule import Step
+from tests.simulation.schedule import ENDED, Step
 from tests.simulation.world import MS, Host, Process, S
 
 
@@ -22,6 +22,8 @@ class Faults:
         self.under_way = 0
         self.last_ns = -1
         """When a fault last began or ended; -1: never."""
+        self._broken_ns = -1
+        """The same of faults but those that end a master, which gives up what it owns."""
         self._down: set[str] = set()
         """Daemons whose restart is under way."""
         self.deaths = 0
@@ -30,13 +32,19 @@ class Faults:
     def is_calm_since(self, at_ns: int) -> bool:
         return self.under_way == 0 and (self.last_ns < 0 or self.last_ns < at_ns)
 
+    def is_orderly_since(self, at_ns: int) -> bool:
+        """Nothing has happened since but that masters were ended."""
+        return self._broken_ns < 0 or self._broken_ns < at_ns
+
     def apply(self, step: Step) -> None:
         cluster, kind, args = self._cluster, step.kind, step.args
         self._world.trace("fault", step)
-        self.last_ns = self._world.now_ns
+        self._happens(is_end=kind == ENDED)
         match kind:
             case "kill_master":
                 self._kill(cluster.masters[args[0]], args[1])
+            case "end_master":
+                self._end_master(cluster.masters[args[0]], args[1])
             case "kill_node":
                 self._kill(cluster.nodes[args[0]], args[1])
             case "end_node":
@@ -74,12 +82,17 @@ class Faults:
             case _:
                 raise AssertionError(f"there is no fault {kind!r}")
 
-    def _later(self, span_ms: int, end: Callable[[], None]) -> None:
+    def _happens(self, *, is_end: bool) -> None:
+        self.last_ns = self._world.now_ns
+        if not is_end:
+            self._broken_ns = self.last_ns
+
+    def _later(self, span_ms: int, end: Callable[[], None], *, is_end: bool = False) -> None:
         self.under_way += 1
 
         def over() -> None:
             self.under_way -= 1
-            self.last_ns = self._world.now_ns
+            self._happens(is_end=is_end)
             self._world.trace("healed")
             end()
 
@@ -111,6 +124,25 @@ class Faults:
                 self._kill(daemon, 100)
 
         self._later(span_ms, gone)
+
+    def _end_master(self, daemon: Daemon, span_ms: int) -> None:
+        """SIGTERM: what it owns it gives up, and then the process is gone; a new one after a while."""
+        master, process = daemon.master, daemon.process
+        if daemon.name in self._down or master is None or process is None or process.is_stopped:
+            return
+        self._down.add(daemon.name)
+
+        def end() -> None:
+            master.close()
+            self._world.after(0, lambda: self._cluster.kill(daemon))
+
+        def begin() -> None:
+            self._down.discard(daemon.name)
+            self._cluster.kill(daemon)  # who was stopped before it could end
+            self._cluster.start_daemon(daemon)
+
+        process.spawn(end, "end")
+        self._later(span_ms, begin, is_end=True)
 
     def _stop(self, process: Process | None, span_ms: int) -> None:
         """SIGSTOP and SIGCONT."""

@@ -228,7 +228,7 @@ class Machine:
             (node, "TICK_S", TICK_S),
             (node, "BEAT_S", BEAT_S),
             (master, "TICK_S", TICK_S),
-            (master, "make_catalog", lambda *_args, **_options: self.make_catalog()),
+            (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (operations, "is_here", self.is_here),
             (resources, "why_not_here", lambda unix, told: "" if self.is_here(unix, told) else ELSEWHERE),

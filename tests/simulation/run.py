@@ -246,6 +246,8 @@ class Run:
                     told = self._get_batch(client, tenant, [key.encode() for key in rest[0]])
                 case "exists":
                     told = client.client(tenant).exists(rest[0].encode(), deadline_s=DEADLINE_S)
+                    if not told:
+                        self._check_missed(tenant, rest[0].encode(), began_ns)
                 case "remove":
                     told = self._remove(client, tenant, rest[0].encode())
                 case "flush":
@@ -307,7 +309,7 @@ class Run:
         self._holders[version] = list(holders)
         if self.history.may_be_removed(version) or not self._is_roomy or self.history.rivals(version):
             return
-        record = self.cluster.etcd.blocks.get(place)
+        record = self.cluster.record(*place)
         if not holders and self.faults.is_calm_since(began_ns - RECOVERY_NS):
             self.world.finding("acknowledged and nowhere", str(version))
         if holders and version.ack != "node" and (record is None or record[1] != checksum):
@@ -318,6 +320,8 @@ class Run:
         value = client.client(tenant).get(key, deadline_s=DEADLINE_S)
         if value is not None:
             self.history.check_read(tenant, key, value, begun_at=began_ns)
+        else:
+            self._check_missed(tenant, key, began_ns)
         return value
 
     def _get_batch(self, client: ClientProcess, tenant: str, keys: Sequence[bytes]) -> int:
@@ -326,7 +330,15 @@ class Run:
         for key, value in zip(keys, values, strict=True):
             if value is not None:
                 self.history.check_read(tenant, key, value, begun_at=began_ns)
+            else:
+                self._check_missed(tenant, key, began_ns)
         return sum(value is not None for value in values)
+
+    def _check_missed(self, tenant: str, key: bytes, began_ns: int) -> None:
+        """A miss of what all knew of before it was asked for, while nothing happened but that masters gave up what they owned."""
+        version = self._lost(tenant, key) if self.faults.is_orderly_since(began_ns - RECOVERY_NS) else None
+        if version is not None and version.known_at is not None and version.known_at <= began_ns:
+            self.world.finding("a miss without a fault", str(version))
 
     def _remove(self, client: ClientProcess, tenant: str, key: bytes) -> int:
         removal = self.history.begin_remove(tenant, key, writer=self._writer(client, tenant), at=self.world.now_ns)

@@ -35,6 +35,16 @@ FAULTS: Final = {
     "disk": 4,
 }
 """Their weights."""
+ENDED: Final = "end_master"
+"""A fault that some of those that kill a master become."""
+ENDED_SHARE: Final = 0.4
+ASKED_AFTER_AN_END: Final = 6
+TAKEOVER_MS: Final = (1, 5, 20, 50, 100, 200)
+"""When the catalog has another owner that is ended, which not all nodes have found yet."""
+PARTITIONS: Final = (1,) * 29 + (2, 2, 4)
+"""Of a tenth of all seeds the key space is cut: each partition has a link of each node, and a run takes so much longer."""
+BATCHES: Final = 4
+"""There more operations are batches, in which several partitions meet."""
 PUT_AGAIN_SHARE: Final = 0.4
 """Of seeds: there what is removed is put again."""
 AFTER_MS: Final = (0.05, 0.2, 0.5, 1, 2, 3, 5, 20, 150)
@@ -53,7 +63,7 @@ class Step:
 
     @property
     def is_fault(self) -> bool:
-        return self.kind in FAULTS
+        return self.kind in FAULTS or self.kind == ENDED
 
     def __str__(self) -> str:
         return f"{self.at_ms:>9.2f} ms {self.kind} {' '.join(map(str, self.args))}"
@@ -80,9 +90,10 @@ class Schedule:
         return cls(said["seed"], Shape(**said["shape"]), steps)
 
 
-def make_schedule(seed: int, *, operations: int = 24) -> Schedule:
+def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0) -> Schedule:
     """About so many operations over some seconds, and up to one fault for each four of them. Each seed has kinds of faults of its own, and
-    more of some operations: what happens rarely where everything does happens often in some (swarm testing)."""
+    more of some operations: what happens rarely where everything does happens often in some (swarm testing). `partitions`: so many, or
+    as the seed has it (0)."""
     rng = random.Random(f"schedule {seed}")
     shape = Shape(
         masters=rng.choice((1, 2, 2, 3)),
@@ -94,17 +105,22 @@ def make_schedule(seed: int, *, operations: int = 24) -> Schedule:
         max_kept_removals=rng.choice((1, 100, 100)),
         policy=rng.choice(("lru", "lru", "lru", "prefix")),
         hot_copies=random.Random(f"hot copies {seed}").choice((0, 0, 1, 2)),  # by itself: the rest of a seed stays what it is
+        partitions=partitions or random.Random(f"partitions {seed}").choice(PARTITIONS),
     )
     length_ms: int = operations * rng.choice((40, 150, 400))
-    keys = [b"%d" % index for index in range(rng.choice((1, 2, 2, 4, 10)))]
+    key_count = max(rng.choice((1, 2, 2, 4, 10)), shape.partitions + 1 if shape.partitions > 1 else 0)
+    keys = [b"%d" % index for index in range(key_count)]
     times = _times(rng, operations, length_ms)
     weights = {kind: weight * rng.choice((1, 1, 4)) for kind, weight in OPERATIONS.items()}
+    if shape.partitions > 1:  # what is of several at once
+        weights = {kind: weight * (BATCHES if kind.endswith("_batch") else 1) for kind, weight in weights.items()}
     steps = [_operation(rng, shape, keys, weights, at_ms) for at_ms in times]
     if rng.random() < PUT_AGAIN_SHARE:
         steps += [_put_again(rng, shape, step) for step in steps if step.kind == "remove"]
     kinds = rng.sample(list(FAULTS), rng.choice((1, 2, 3, 5, len(FAULTS))))
     fault_times = (rng.choice(times) + rng.choice(AFTER_MS) for _ in range(rng.randrange(operations // 4 + 1)))
     steps += [_fault(rng, shape, kinds, at_ms) for at_ms in fault_times]
+    steps = _with_ends(random.Random(f"ends {seed}"), shape, keys, steps)  # by itself, as hot copies
     return Schedule(seed, shape, tuple(sorted(steps, key=lambda step: step.at_ms)))
 
 
@@ -138,6 +154,18 @@ def _put_again(rng: random.Random, shape: Shape, removal: Step) -> Step:
     _, tenant, key = removal.args
     at_ms = round(removal.at_ms + rng.choice(AFTER_MS), 2)
     return Step(at_ms, "put", (rng.randrange(shape.clients), tenant, key, rng.choice(("node", "cluster")), rng.choice(SIZES_BYTES)))
+
+
+def _with_ends(rng: random.Random, shape: Shape, keys: list[bytes], steps: list[Step]) -> list[Step]:
+    """Some of the masters that are killed end by themselves instead, and what is there is asked for while another takes over."""
+    found = []
+    for step in steps:
+        is_ended = step.kind == "kill_master" and rng.random() < ENDED_SHARE
+        found.append(replace(step, kind=ENDED) if is_ended else step)
+        for _ in range(ASKED_AFTER_AN_END if is_ended else 0):
+            at_ms = round(step.at_ms + rng.choice(TAKEOVER_MS), 2)
+            found.append(Step(at_ms, "exists", (rng.randrange(shape.clients), TENANTS[0], rng.choice(keys).decode())))
+    return found
 
 
 def _fault(rng: random.Random, shape: Shape, kinds: list[str], at_ms: float) -> Step:

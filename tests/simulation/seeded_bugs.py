@@ -18,6 +18,7 @@ from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.copies import Copies
 from kvstore.store.publisher import Published, Publisher
+from kvstore.store.publishers import Publishers
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.shown.showing import Showing
 from tests.simulation.etcd import Etcd
@@ -33,6 +34,17 @@ def acknowledged_before_published() -> Iterator[None]:
         callback(None)
 
     with patch.object(Publisher, "when_published", when_published):
+        yield
+
+
+@contextmanager
+def told_to_the_first_master() -> Iterator[None]:
+    """What becomes of blocks a node tells the owner of partition 0, whichever they are of."""
+
+    def emit(self: Publishers, kind: int, block: Block) -> None:
+        self[0].emit(kind, block)
+
+    with patch.object(Publishers, "emit", emit):
         yield
 
 
@@ -123,6 +135,7 @@ BUGS: Final[dict[str, Bug]] = {
     bug.__name__: bug
     for bug in (
         acknowledged_before_published,
+        told_to_the_first_master,
         claim_answered_before_durable,
         generation_not_bumped,
         epoch_not_compared,

@@ -1,4 +1,4 @@
-"""Promises of etcd.py: the conformance suite that the real catalogs pass, and what the model loses on its way."""
+"""Promises of etcd.py and catalog.py: the conformance suite that the real catalogs pass, and what the model loses on its way."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,7 +9,8 @@ from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Done, 
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, StaleEpoch
 from tests.master.catalogs.conformance import CatalogConformance, MakeCatalog, commit, elected, opened
 from tests.master.catalogs.following import Following
-from tests.simulation.etcd import HOST, LEASE_NS, Etcd, ModelCatalog
+from tests.simulation.catalog import ModelCatalog
+from tests.simulation.etcd import HOST, LEASE_NS, Etcd
 from tests.simulation.memory import Descriptors
 from tests.simulation.network import Network
 from tests.simulation.world import Host, S, World
@@ -22,10 +23,10 @@ class Pumped(Catalog):
 
     scheme = "etcd"
 
-    def __init__(self, etcd: Etcd) -> None:
+    def __init__(self, etcd: Etcd, *, is_shared: bool = False) -> None:
         self.world = etcd.network.world
         self.process = self.world.start(Host(f"h{len(self.world.processes)}"), "master")
-        self._catalog: ModelCatalog = self._call(lambda: ModelCatalog(etcd))
+        self._catalog: ModelCatalog = self._call(lambda: ModelCatalog(etcd, is_shared=is_shared))
 
     def _call(self, call: Callable[[], Any], settle_ns: int = SETTLE_NS) -> Any:
         results: list[Any] = []
@@ -53,6 +54,13 @@ class Pumped(Catalog):
 
     def follow(self, me: Candidate, follower: Follower) -> None:
         self._call(lambda: self._catalog.follow(me, follower))
+
+    @property
+    def living(self) -> frozenset[str]:
+        return self._catalog.living
+
+    def give_up(self) -> None:
+        self._call(self._catalog.give_up)
 
     def commit(self, changes: Sequence[Change], done: Done) -> None:
         self._call(lambda: self._catalog.commit(changes, done), S // 20)
@@ -151,7 +159,7 @@ def test_a_write_of_a_former_epoch_or_from_before_the_fence_moved_is_refused(etc
 def test_what_was_sent_while_etcd_was_cut_off_may_come_after_another_has_been_elected_and_is_refused(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.simulation.etcd.LATE_SHARE", 1.0)
+    monkeypatch.setattr("tests.simulation.catalog.LATE_SHARE", 1.0)
     former, rival = Pumped(etcd), Pumped(etcd)
     elected(former, "first")
     second = opened(rival, "second")
@@ -172,6 +180,37 @@ def test_what_was_sent_while_etcd_was_cut_off_may_come_after_another_has_been_el
     world.run(world.now_ns + S, until=lambda: bool(came))
     assert 0 < came[0] < second.epoch
     assert etcd.records == {}
+
+
+def test_what_is_given_up_is_anothers_at_once_and_the_former_owner_follows(etcd: Etcd) -> None:
+    former, rival = Pumped(etcd), Pumped(etcd)
+    first, second = elected(former, "first"), opened(rival, "second")
+    former._catalog.wait_s = lambda: 1.0
+    epoch = first.epoch
+    former.give_up()
+    assert second.epoch > epoch
+    assert first.told[-4:] == ["deposed", "begin", "owned by None", "owned by second"]
+    assert isinstance(commit(former, Op(b"a", b"1")), StaleEpoch)
+    assert commit(rival, Op(b"a", b"2")) is None
+
+
+def test_masters_that_live_are_known_until_they_stop_or_their_leases_end(etcd: Etcd) -> None:
+    catalogs = [Pumped(etcd, is_shared=True) for _ in range(3)]
+    for number, catalog in enumerate(catalogs):
+        opened(catalog, f"m{number}")
+    world = etcd.network.world
+
+    def known() -> list[int]:
+        world.run(world.now_ns + SETTLE_NS)
+        return [len(catalog.living) for catalog in catalogs]
+
+    assert known() == [3, 3, 3]
+    catalogs[2].close()
+    assert known()[:2] == [2, 2]
+    way = cut(catalogs[1], etcd)
+    assert known()[:2] == [1, 0], "who is cut off knows of nobody"
+    etcd.network.heal(*way)
+    assert known()[:2] == [2, 2]
 
 
 def test_an_etcd_that_is_out_of_reach_cannot_be_opened(etcd: Etcd) -> None:
