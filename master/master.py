@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.console.config import ConsoleSettings
+from kvstore.console.elsewhere import add_pointer
 from kvstore.console.watch import Watch
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
@@ -248,6 +249,8 @@ class Master:
             if settings.console_interval_s and settings.partitions == 1:  # of several the console asks each owner: `kvstore console`
                 self._watch = Watch(self._watched(), ConsoleSettings(interval_s=settings.console_interval_s))
                 self.http.later(self._add_console)
+            elif settings.console_interval_s:
+                self.http.later(add_pointer)
             self.http.start()
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(TURN_S, self._measures.requests.turn)

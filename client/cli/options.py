@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -22,6 +24,7 @@ NAMES: Final = ("master", "tenant", "token", "deadline_s")
 NAMES_MASTER: Final = "kvstore.names_master"
 CONFIG_FILE: Final = "kvstore.config_file"
 
+_FILLING: Final = re.compile(r" +(?=\n)")
 PIPED_COLUMNS: Final = 10_000
 """Wider than any table: a pipe has no edge at which words would have to be cut."""
 
@@ -60,9 +63,27 @@ def config_file() -> str | None:
 
 
 def console() -> Console:
-    """Standard output for people: as wide as the terminal, or as COLUMNS says; where it is a pipe or a file, as wide as what is printed."""
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if has_width else PIPED_COLUMNS)
+    """Standard output for people: as wide as the terminal, or as COLUMNS says; where it is a pipe or a file, each line as wide as what is
+    printed in it."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console()
+    return Console(width=PIPED_COLUMNS, file=cast(IO[str], Unfilled()))
+
+
+class Unfilled(io.TextIOBase):
+    """Standard output without the blanks by which a table's lines are all as long as the longest: in a pager each would fill several."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """What it can say."""
+        return sys.stdout.encoding
+
+    def write(self, text: str) -> int:
+        sys.stdout.write(_FILLING.sub("", text))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 def echo_json(value: Any) -> None:

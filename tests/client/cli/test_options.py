@@ -1,10 +1,12 @@
 """Promises of options.py."""
 
+import sys
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from rich.table import Table
 
 from kvstore.client.cli.options import PIPED_COLUMNS, client_options, console, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
@@ -73,6 +75,19 @@ def test_a_pipe_has_no_edge_unless_somebody_says_so(monkeypatch: pytest.MonkeyPa
     assert console().width == PIPED_COLUMNS
     monkeypatch.setenv("COLUMNS", "72")
     assert console().width == 72
+
+
+def test_lines_of_a_table_in_a_pipe_end_where_their_text_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table(box=None)
+    for name in ("check", "found"):
+        table.add_column(name)
+    table.add_row("one", "a long text")
+    table.add_row("another", "")
+    shown = console()
+    shown.print(table)
+    assert capsys.readouterr().out == " check    found\n one      a long text\n another\n"
+    assert (shown.encoding, shown.is_terminal) == (sys.stdout.encoding.lower(), False)
 
 
 def test_a_misspelt_variable_is_an_error_with_the_nearest_name() -> None:
