@@ -144,6 +144,22 @@ ALERTS: Final = (
         "GET /debug/profile of it says what it does meanwhile; a swapped or throttled host is the usual cause.",
     ),
     Alert(
+        "KvstoreRouterFails",
+        "sum by (instance) (rate(kvstore_router_failures_total[5m])) > 0.05 * sum by (instance) (rate(kvstore_router_requests_total[5m]))",
+        "5m",
+        CRITICAL,
+        "More than a twentieth of the requests to {{ $labels.instance }} fail for want of an engine or a master.",
+        "GET /readyz of it says whether a scheduler answers, kvstore instances which engines do.",
+    ),
+    Alert(
+        "KvstoreQuotaRefuses",
+        'sum by (instance, reason) (rate({__name__=~"kvstore_(master|node)_quota_refused_total"}[5m])) > 1',
+        "10m",
+        WARNING,
+        "{{ $labels.instance }} refuses {{ $value }} times a second what is beyond a tenant's quota of {{ $labels.reason }}.",
+        "kvstore quota show says whose; kvstore quota set gives more, or the tenant's engines ask for less.",
+    ),
+    Alert(
         "KvstoreRailRests",
         "increase(kvstore_node_rail_rests_total[10m]) > 3",
         "0s",

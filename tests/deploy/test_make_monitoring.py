@@ -22,6 +22,7 @@ from kvstore.telemetry.metrics.alerts import ALERTS
 from kvstore.telemetry.metrics.catalog import METRICS
 from kvstore.telemetry.metrics.metric import Kind
 from kvstore.transfer.testing.waiting import eventually
+from tests.client.processes import Process
 from tests.credentials import OPERATOR, tokens_file
 from tests.forked import Forked
 from tests.store.daemons import master_flags, running
@@ -140,7 +141,9 @@ def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: Cluster, tmp_pat
             client.put(b"key %d" % number, bytes(4096))
     targets = {"master-1": status.http} | {node.name: node.http for node in status.nodes}
     eventually(lambda: any(name.startswith("kvstore_node_eviction_age_seconds_bucket{") for name in scrape(targets)), "ages of the evicted")
-    before = scrape(targets) | {RAIL: 0}
+    router = Process("kvstore.router.daemon", "--listen", "127.0.0.1:0", "--model", "m", "--master", cluster.address, log=tmp_path / "log")
+    before = scrape(targets | {"router-1": router.ready["http"]}) | {RAIL: 0}
+    router.stop()
     assert "kvstore_node_rail_rests_total" in {metric.shown_name for metric in METRICS}
     after, rises = dict(before), {RAIL: 1.0}
     for series in after:
@@ -154,8 +157,12 @@ def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: Cluster, tmp_pat
             after[series] = 1e6
         if series.startswith("kvstore_node_corrupt_reads_total{"):
             after[series] += 1
-        if series.startswith("kvstore_master_takeovers_total{"):
+        if series.startswith(("kvstore_master_takeovers_total{", "kvstore_router_failures_total{")):
             rises[series] = 1
+        if series.startswith("kvstore_router_requests_total{"):
+            rises[series] = 15
+        if series.startswith("kvstore_node_quota_refused_total{"):
+            rises[series] = 120
         if series.startswith(SLOW) and bound_s(series) >= 1.0:
             rises[series] = 60
         if series.startswith("kvstore_node_eviction_age_seconds_bucket{") and bound_s(series) >= 15.0:
