@@ -15,7 +15,7 @@ from kvstore.master.control_lines import line_of
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.security.grpc_metadata import from_metadata
 from kvstore.security.guard import Guard
-from kvstore.security.identity import STRANGER, Identity
+from kvstore.security.identity import STRANGER, Identity, Kind
 from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
@@ -36,6 +36,8 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._tls = tls
         self.crew = Crew(threads)
         self.message_timeout_s = message_timeout_s
+        self.on_known: Callable[[str], None] = lambda _peer: None
+        """Told from where somebody calls who is no stranger; set before the first call."""
 
     def identify(self, context: grpc.ServicerContext, request: Any) -> Identity:
         """Who makes this call: a stranger, if he shows nothing. Raises Unauthorized for a credential that is wrong."""
@@ -86,7 +88,10 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def _identify(self, rule: Rule | None, method: str, context: grpc.ServicerContext, request: Any) -> Identity:
         """As `identify`; what it raises says what the call needs."""
         try:
-            return self.identify(context, request)
+            identity = self.identify(context, request)
+            if identity.kind is not Kind.STRANGER:
+                self.on_known(context.peer())
+            return identity
         except Unauthorized as error:
             raise Unauthorized(f"{error}; {method.rpartition('/')[2]} needs {rule.text}" if rule is not None else str(error)) from None
 

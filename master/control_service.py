@@ -4,7 +4,9 @@ gRPC's threads hold no state: each call is carried into the loop's thread and it
 """
 
 import functools
+import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -14,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvstore.master.callers import Callers
+from kvstore.master.control_strangers import ControlStrangers
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.grpc_calls import TimedCalls, abort, in_loop
@@ -43,6 +46,7 @@ from kvstore.security.tls.grpc_credentials import add_port
 from kvstore.telemetry.metrics.histogram import Histograms
 
 T = TypeVar("T")
+log = logging.getLogger("kvstore.master")
 
 OURS: Final = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
 METHODS: Final = tuple(
@@ -62,6 +66,8 @@ MAX_STREAMS: Final = 128
 IDLE_MS: Final = 300_000
 """A connection without a call for so long is closed; whoever wants to call again makes another one by himself."""
 
+STRANGERS_INTERVAL_S: Final = 1.0
+"""How often connections are looked at where there are many."""
 OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog takes writes again"
 
 
@@ -264,12 +270,14 @@ class ControlServer:
         port: int,
         *,
         max_connections: int,
+        max_strangers: int,
         durations: Histograms,
         tls: Certificates | None = None,
         begin_span: Callable[[str, TraceParent], Span] | None = None,
     ) -> None:
-        """`durations` get how long calls take, and `begin_span` makes spans of those that belong to a trace. Raises ConfigError when the
-        port cannot be had, InvalidArgument for a method without a rule."""
+        """Of `max_connections`, `max_strangers` and half of them at most may be of those who have not shown who they are. `durations` get
+        how long calls take, and `begin_span` makes spans of those that belong to a trace. Raises ConfigError when the port cannot be had,
+        InvalidArgument for a method without a rule."""
         check_complete(RPCS, METHODS)
         traced = [TracedCalls(begin_span)] if begin_span is not None else []
         self._server = grpc.server(
@@ -299,9 +307,23 @@ class ControlServer:
             self.port = add_port(self._server, place, tls)
         except (OSError, RuntimeError):
             raise ConfigError(f"cannot listen on {place} for the control plane: the port is in use or not this machine's") from None
+        most = min(max_strangers, max(1, max_connections // 2))
+        self._strangers = ControlStrangers(self.port, most=most, max_connections=max_connections)
+        callers.on_known = self._strangers.met
+        self._is_over = threading.Event()
+        self._looking = threading.Thread(target=self._look, name="control-strangers", daemon=True)
 
     def start(self) -> None:
         self._server.start()
+        self._looking.start()
+
+    def _look(self) -> None:
+        """For those who hold connections and do not say who they are; in a thread of its own, for where there are many it takes a while."""
+        while not self._is_over.wait(STRANGERS_INTERVAL_S):
+            try:
+                self._strangers.look()
+            except OSError as error:  # out of descriptors, say
+                log.warning("cannot look who is connected to the control plane: %s", error)
 
     def ready(self, *, is_ready: bool) -> None:
         """The master as a whole owns its catalog, or is fit to take it over. May be called from any thread."""
@@ -318,5 +340,6 @@ class ControlServer:
 
     def stop(self, grace_s: float) -> None:
         """Let calls under way end within `grace_s`."""
+        self._is_over.set()
         self._server.stop(grace_s).wait(grace_s + 1)
         self._crew.close()

@@ -233,6 +233,7 @@ class Master:
             control_host,
             control_port,
             max_connections=settings.max_connections,
+            max_strangers=settings.max_strangers,
             durations=self._measures.control,
             tls=self._tls,
             begin_span=self._tracing.begin_named if self._tracing is not None else None,

@@ -3,6 +3,8 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -10,12 +12,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvstore.master import control_service
 from kvstore.master.control_service import LIST_ROWS
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.rpc.address import parse_address
-from tests.credentials import tokens_file
+from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.config import ServerTlsSettings
+from kvstore.security.tls.grpc_credentials import open_channel
+from tests.credentials import OPERATOR, tokens_file
 from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+from tests.security.tls.certified import shared
 
 
 @pytest.fixture
@@ -195,7 +204,8 @@ def test_a_connection_that_says_nothing_ends_with_the_time_that_a_handshake_has(
             stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
 
 
-def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_word(tmp_path: Path) -> None:
+def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_service, "STRANGERS_INTERVAL_S", 3600.0)
     with (
         master_in_thread(tmp_path, max_connections=2, hello_timeout_s=3600.0) as places,
         reached(places) as first,
@@ -205,3 +215,32 @@ def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_wor
         assert second.recv(1)
         with reached(places) as third:
             assert heard(third) == b""
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_strangers_who_take_every_connection_leave_half_to_who_shows_who_he_is(tmp_path: Path, *, is_encrypted: bool) -> None:
+    """Those who were let in before keep theirs."""
+    tls = shared().master() if is_encrypted else ServerTlsSettings()
+    settings = {name: getattr(tls, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+    client = Certificates.of(replace(shared().client(), tls_reload_interval_s=10.0)) if is_encrypted else None
+    shown = as_metadata("", OPERATOR)
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200)]
+    with (
+        master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path), max_connections=8, hello_timeout_s=3600.0, **settings) as places,
+        open_channel(places.control, client, options) as before,
+        open_channel(places.control, client, options) as after,
+        ExitStack() as opened,
+    ):
+
+        def asks(channel: grpc.Channel) -> None:
+            stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+            stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=shown, wait_for_ready=True)
+
+        left = list[grpc.ChannelConnectivity]()
+        asks(before)
+        before.subscribe(left.append)
+        strangers = [opened.enter_context(reached(places)) for _ in range(12)]
+        asks(after)
+        heard(strangers[0])  # to its end: it has been here longest
+        asks(before)
+        assert set(left) <= {grpc.ChannelConnectivity.READY}
