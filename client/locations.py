@@ -1,9 +1,9 @@
 """Where blocks are: what `locate` tells, and the hints that save most reads their question to the master."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from kvstore.protocol.message import TIER_BITS
@@ -38,11 +38,13 @@ class Hint(NamedTuple):
 
 
 class Hints:
-    """The last `capacity` blocks whose place was learned or used. Thread-safe; each call takes the lock once a batch."""
+    """The last blocks whose place was learned or used: `capacity` at most, once there were more no less than 15/16 of that. Thread-safe;
+    each call takes the lock once a batch."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._hints: OrderedDict[bytes, Hint] = OrderedDict()
+        self._hints: dict[bytes, Hint] = {}
+        """The longest unused first. An OrderedDict takes in a batch six times as slowly."""
         self._lock = threading.Lock()
         self.has_dropped = False
         """Some did not fit: what has no hint may have been put by this client all the same."""
@@ -53,26 +55,21 @@ class Hints:
             found = [self._hints.get(key) for key in keys]
             for key, hint in zip(keys, found, strict=True):
                 if hint is not None:
-                    self._hints.move_to_end(key)
+                    self._put_last(key, hint)
         return found
 
     def find_one(self, key: bytes) -> Hint | None:
         with self._lock:
             hint = self._hints.get(key)
             if hint is not None:
-                self._hints.move_to_end(key)
+                self._put_last(key, hint)
             return hint
 
     def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
         with self._lock:
-            known = self._hints
             for key, hint in hints:
-                if key in known:
-                    known.move_to_end(key)
-                known[key] = hint
-            while len(self._hints) > self._capacity:
-                self._hints.popitem(last=False)
-                self.has_dropped = True
+                self._put_last(key, hint)
+            self._drop_first()
 
     def learn_all(self, keys: Sequence[bytes], hint: Hint) -> None:
         """As `learn`, of keys that have the same hint."""
@@ -80,17 +77,26 @@ class Hints:
             known = self._hints
             if not known.keys().isdisjoint(keys):
                 for key in keys:
-                    if key in known:
-                        known.move_to_end(key)
+                    known.pop(key, None)
             known.update(dict.fromkeys(keys, hint))
-            while len(known) > self._capacity:
-                known.popitem(last=False)
-                self.has_dropped = True
+            self._drop_first()
 
     def forget(self, keys: Iterable[bytes]) -> None:
         with self._lock:
             for key in keys:
                 self._hints.pop(key, None)
+
+    def _put_last(self, key: bytes, hint: Hint) -> None:
+        self._hints.pop(key, None)
+        self._hints[key] = hint
+
+    def _drop_first(self) -> None:
+        """Where there are too many, some more go: what a dictionary has at its front is found by way of all that went from there."""
+        excess = len(self._hints) - self._capacity
+        if excess > 0:
+            for key in list(islice(self._hints, excess + (self._capacity >> 4))):
+                del self._hints[key]
+            self.has_dropped = True
 
     def __len__(self) -> int:
         return len(self._hints)

@@ -37,6 +37,7 @@ class PutBatch:
         self.sources = sources
         self.namespace = namespace
         self._parents = [parent or b"" for parent in parents] if parents is not None else [b""] * len(keys)
+        self._all = list(range(len(keys)))
         self.stored = [False] * len(keys)
         self._there: set[bytes] = set()
         """Keys that others have stored, as far as they were asked for."""
@@ -84,17 +85,25 @@ class PutBatch:
     def columns(self, indices: Sequence[int]) -> tuple[list[bytes], list[int], list[int]]:
         """Keys, sizes and generations."""
         sizes, granted = self.sources.sizes, self.granted
+        if self._are_all(indices):
+            return list(self.keys), list(sizes), list(map(granted.__getitem__, indices))
         return [self.keys[i] for i in indices], [sizes[i] for i in indices], [granted[i] for i in indices]
 
     def parents_of(self, indices: Sequence[int]) -> list[bytes]:
+        if self._are_all(indices):
+            return self._parents
         return [self._parents[i] for i in indices]
+
+    def _are_all(self, indices: Sequence[int]) -> bool:
+        """Whether these are all keys, in order."""
+        return len(indices) == len(self.keys) and indices == self._all
 
     def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> list[int]:
         """Note the node's answers; the keys to ask again for."""
         hints, again = [], []
         keys, sizes, node_id, pop = self.keys, self.sources.sizes, node.node_id, self.granted.pop
-        if reply.flags.count(STORED) == len(indices) == len(reply.flags) and len({sizes[i] for i in indices}) == 1:
-            generations = {self.granted[i] for i in indices}
+        if reply.flags.count(STORED) == len(indices) == len(reply.flags) and len(set(map(sizes.__getitem__, indices))) == 1:
+            generations = set(map(self.granted.__getitem__, indices))
             if len(generations) == 1:  # as a rule, and much faster
                 hint = Hint(node_id, generations.pop(), sizes[indices[0]])
                 if len(indices) == len(keys):  # of different keys, or some would be missing

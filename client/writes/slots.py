@@ -44,10 +44,11 @@ class SlotWriting:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
         loan.give_back()
-        present = [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
-        self._batch.was_there(present)
-        yield from self._batch.cancel(present)
-        again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
+        if opened.statuses.count(GRANTED) < len(indices):
+            present = [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
+            self._batch.was_there(present)
+            yield from self._batch.cancel(present)
+            again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
         yield from self._batch.ask_again(again, busy)
         return True
 
@@ -104,30 +105,30 @@ class SlotWriting:
     def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[list[int]]:
         """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""
         resources, channel = self._resources, loan.channel
-        places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+        slabs, offsets, put_ids, written = opened.slabs, opened.offsets, opened.put_ids, indices
+        if opened.statuses.count(GRANTED) < len(indices):
+            places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
+            slabs, offsets = [opened.slabs[place] for place in places], [opened.offsets[place] for place in places]
+            put_ids, written = [opened.put_ids[place] for place in places], [indices[place] for place in places]
         again: list[int] = []
         if opened.ahead:  # first, so that it goes on beside the copies
             yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
-        if places:
-            wanted = list({opened.slabs[place] for place in places})
+        if written:
+            wanted = list(set(slabs))
             mapped = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
             parts = {number: slab.part for number, slab in zip(wanted, mapped, strict=True)}
-            written = [indices[place] for place in places]
             sources = self._batch.sources
             copies: Callable[[], list[int]]
             if sources.flat is None:
-                gathers = [
-                    (parts[opened.slabs[place]](opened.offsets[place], sources.sizes[i]), sources[i])
-                    for place, i in zip(places, written, strict=True)
-                ]
+                columns = zip(slabs, offsets, written, strict=True)
+                gathers = [(parts[slab](offset, sources.sizes[i]), sources[i]) for slab, offset, i in columns]
                 copies = partial(resources.copier.gather_and_sum, gathers)
             else:
                 row_bytes = sources.sizes[0]
-                offsets = [opened.offsets[place] for place in places]
-                runs = runs_of_rows(sources.flat, row_bytes, written, [opened.slabs[place] for place in places], offsets, parts)
+                runs = runs_of_rows(sources.flat, row_bytes, written, slabs, offsets, parts)
                 copies = partial(resources.copier.copy_and_sum_rows, runs, row_bytes)
-            sums = yield from work(copies, sum([sources.sizes[i] for i in written]))
-            commit = Commit([opened.put_ids[place] for place in places], sums)
+            sums = yield from work(copies, sum(map(sources.sizes.__getitem__, written)))
+            commit = Commit(put_ids, sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
             again = self._batch.written(node, written, reply)
         return again

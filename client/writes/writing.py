@@ -182,7 +182,7 @@ class Writing:
         """Cut where one message's values become too many."""
         part: list[int] = []
         sizes, frame_bytes = self._batch.sources.sizes, int(self._resources.settings.frame_bytes)
-        if sum([sizes[i] for i in indices]) <= frame_bytes:
+        if sum(map(sizes.__getitem__, indices)) <= frame_bytes:
             yield indices
             return
         left = frame_bytes
@@ -209,7 +209,7 @@ class Writing:
         """Those whose values are to be written into slots, and those that go along with the message: where the node is on this host a round
         trip more is little beside the way of many small values through a socket."""
         sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
-        if node.route.is_local and self._is_kept(indices) and sum([sizes[i] for i in indices]) > inline_bytes:
+        if node.route.is_local and self._is_kept(indices) and sum(map(sizes.__getitem__, indices)) > inline_bytes:
             return indices, []
         large = [i for i in indices if sizes[i] > inline_bytes]
         return large, [i for i in indices if sizes[i] <= inline_bytes] if large else indices
@@ -222,12 +222,12 @@ class Writing:
         """Large batches to other hosts do, unless the node's engine cannot be had."""
         if not self._resources.engine_copies.remote.is_usable(node):
             return False
-        return sum([self._batch.sources.sizes[i] for i in indices]) >= self._resources.settings.engine_min_bytes
+        return sum(map(self._batch.sources.sizes.__getitem__, indices)) >= self._resources.settings.engine_min_bytes
 
     def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
         sources = [self._batch.sources[i] for i in indices]
-        sums = yield from work(lambda: [checksum(parts) for parts in sources], sum([self._batch.sources.sizes[i] for i in indices]))
+        sums = yield from work(lambda: [checksum(parts) for parts in sources], sum(map(self._batch.sources.sizes.__getitem__, indices)))
         is_kept = self._is_kept(indices)
         ack = ACK_NODE if is_kept else ACK_CLUSTER
         message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)

@@ -100,27 +100,29 @@ class Undecided:
                 if not waiting:
                     del self._to_claim[group]
         if block.tenant in self._waits:
-            self._count_off(block.tenant, number)
+            self._count_off(block.tenant, (number,))
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of different blocks of one tenant and namespace."""
         tenant, namespace = blocks[0].tenant, blocks[0].namespace
         waiting = (self._to_claim.get((tenant, namespace, partition)) for partition in range(self._partitioning.count))
-        if self._put_off or tenant in self._waits or not all(group is None or group.keys().isdisjoint(blocks) for group in waiting):
+        if self._put_off or not all(group is None or group.keys().isdisjoint(blocks) for group in waiting):
             for block in blocks:
                 self.remove(block)
             return
         of_tenant = self._numbers[tenant]
-        for block in blocks:
-            del of_tenant[block]
+        numbers = list(map(of_tenant.pop, blocks))
         if not of_tenant:
             del self._numbers[tenant]
+        if tenant in self._waits:
+            self._count_off(tenant, numbers)
 
-    def _count_off(self, tenant: str, number: int) -> None:
+    def _count_off(self, tenant: str, numbers: Sequence[int]) -> None:
+        """The tenant's blocks of these numbers are decided about."""
         waits = self._waits[tenant]
-        for newest in [newest for newest in waits if number <= newest]:
+        for newest in list(waits):
             wait = waits[newest]
-            wait.left -= 1
+            wait.left -= sum([number <= newest for number in numbers])
             if not wait.left:
                 del waits[newest]
                 if not waits:

@@ -91,18 +91,18 @@ class Growth:
     def _copy_part(self) -> None:
         begin, self._next = self._next, min(self._next + PART_ENTRIES, self.old.entries)
         blocks, entries, tags = self.old.part(begin, self._next)
-        chosen = [i for i, block in enumerate(blocks) if not self._is_in_new(block)]
-        if len(chosen) < len(blocks):
+        are_in_new = self._new.shows(blocks)
+        if True in are_in_new:
+            chosen = [i for i, is_in_new in enumerate(are_in_new) if not is_in_new]
             blocks, entries, tags = [blocks[i] for i in chosen], entries[chosen], tags[chosen]
         if blocks:
-            for block, entry in zip(blocks, self._new.add(blocks, entries, tags), strict=True):
-                if entry != NOT_SHOWN:  # else it stays where it is until that is emptied
-                    block.shown = entry
+            self._new.add(blocks, entries, tags)  # what finds no place there stays where it is until that is emptied
 
     def _empty_part(self) -> None:
         begin, self._next = self._next, min(self._next + PART_ENTRIES, self.old.entries)
-        for block in self.old.wipe(begin, self._next):
-            if not self._is_in_new(block):
+        blocks = self.old.wipe(begin, self._next)
+        for block, is_in_new in zip(blocks, self._new.shows(blocks), strict=True):
+            if not is_in_new:
                 block.shown = NOT_SHOWN
                 self._new.pushed_out.append(block)
 

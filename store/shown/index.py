@@ -150,16 +150,20 @@ class ShownIndex:
         self._rows[chosen, CHECK:] = rows[fits, CHECK:]
         self._rows[chosen, SEQUENCE] = sequences + np.uint64(1)
         self._tag_rows.reshape(-1)[chosen] = tags[fits]
-        pages, page_of, place_in = self._shown, (chosen // PAGE_ENTRIES).tolist(), (chosen % PAGE_ENTRIES).tolist()
-        for number in set(page_of):
-            self._page(number * PAGE_ENTRIES)
-        shown = blocks if fits.all() else compress(blocks, fits.tolist())
-        for block, entry, number, place in zip(shown, chosen.tolist(), page_of, place_in, strict=True):
-            pages[number][place] = block
-            block.shown = entry
-        self.count += len(chosen)
+        self._note(blocks, chosen, fits)
         left: list[int] = np.flatnonzero(~fits).tolist()
         return left
+
+    def _note(self, blocks: Sequence[Block], entries: npt.NDArray[np.int64], fits: npt.NDArray[np.bool_]) -> None:
+        """Those of the blocks that fit have these entries now, and say so."""
+        pages, page_of, place_in = self._shown, (entries // PAGE_ENTRIES).tolist(), (entries % PAGE_ENTRIES).tolist()
+        for number in set(page_of):
+            self._page(number * PAGE_ENTRIES)
+        fitting = blocks if fits.all() else compress(blocks, fits.tolist())
+        for block, entry, number, place in zip(fitting, entries.tolist(), page_of, place_in, strict=True):
+            pages[number][place] = block
+            block.shown = entry
+        self.count += len(entries)
 
     def hide(self, block: Block) -> None:
         """No reader who comes now finds the block, and one who is copying it will notice. It must be shown."""
@@ -221,6 +225,16 @@ class ShownIndex:
         page = self._shown[entry // PAGE_ENTRIES] if 0 <= entry < self.entries else None
         return None if page is None else page[entry % PAGE_ENTRIES]
 
+    def shows(self, blocks: Sequence[Block]) -> list[bool]:
+        """Of each block, whether it is shown here, where it says."""
+        pages, entries = self._shown, self.entries
+        found = []
+        for block in blocks:
+            entry = block.shown
+            page = pages[entry // PAGE_ENTRIES] if 0 <= entry < entries else None
+            found.append(page is not None and page[entry % PAGE_ENTRIES] is block)
+        return found
+
     def entry_of(self, block: Block) -> int:
         """The entry that shows the block; NOT_SHOWN if none does."""
         tag = tag_of(block.key)
@@ -250,19 +264,14 @@ class ShownIndex:
         start = begin % PAGE_ENTRIES
         return [] if page is None else [block for block in page[start : start + end - begin] if block is not None]
 
-    def add(self, blocks: "list[Block]", entries: Words, tags: Words) -> list[int]:
-        """Show blocks of another index, by its entries and tags. The entry of each, NOT_SHOWN where its set is full. Nobody may read this
-        index yet."""
+    def add(self, blocks: "list[Block]", entries: Words, tags: Words) -> None:
+        """Show blocks of another index, by its entries and tags; those whose sets are full stay where they are. Nobody may read this index
+        yet."""
         places, fits = self._places(tags)
         entries[:, SEQUENCE] = self._first_sequence + 2
         self._rows[places[fits]] = entries[fits]
         self._tag_rows.reshape(-1)[places[fits]] = tags[fits]
-        found: list[int] = np.where(fits, places, NOT_SHOWN).tolist()
-        for block, entry in zip(blocks, found, strict=True):
-            if entry != NOT_SHOWN:
-                self._page(entry)[entry % PAGE_ENTRIES] = block
-                self.count += 1
-        return found
+        self._note(blocks, places[fits], fits)
 
     def _places(self, tags: Words) -> "tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]":
         """An entry of its own for each of these tags, and whether its set has room for it."""

@@ -39,6 +39,18 @@ def test_many_keys_get_one_hint_as_if_they_came_one_by_one() -> None:
     assert hints.has_dropped
 
 
+def test_a_few_more_than_have_to_go_make_room_the_longest_unused_first() -> None:
+    hints, keys = Hints(64), [b"%d" % number for number in range(65)]
+    hints.learn_all(keys[:64], hint(1))
+    assert len(hints) == 64
+    assert not hints.has_dropped
+    assert hints.find_one(keys[0]) == hint(1)
+    hints.learn_all(keys[64:], hint(2))
+    assert len(hints) == 60
+    assert hints.has_dropped
+    assert hints.find(keys[:7]) == [hint(1), *[None] * 5, hint(1)], "what was used stays"
+
+
 def test_a_capacity_of_zero_remembers_nothing() -> None:
     hints = Hints(0)
     hints.learn([(b"a", hint(1))])
