@@ -5,6 +5,7 @@ Each check says what mends it, as those of doctor.py do. Nothing here changes an
 
 import email.utils
 import grp
+import itertools
 import json
 import ssl
 import time
@@ -31,6 +32,8 @@ LOOK_S: Final = 3.0
 """For the master, and for each of what is asked by HTTP."""
 MAX_SKEW_S: Final = 2.0
 """HTTP tells the time in whole seconds. Leases count on nobody's clock; tokens, certificates and logs do."""
+MAX_CLOCKS: Final = 64
+"""Compared, all at once."""
 MIN_ETCD: Final = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 """By branch the first release without faults that lose data, as README.md says."""
 
@@ -64,7 +67,7 @@ def checks(settings: ClientSettings) -> list[Check]:
 def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], *, now_s: Callable[[], float] = time.time) -> list[Check]:
     """Those of a cluster whose owner has told this, and whose masters, those that are known of, that."""
     well = [catalog(status), *etcd(status, ask), masters(told), nodes(status)]
-    return [*well, releases(status, told), clock(status, ask, now_s), sockets(status)]
+    return [*well, releases(status, told), clock(status, ask, told, now_s), sockets(status)]
 
 
 def catalog(status: pb.StatusReply) -> Check:
@@ -147,20 +150,33 @@ def releases(status: pb.StatusReply, told: Sequence[MasterTold] = ()) -> Check:
     )
 
 
-def clock(status: pb.StatusReply, ask: Fetch, now_s: Callable[[], float]) -> Check:
-    """This machine's against that of the master's host, which its HTTP port tells."""
-    if not status.http:
-        return Check("clock", Verdict.OK, "not compared: the master has no HTTP port")
-    try:
-        date = ask(f"{url_of(status.http)}/healthz")[1]
-        skew_s = now_s() - email.utils.parsedate_to_datetime(date).timestamp()
-    except (OSError, ValueError) as error:
-        return Check("clock", Verdict.OK, f"not compared: the master's HTTP port cannot be reached from here ({error})")
-    # The header has whole seconds, rounded down.
-    off_s = max(0.0, abs(skew_s - 0.5) - 0.5)
+def clock(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], now_s: Callable[[], float]) -> Check:
+    """This machine's against those of the daemons' hosts, which their HTTP ports tell where they can be reached from here."""
+    daemons = [*((one.name, one.http) for one in told), (status.name, status.http), *((node.name, node.http) for node in status.nodes)]
+    places = {name: http for name, http in daemons if http}
+    asked = list(itertools.islice(places.items(), MAX_CLOCKS))
+    with ThreadPoolExecutor(MAX_CLOCKS) as threads:
+        offs_s = threads.map(lambda place: _off_s(place[1], ask, now_s), asked)
+        found = [(off_s, name) for off_s, (name, _) in zip(offs_s, asked, strict=True) if off_s is not None]
+    if not found:
+        return Check("clock", Verdict.OK, "not compared: no daemon's HTTP port can be reached from here")
+    off_s, name = max(found)
     if off_s > MAX_SKEW_S:
-        return Check("clock", Verdict.WARNING, f"{off_s:.0f} s off the master's", "timedatectl set-ntp true, here or on the master's host")
-    return Check("clock", Verdict.OK, "as the master's")
+        return Check(
+            "clock", Verdict.WARNING, f"{off_s:.0f} s off that of {name}", f"timedatectl set-ntp true, here or on the host of {name}"
+        )
+    return Check("clock", Verdict.OK, f"as those of {len(found)} daemon{'s' * (len(found) > 1)}")
+
+
+def _off_s(http: str, ask: Fetch, now_s: Callable[[], float]) -> float | None:
+    """By how much this machine's clock differs from that of a daemon's host; None where it does not tell."""
+    try:
+        date = ask(f"{url_of(http)}/healthz")[1]
+        skew_s = now_s() - email.utils.parsedate_to_datetime(date).timestamp()
+    except (OSError, ValueError):
+        return None
+    # The header has whole seconds, rounded down.
+    return max(0.0, abs(skew_s - 0.5) - 0.5)
 
 
 def sockets(status: pb.StatusReply) -> Check:

@@ -93,7 +93,7 @@ def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -
                 assert daemon.facts["http"].startswith("https://")
                 with urllib.request.urlopen(f"{daemon.facts['http']}/readyz", timeout=60, context=trusting) as answer:
                     assert answer.read() == b"ok\n"
-            assert clock(told, fetch, time.time).found == "as the master's"
+            assert clock(told, fetch, (), time.time).found == "as those of 2 daemons"
 
 
 def test_without_an_http_port_it_serves_all_else(tmp_path: Path, master: Daemon) -> None:

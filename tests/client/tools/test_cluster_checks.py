@@ -142,9 +142,28 @@ def test_a_master_that_follows_in_another_release_is_counted_and_one_that_does_n
     ("off_s", "verdict"), [(0.0, Verdict.OK), (0.9, Verdict.OK), (2.5, Verdict.OK), (-30.0, Verdict.WARNING), (3600.0, Verdict.WARNING)]
 )
 def test_a_clock_that_is_off_is_told_of(off_s: float, verdict: Verdict) -> None:
-    status = pb.StatusReply(http="m:1")
-    check = cluster_checks.clock(status, Answers({"http://m:1/healthz": "ok"}), lambda: NOW_S + off_s)
+    status = pb.StatusReply(name="m", http="m:1")
+    check = cluster_checks.clock(status, Answers({"http://m:1/healthz": "ok"}), (), lambda: NOW_S + off_s)
     assert judged(check)[0] is verdict
+
+
+def test_the_clock_that_differs_most_is_named_be_it_a_nodes_or_that_of_a_master_that_follows() -> None:
+    dates = {"http://m:1/healthz": 0.0, "http://f:1/healthz": -40.0, "https://n:1/healthz": 5.0}
+
+    def ask(url: str) -> tuple[str, str]:
+        if url not in dates:
+            raise OSError("not from here")
+        return "ok", email.utils.formatdate(NOW_S + dates[url], usegmt=True)
+
+    nodes = [pb.NodeStatus(name="n", http="https://n:1"), pb.NodeStatus(name="far", http="127.0.0.1:9"), pb.NodeStatus(name="without")]
+    status = pb.StatusReply(name="m", http="m:1", nodes=nodes)
+    told = [MasterTold("m:7440", name="m", http="m:1"), MasterTold("f:7440", name="f", http="f:1"), MasterTold("x:7440", trouble="gone")]
+    check = cluster_checks.clock(status, ask, told, lambda: NOW_S)
+    assert (judged(check), check.advice) == ((Verdict.WARNING, "39 s off that of f"), "timedatectl set-ntp true, here or on the host of f")
+    del dates["http://f:1/healthz"]
+    assert judged(cluster_checks.clock(status, ask, told, lambda: NOW_S)) == (Verdict.WARNING, "5 s off that of n")
+    del dates["https://n:1/healthz"]
+    assert judged(cluster_checks.clock(status, ask, told, lambda: NOW_S)) == (Verdict.OK, "as those of 1 daemon")
 
 
 def test_a_clock_that_cannot_be_read_is_not_compared() -> None:
@@ -153,7 +172,8 @@ def test_a_clock_that_cannot_be_read_is_not_compared() -> None:
         (pb.StatusReply(http="m:1"), Answers()),
         (pb.StatusReply(http="m:1"), lambda url: ("ok", "")),
     ):
-        assert judged(cluster_checks.clock(status, answers, lambda: NOW_S))[0] is Verdict.OK
+        check = cluster_checks.clock(status, answers, (), lambda: NOW_S)
+        assert judged(check) == (Verdict.OK, "not compared: no daemon's HTTP port can be reached from here")
 
 
 @pytest.mark.parametrize(
