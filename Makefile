@@ -49,7 +49,7 @@ engines: $(BIN)/.dev  ## environments with real engines and this checkout's whee
 
 .PHONY: chaos
 chaos: $(BIN)/.dev etcd namespaces strace  ## a whole cluster under load and faults for 5 minutes, judged by what clients saw; writes benchmarks/out/chaos.json; needs root
-	$(BIN)/python -m tests.faults.chaos --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.faults.chaos --minutes $(or $(MINUTES),5) --seed $(or $(SEED),1) --partitions $(or $(PARTITIONS),1)
 
 .PHONY: test-engines
 test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was written for Mooncake) on a real cluster

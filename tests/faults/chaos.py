@@ -27,7 +27,7 @@ from tests.faults.journal import Act, BlockName, Journal, Outcome, read
 from tests.faults.judging import Circumstances, Judge, Times, Verdict
 from tests.faults.reporting import Done, Report, daemons_changed, printed
 from tests.faults.resting import Rest, unprovoked
-from tests.faults.site import CLIENTS, SERVERS, TENANT, TOKEN, Site, settled
+from tests.faults.site import CLIENTS, SERVERS, TENANT, TOKEN, Site, epochs, settled
 from tests.namespaces import why_not
 from tests.system.history import version_of
 
@@ -146,7 +146,7 @@ class Chaos:
         """Note when nodes have evicted blocks: these are not lost, but gone. And when the site is not at rest."""
         began_ns = time.monotonic_ns()
         status, now_ns = self._site.status(), time.monotonic_ns()
-        self._rest.looked(began_ns, now_ns, status.owner.epoch if status is not None and settled(status) else None)
+        self._rest.looked(began_ns, now_ns, epochs(status) if status is not None and settled(status) else None)
         for node in status.nodes if status is not None else ():
             count = sum(tier.evictions for tier in node.tiers)
             if count not in (0, self._evictions.get(node.name, 0)):  # fewer: of the process that came after
@@ -206,11 +206,20 @@ def judged(site: Site, seen: Seen, deadline_s: float) -> Verdict:
 
 
 def chaos(
-    folder: Path, *, seconds: float, seed: int, every_s: float, lease_s: float, deadline_s: float, pause_s: float, names: list[str]
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    every_s: float,
+    lease_s: float,
+    deadline_s: float,
+    pause_s: float,
+    partitions: int,
+    names: list[str],
 ) -> Report:
     with StarHosts(SERVERS + 1) as hosts:
         hosts.enter(SERVERS)
-        with Site(folder, hosts, lease_s=lease_s, deadline_s=deadline_s, pause_s=pause_s) as site:
+        with Site(folder, hosts, lease_s=lease_s, deadline_s=deadline_s, pause_s=pause_s, partitions=partitions) as site:
             one = Chaos(site, seed, every_s=every_s, names=names)
             one.come_to_rest()
             for client in range(CLIENTS):
@@ -244,6 +253,7 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=2.0, help="after which a silent master or node counts as dead")
     parser.add_argument("--deadline-s", type=float, default=10.0, help="of each call of a client")
     parser.add_argument("--pause-s", type=float, default=0.0, help="of each client after each operation: load that leaves processors free")
+    parser.add_argument("--partitions", type=int, default=1, help="of the key space, which the masters share out")
     parser.add_argument("--kinds", default=",".join(kinds.MAKERS), help="of faults, comma separated")
     parser.add_argument("--out", type=Path, default=OUT, help="where the report is written, as JSON")
     parser.add_argument("--keep", action="store_true", help="keep logs and journals")
@@ -265,6 +275,7 @@ def main() -> int:
             lease_s=arguments.lease_s,
             deadline_s=arguments.deadline_s,
             pause_s=arguments.pause_s,
+            partitions=arguments.partitions,
             names=names,
         )
     finally:

@@ -43,14 +43,17 @@ NODE_FLAGS: Final = ("--dram", "32MiB", "--high-watermark", "0.4", "--low-waterm
 class Site:
     """A context manager. Methods may be called from several threads, those of one name from one at a time."""
 
-    def __init__(self, folder: Path, hosts: StarHosts, *, lease_s: float, deadline_s: float, pause_s: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, hosts: StarHosts, *, lease_s: float, deadline_s: float, pause_s: float = 0.0, partitions: int = 1
+    ) -> None:
         """The calling thread, and all that use it, are on the last of `hosts`. A master or node silent for `lease_s` counts as dead.
-        Clients rest for `pause_s` after each operation."""
+        Clients rest for `pause_s` after each operation. The key space has so many `partitions`."""
         self.folder = folder
         self.hosts = hosts
         self.lease_s = lease_s
         self.deadline_s = deadline_s
         self._pause_s = pause_s
+        self.partitions = partitions
         places = [(hosts.address(host), hosts.prefix(host)) for host in range(SERVERS)]
         (folder / "etcd").mkdir()
         self.etcd = EtcdCluster(folder / "etcd", places=places)
@@ -146,6 +149,8 @@ class Site:
                 self._tokens,
                 "--catalog",
                 self.etcd.url,
+                "--partitions",
+                str(self.partitions),
                 "--lease-ttl-s",
                 str(self.lease_s),
                 "--node-ttl-s",
@@ -217,8 +222,15 @@ class Site:
 
 
 def settled(status: pb.StatusReply | None) -> bool:
-    """All nodes are alive, as the owner has it."""
-    return status is not None and status.role == "owner" and [node.state for node in status.nodes] == ["alive"] * SERVERS
+    """Each partition has an owner, and all nodes are alive, as all owners have it."""
+    if status is None or status.role != "owner" or not all(owner.name for owner in status.owners):
+        return False
+    return [node.state for node in status.nodes] == ["alive"] * SERVERS
+
+
+def epochs(status: pb.StatusReply) -> tuple[int, ...]:
+    """Of the owners of all partitions."""
+    return (status.owner.epoch, *(owner.epoch for owner in status.owners))
 
 
 def _used(pid: int) -> dict[str, int]:
