@@ -30,6 +30,7 @@ class Arrivals:
         self._until_ns = until_ns
         self._waiting: list[_Waiting] = []
         self._key_count = 0
+        self._why_over = ""
         self.awaited = self._absent()
 
     def hold_up(self, session: Session, tenant: str, keys: Sequence[bytes], again: Callable[[], None]) -> bool:
@@ -54,8 +55,9 @@ class Arrivals:
             self._ask_again()
 
     def end(self, why: str) -> None:
-        """This master owns it no longer: hang up on those who wait, who ask the next owner then."""
-        self.awaited = frozenset()
+        """This master owns it no longer, and no node comes any more: hang up on those who wait, and who would, so that they look for the
+        next owner. Once the time is over questions are answered by what is known: there may be none for long."""
+        self._why_over = why
         for waiting in self._taken():
             waiting.session.close(why)
 
@@ -69,6 +71,11 @@ class Arrivals:
         return taken
 
     def _keep(self, question: _Waiting) -> bool:
+        if self._why_over:
+            is_early = question.session.reactor.now_ns() < self._until_ns
+            if is_early:
+                question.session.close(self._why_over)
+            return is_early
         if self._key_count + question.key_count > MAX_WAITING_KEYS:
             return False
         self._key_count += question.key_count

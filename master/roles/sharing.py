@@ -22,8 +22,8 @@ MAX_TURNS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long who lives must have been the same before anything moves for it, what is between two partitions that a master gives up, and
-    how long each master in a partition's order leaves it to the one before when nobody owns it."""
+    """How long who lives, and what a master owns, must have been the same before anything moves for it, what is between two partitions that
+    a master gives up, and how long each master in a partition's order leaves it to the one before when nobody owns it."""
 
     settle_s: float = 3.0
     pause_s: float = 1.0
@@ -65,6 +65,8 @@ class Sharing:
         self._since_ns = 0
         """Since when these live."""
         self._next_ns = 0
+        self._taken: dict[int, int] = {}
+        """Since when it owns what it owns."""
         self._given: dict[int, tuple[int, int]] = {}
         """By partition that was given up: until when it is not again, and the pause that this is."""
 
@@ -80,12 +82,14 @@ class Sharing:
         """Which of the partitions that this master owns it is to give up now, for the one whose share it is."""
         if living != self._living:
             self._living, self._since_ns = living, now_ns
+        self._taken = {partition: self._taken.get(partition, now_ns) for partition in owned}
         if self._me not in living or now_ns < max(self._since_ns + self._settle_ns, self._next_ns):
             return None
         found = shares(living, self._count)
         for partition in sorted(owned):
             until_ns, pause_ns = self._given.get(partition, (0, self._settle_ns // 2))
-            if found[partition] != self._me and now_ns >= until_ns:
+            is_settled = now_ns >= self._taken[partition] + self._settle_ns  # else it may be of one whose end is not known yet
+            if found[partition] != self._me and is_settled and now_ns >= until_ns:
                 pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
                 self._given[partition] = now_ns + pause_ns, pause_ns
                 self._next_ns = now_ns + self._pause_ns

@@ -143,3 +143,22 @@ def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, catalog: dict[
         asked = Asking(places, Exists([b"a"]), Flags)
         await_waiting(places, 1)
     assert isinstance(asked.result(), Unavailable)
+
+
+def test_an_owner_that_is_no_longer_sends_who_would_wait_to_the_next_one_until_the_time_is_over(places: Places) -> None:
+    master, client = places.master, places.client()
+    assert master is not None
+    arrivals = master.partitions[0].standing.leading()._arrivals
+
+    def tell(until_ns: int) -> None:
+        arrivals._until_ns = until_ns
+
+    master.reactor.call(lambda: arrivals.end("another owns it"), deadline_s=TIMEOUT_S)
+    assert ask(client, Exists([b"none"]), Flags) == Flags(b"\0")
+    with pytest.raises(Unavailable):
+        ask(client, Exists([b"a"]), Flags)
+    client.close()
+    master.reactor.call(lambda: tell(0), deadline_s=TIMEOUT_S)
+    client = places.client()
+    assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
+    client.close()

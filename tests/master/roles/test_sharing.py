@@ -122,3 +122,15 @@ def test_a_partition_without_an_owner_is_taken_in_its_order_by_whose_share_it_is
 def test_where_who_lives_is_not_known_nobody_waits() -> None:
     assert Sharing(MASTERS[0], 4, PATIENCE).wait_s(frozenset(), 0) == 0
     assert all(Sharing(MASTERS[0], 4, PATIENCE).wait_s(frozenset(MASTERS[1:3]), partition) == 0 for partition in range(4))
+
+
+def test_what_was_taken_a_moment_ago_stays_until_the_end_of_the_one_who_had_it_is_known() -> None:
+    """Its former owner counts as alive still: who lives is looked at now and then."""
+    turned = Turned()
+    turned.give_up(0, turned.mine)
+    taken_ns = 2 * SETTLE_NS
+    assert turned.give_up(taken_ns) is None
+    assert turned.give_up(taken_ns + SETTLE_NS - 1) is None
+    assert turned.give_up(taken_ns + SETTLE_NS) is not None
+    assert turned.give_up(taken_ns + 2 * SETTLE_NS, turned.mine) is None
+    assert turned.give_up(taken_ns + 3 * SETTLE_NS) is None, "it has been away and is back"
