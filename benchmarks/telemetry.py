@@ -1,8 +1,9 @@
 """`make bench-telemetry`: what metrics and traces cost puts and gets of 4 KiB on one host.
 
-Clusters side by side: one that measures and one whose daemons have no HTTP port and do not; one that traces and one that does not. Turns of
-each, by turns first. In the client, whose get from shared memory takes a few microseconds, what is paid on each call is timed by itself
-too. A scrape a second goes on meanwhile. Rows go to benchmarks/out/telemetry.json.
+Metrics are told in two ways. The code that a call runs for them, in the client and in the daemon that answers, is timed by itself, in loops,
+and set beside the call in the same run: two clusters of the same making differ by more than that. And pairs of fresh clusters, one that
+measures and is scraped each second, one whose daemons have no HTTP port and do not measure, take turns of a few calls each: the mean of
+the pairs' ratios, with its standard error. Traces: clusters side by side, whole turns of each. Rows go to benchmarks/out/telemetry.json.
 """
 
 import contextlib
@@ -21,18 +22,26 @@ from typing import Final
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.timings import Timings
-from kvstore.client.tools.bench_report import Row
+from kvstore.client.timings import Timings, timed
+from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tracing import CALLS, trace_calls
+from kvstore.protocol.node_messages import Put
+from kvstore.rpc.observing import Stopwatch
 from kvstore.rpc.tracing import CALL
+from kvstore.telemetry.metrics.requests import Requests
 from kvstore.telemetry.tracing.config import TracingSettings
 
 OUT: Final = Path(__file__).parent / "out" / "telemetry.json"
 TURNS: Final = 40
 OPERATIONS: Final = 500
 """Of each kind in a turn."""
+PAIRS: Final = 16
+"""Of clusters with and without metrics."""
+PAIR_TURNS: Final = 40
+PAIR_OPERATIONS: Final = 50
 LOOPS: Final = 200_000
+MOST_COST_PERCENT: Final = 2.0
 VALUE: Final = bytes(4096)
 NOWHERE: Final = "http://127.0.0.1:9/v1/traces"
 WITHOUT: Final = '[master]\nhttp = ""\nconsole_interval_s = 0\n[node]\nhttp = ""\n'
@@ -43,13 +52,56 @@ def main() -> int:
 
 
 def call_rows() -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
+    with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "without.toml")
         config.write_text(WITHOUT)
         ways = {"with metrics": "", "without metrics": str(config)}
+        pairs, request_ns, call_ns, countdown_ns = [], [], [], []
+        for number in range(PAIRS):
+            pairs.append(_pair(ways if number % 2 else dict(reversed(ways.items()))))
+            request_ns.append(_request_ns())
+            call_ns.append(_call_ns())
+            countdown_ns.append(_countdown_ns())
+    paid_ns = {"put of 4 KiB": (request_ns, call_ns), "get of 4 KiB": (countdown_ns,), "locate": (request_ns, call_ns)}
+    yield Row("a request that a daemon times", statistics.median(request_ns), "ns")
+    yield Row("a call that a client times", statistics.median(call_ns), "ns")
+    yield Row("a quick call that a client counts down", statistics.median(countdown_ns), "ns")
+    for name, parts in paid_ns.items():
+        bare_us = 1e6 * statistics.median(seconds for pair in pairs for seconds in pair[name, "without metrics"])
+        yield Row(f"{name}, daemons without metrics", bare_us, "us")
+        paid_us = sum(map(statistics.median, parts)) / 1e3
+        yield at_most(f"{name}: what its client and daemon run for metrics", 100 * paid_us / bare_us, "%", MOST_COST_PERCENT)
+        ratios = [statistics.median(pair[name, "with metrics"]) / statistics.median(pair[name, "without metrics"]) for pair in pairs]
+        yield Row(f"{name}: with metrics beside without, mean of {PAIRS} pairs", 100 * (statistics.mean(ratios) - 1), "%")
+        yield Row(f"{name}: its standard error", 100 * statistics.stdev(ratios) / PAIRS**0.5, "%")
+
+
+def _pair(ways: dict[str, str]) -> dict[tuple[str, str], list[float]]:
+    """Seconds an operation, by operation and way, in each turn of two fresh clusters. The first turn warms them up."""
+    with contextlib.ExitStack() as opened:
         clients = {way: opened.enter_context(Client(_cluster(opened, config=text))) for way, text in ways.items()}
-        taken_s = _in_turns(clients)
-    yield from _compared(taken_s, "without metrics")
+        taken_s = _in_turns(clients, turns=PAIR_TURNS + 1, operations=PAIR_OPERATIONS)
+    return {place: seconds[1:] for place, seconds in taken_s.items()}
+
+
+def _request_ns() -> float:
+    """What a request costs the loop that answers it, folding of the log included."""
+    requests = Requests()
+    stopwatch = Stopwatch(requests)
+    names = {"stopwatch": stopwatch, "kind": Put.TYPE}
+    return _loop_ns("stopwatch.begin(7, kind)\nstopwatch.answered(7)", names, after=requests.turn)
+
+
+def _call_ns() -> float:
+    """What a timed method costs more than one that is not."""
+    timed_ns = _loop_ns("client.timed(b'key', b'value')", {"client": Quick()})
+    return timed_ns - _loop_ns("client.untimed(b'key', b'value')", {"client": Quick()})
+
+
+def _countdown_ns() -> float:
+    timings = Timings()
+    timings.untimed = 1 << 60
+    return _loop_ns("t = self\nt.untimed -= 1\nif t.untimed < 0: pass", {"self": timings})
 
 
 def tracing_rows() -> Iterator[Row]:
@@ -68,10 +120,7 @@ def tracing_rows() -> Iterator[Row]:
 
 def countdown_rows() -> Iterator[Row]:
     """What each quick call of a client pays for being timed now and then, and what traces cost who is not traced."""
-    timings = Timings()
-    timings.untimed = 1 << 60
-    loop = "t = self\nt.untimed -= 1\nif t.untimed < 0: pass"
-    yield Row("countdown of a quick call", _loop_ns(loop, {"self": timings}), "ns")
+    yield Row("countdown of a quick call", _countdown_ns(), "ns")
     yield Row("each request: is its call traced?", _loop_ns("CALL.get()", {"CALL": CALL}), "ns")
     client = Quick()
     bare_ns = _loop_ns("call()", {"call": client.get})
@@ -84,26 +133,41 @@ def countdown_rows() -> Iterator[Row]:
 class Quick:
     """Has a client's methods, which do nothing."""
 
+    def __init__(self) -> None:
+        self._timings = Timings()
+
     def get(self) -> None:
         return
+
+    def untimed(self, key: bytes, value: bytes) -> None:
+        return
+
+    timed = timed(untimed)
 
 
 for name in CALLS:
     setattr(Quick, name, Quick.get)
 
 
-def _loop_ns(statement: str, names: dict[str, object]) -> float:
-    return 1e9 * min(timeit.repeat(statement, globals=names, number=LOOPS, repeat=7)) / LOOPS
+def _loop_ns(statement: str, names: dict[str, object], *, after: Callable[[], None] = lambda: None) -> float:
+    """Of one time, with its part of `after`, which is called for every thousand; by the processor's time of this thread."""
+    timer = timeit.Timer(statement, globals=names, timer=time.thread_time)
+    loops_s = []
+    for _ in range(LOOPS // 1000):
+        loop_s, began_s = timer.timeit(1000), time.thread_time()
+        after()
+        loops_s.append(loop_s + time.thread_time() - began_s)
+    return 1e6 * statistics.median(loops_s)
 
 
-def _in_turns(clients: dict[str, Client]) -> dict[tuple[str, str], list[float]]:
+def _in_turns(clients: dict[str, Client], *, turns: int = TURNS, operations: int = OPERATIONS) -> dict[tuple[str, str], list[float]]:
     """Seconds an operation in each turn, by operation and way; each way is first, second, ... as often as any other."""
     taken_s: dict[tuple[str, str], list[float]] = {}
-    for turn in range(TURNS):
+    for turn in range(turns):
         at = turn % len(clients)
         ways = list(clients)[at:] + list(clients)[:at]
         for way in ways:
-            for name, seconds in _turn(clients[way], f"{way} {turn}"):
+            for name, seconds in _turn(clients[way], f"{way} {turn}", operations):
                 taken_s.setdefault((name, way), []).append(seconds)
     return taken_s
 
@@ -145,9 +209,9 @@ def _scrape(url: str, ending: threading.Event) -> None:
             answer.read()
 
 
-def _turn(client: Client, turn: str) -> Iterator[tuple[str, float]]:
+def _turn(client: Client, turn: str, operations: int) -> Iterator[tuple[str, float]]:
     """Seconds an operation, by its name."""
-    keys = [f"{turn} {number}".encode() for number in range(OPERATIONS)]
+    keys = [f"{turn} {number}".encode() for number in range(operations)]
     yield "put of 4 KiB", _each(lambda key: client.put(key, VALUE), keys)
     yield "get of 4 KiB", _each(client.get, keys)
     client.flush()
