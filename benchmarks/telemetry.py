@@ -1,9 +1,9 @@
 """`make bench-telemetry`: what metrics and traces cost puts and gets of 4 KiB on one host.
 
-Metrics are told in two ways. The code that a call runs for them, in the client and in the daemon that answers, is timed by itself, in loops,
-and set beside the call in the same run: two clusters of the same making differ by more than that. And pairs of fresh clusters, one that
-measures and is scraped each second, one whose daemons have no HTTP port and do not measure, take turns of a few calls each: the mean of
-the pairs' ratios, with its standard error. Traces: clusters side by side, whole turns of each. Rows go to benchmarks/out/telemetry.json.
+Metrics are told in two ways. The code that a call runs for them, in the client and in the daemon that answers, is timed by itself, in
+loops, and set beside the call in the same run: two clusters of the same making differ by more than that. And pairs of fresh clusters, one
+that measures and is scraped each second, one whose daemons have no HTTP port and do not measure, take turns of a few calls each: the mean
+of the pairs' ratios, with its standard error. Traces: clusters side by side, whole turns of each. Rows go to benchmarks/out/telemetry.json.
 """
 
 import contextlib

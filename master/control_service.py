@@ -114,32 +114,9 @@ class ControlService(ControlServicer):
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         def beat() -> pb.HeartbeatReply:
             leading = self._standing(context).leading()
-            directory = leading.directory
-            _check_name(
-                self._callers.identify(context, request), directory.members.check(request.node_id, request.registration_epoch).info.name
-            )
-            directory.heartbeat(
-                request.node_id,
-                request.registration_epoch,
-                list(request.tiers),
-                dict(request.counters),
-                self._reactor.now_ns(),
-                tenants=list(request.tenants),
-            )
-            topology = request.topology if request.HasField("topology") else None
-            transfer = request.transfer if request.HasField("transfer") else None
-            if topology is not None or transfer is not None:
-                leading.describe(request.node_id, request.registration_epoch, topology=topology, transfer=transfer)
-            now_ns = self._reactor.now_ns()
-            directory.measured(request.node_id, request.registration_epoch, request.rates, now_ns)
-            directory.carried(request.node_id, request.registration_epoch, list(request.links))
-            if request.hot:
-                directory.heat.take(request.node_id, request.hot, now_ns)
-            return pb.HeartbeatReply(
-                master_epoch=leading.epoch,
-                hot_blocks=directory.heat.ask(request.node_id, leading.linked_nodes(), now_ns),
-                quotas=leading.newer_quotas(request.quotas_version),
-            )
+            node = leading.directory.members.check(request.node_id, request.registration_epoch)
+            _check_name(self._callers.identify(context, request), node.info.name)
+            return leading.frames.heartbeats.take(request, self._reactor.now_ns())
 
         return self._in_loop(context, beat)
 

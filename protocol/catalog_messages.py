@@ -214,6 +214,26 @@ class Revoke(Message):
 
 
 @dataclass(slots=True)
+class Heartbeat(Message):
+    """Node to master: it lives. `said` is a HeartbeatRequest of control.proto. Answer: Heard."""
+
+    TYPE = 26
+    SINCE = 6
+    FORM = (("said", "count"), ("said", "u8s"))
+    said: bytes
+
+
+@dataclass(slots=True)
+class Heard(Message):
+    """Answer to Heartbeat: a HeartbeatReply of control.proto."""
+
+    TYPE = 27
+    SINCE = 6
+    FORM = (("said", "count"), ("said", "u8s"))
+    said: bytes
+
+
+@dataclass(slots=True)
 class Seek(Message):
     """Master of partition 0 to node: an engine of this node's host is about to need these blocks of `tenant`, which node `source` has. The
     node asks the masters of their partitions with Want. Answer: Ok, at once. `epoch` is the master's."""

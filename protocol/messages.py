@@ -2,7 +2,22 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, Seek, TicketKey, Want
+from kvstore.protocol.catalog_messages import (
+    Claim,
+    Coldest,
+    Copied,
+    Copy,
+    Drain,
+    Drop,
+    Heard,
+    Heartbeat,
+    Hold,
+    Publish,
+    Revoke,
+    Seek,
+    TicketKey,
+    Want,
+)
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.master_messages import (
@@ -64,6 +79,8 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         RemoveMatching,
         PinFor,
         Replicate,
+        Heartbeat,
+        Heard,
         Seek,
         Want,
         Publish,
@@ -106,7 +123,7 @@ MESSAGES: Final[dict[int, type[Message]]] = {
 
 REPLIES: Final = frozenset(
     kind.TYPE
-    for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds, RegionList, EventBatch)
+    for kind in (Welcome, Failure, Ok, Flags, Count, Locations, Grants, NodeTable, Opened, Blocks, SlabFds, RegionList, EventBatch, Heard)
 )
 """Types that answer a request. Both ends of one connection may ask."""
 

@@ -11,7 +11,21 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drain, Drop, Hold, Publish, Revoke, Seek, TicketKey, Want
+from kvstore.protocol.catalog_messages import (
+    Claim,
+    Coldest,
+    Copied,
+    Copy,
+    Drain,
+    Drop,
+    Heartbeat,
+    Hold,
+    Publish,
+    Revoke,
+    Seek,
+    TicketKey,
+    Want,
+)
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import (
@@ -78,6 +92,7 @@ MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         Copied.TYPE: JOINS,
         Coldest.TYPE: JOINS,
         Want.TYPE: JOINS,
+        Heartbeat.TYPE: JOINS,
     }
 )
 NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(

@@ -14,7 +14,14 @@ ANSWER_TIMEOUT_S: Final = 3600.0
 """The master answers a Publish when its catalog has it, however long that is away; a broken link is noticed by itself."""
 
 
-def ask(session: Session, message: Message, kind: type[M], answered: Callable[[M | KVStoreError], None]) -> None:
+def ask(
+    session: Session,
+    message: Message,
+    kind: type[M],
+    answered: Callable[[M | KVStoreError], None],
+    *,
+    deadline_s: float = ANSWER_TIMEOUT_S,
+) -> None:
     """Call `answered` once: with the answer, the master's error, Unavailable (the link broke) or DeadlineExceeded."""
 
     def on_reply(header: Header | None, body: memoryview | KVStoreError) -> None:
@@ -30,4 +37,4 @@ def ask(session: Session, message: Message, kind: type[M], answered: Callable[[M
         else:
             answered(ProtocolError(f"the master answered a {type(message).__name__} with something else"))
 
-    session.request(message, on_reply, deadline_s=ANSWER_TIMEOUT_S)
+    session.request(message, on_reply, deadline_s=deadline_s)

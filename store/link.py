@@ -1,9 +1,10 @@
-"""The node's tie to the master of a partition of the key space: registration and heartbeats by gRPC in a thread of its own, and the
+"""The node's tie to the master of a partition of the key space: registration by gRPC and heartbeats, in a thread of its own, and the
 connection for frames.
 
 The thread finds the master that owns the catalog, registers, hands the connected socket to the node's loop, and beats until the link is
 lost, or another master owns the catalog; then it begins anew. A link takes the place of the one before: there are never two. The thread
-owns nothing that the loop uses: everything goes over by `reactor.call`.
+owns nothing that the loop uses: everything goes over by `reactor.call`. Heartbeats go over the connection for frames; to masters of a
+release before, which do not take them there, by gRPC.
 """
 
 import contextlib
@@ -14,12 +15,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Heard, Heartbeat
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import ConfigError, KVStoreError, StaleEpoch, Unauthorized
+from kvstore.protocol.errors import ConfigError, Fenced, KVStoreError, StaleEpoch, Unauthorized
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
@@ -63,9 +66,15 @@ def new_instance() -> int:
     return secrets.randbits(63) | 1
 
 
+Beat = Callable[[pb.HeartbeatRequest], "Future[pb.HeartbeatReply]"]
+"""Sends a heartbeat. What comes of it raises KVStoreError, and where it goes by gRPC RpcError."""
+OverLink = Callable[[bytes, Callable[[Heard | KVStoreError], None], float], None]
+"""Sends a heartbeat over the connection for frames, tells what came of it, and has so many seconds."""
+
+
 def beats(name: str) -> ThreadPoolExecutor:
-    """The thread that a link's heartbeats wait in. gRPC's own futures start one for each, and where there is no memory for it even to close
-    the channel waits for ever."""
+    """The thread that a link's heartbeats by gRPC wait in. gRPC's own futures start one for each, and where there is no memory for it
+    even to close the channel waits for ever."""
     return ThreadPoolExecutor(1, f"heartbeats-{name}")
 
 
@@ -86,6 +95,7 @@ class MasterLink:
         on_quotas: Callable[[pb.Quotas], None],
         on_registered: Callable[[int, int], None],
         on_link: Callable[[socket.socket, pb.RegisterReply, bool], None],
+        over_link: OverLink,
         join_token: Callable[[], str],
         needs_tickets: bool,
         timeout_s: float,
@@ -97,7 +107,8 @@ class MasterLink:
         partition: int = 0,
         node_id: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas`, `on_registered` and `on_link` are called in the loop.
+        """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas`, `on_registered`, `on_link` and `over_link` are called
+        in the loop.
         `on_registered` is told how many partitions there are, and the node's id, and may raise ConfigError; the socket that `on_link` gets
         is its own, and it is told whether the master takes Trace messages. `node_id` is what partition 0 has given the node, for the
         others. `join_token` is asked in the link's thread each time that the token is shown, and may raise ConfigError. With
@@ -121,6 +132,7 @@ class MasterLink:
         self._quotas_version = 0
         self._on_registered = on_registered
         self._on_link = on_link
+        self._over_link = over_link
         self._partition = partition
         self._node_id = node_id
         self._timeout_s = timeout_s
@@ -205,8 +217,8 @@ class MasterLink:
         channel, place = self._nearest(owner or self._find_owner())
         self._doubtful = self._masters.owner
         try:
-            with beats(self._identity.name) as beating, open_channel(place, self._tls, grpc_options(self._peer_timeout_s)) as control:
-                stub = ControlStub(control)  # type: ignore[no-untyped-call]
+            with contextlib.ExitStack() as calls:
+                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._peer_timeout_s))))  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
                 self._registration_epoch = reply.registration_epoch
@@ -223,8 +235,13 @@ class MasterLink:
                     reply.node_id,
                     extra=named("registered", epoch=reply.master_epoch, node_id=reply.node_id),
                 )
+                if reply.protocol_version >= Heartbeat.SINCE:
+                    beat: Beat = self._by_frame
+                    calls.close()
+                else:
+                    beat = partial(self._by_grpc, stub, calls.enter_context(beats(self._identity.name)))
                 try:
-                    return self._beat(stub, reply, beating)
+                    return self._live(beat, reply)
                 finally:
                     self._no_link_since_ns = self._reactor.now_ns()
         finally:
@@ -319,7 +336,23 @@ class MasterLink:
             )
         self._seen_catalog, self._seen_epoch = catalog, epoch
 
-    def _beat(self, stub: ControlStub, registration: pb.RegisterReply, beating: ThreadPoolExecutor) -> Channel | None:
+    def _by_frame(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
+        future: Future[pb.HeartbeatReply] = Future()
+
+        def answered(heard: Heard | KVStoreError) -> None:
+            if isinstance(heard, KVStoreError):
+                future.set_exception(heard)
+            else:
+                future.set_result(pb.HeartbeatReply.FromString(heard.said))
+
+        said = request.SerializeToString()
+        self._reactor.call(lambda: self._over_link(said, answered, self._timeout_s), deadline_s=self._timeout_s)
+        return future
+
+    def _by_grpc(self, stub: ControlStub, beating: ThreadPoolExecutor, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
+        return beating.submit(stub.Heartbeat, request, timeout=self._timeout_s, metadata=self._metadata)
+
+    def _live(self, beat: Beat, registration: pb.RegisterReply) -> Channel | None:
         """Send heartbeats until the link is lost, or the master says that this registration is not the newest, or another one owns the
         catalog: the connection to that one.
 
@@ -347,13 +380,14 @@ class MasterLink:
                 quotas_version=self._quotas_version,
                 **{name: part for name, part in described.items() if part != self._told[name]},
             )
-            call = beating.submit(stub.Heartbeat, request, timeout=self._timeout_s, metadata=self._metadata)
+            call = beat(request)
             try:
                 answer = self._unless_answered(call)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+            except (KVStoreError, grpc.RpcError) as error:
+                if not call.done() or _is_refused(error):
                     raise
-                log.warning("a heartbeat failed: %s", error.details())
+                if not self._is_over():
+                    log.warning("a heartbeat failed: %s", error.details() if isinstance(error, grpc.Call) else error)
                 answer = self._other_owner()
             else:
                 self._told = described
@@ -372,13 +406,16 @@ class MasterLink:
 
     def _unless_answered(self, call: Future[pb.HeartbeatReply]) -> pb.HeartbeatReply | Channel | None:
         """Wait for the answer; or a connection to another master that owns the catalog, if that is so before it comes. None: the link is
-        over. Raises RpcError, and DeadlineExceeded where the call does not even end at its deadline: who would tell is dead."""
+        over. Raises what the call does, and DeadlineExceeded where it does not even end at its deadline: who would tell is dead."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
         for wait_s in looks(self._patience_s):
             left_s = overdue.left_s()
-            with contextlib.suppress(TimeoutError):
+            try:
                 return call.result(timeout=min(wait_s, left_s))
+            except TimeoutError:
+                if call.done():
+                    raise  # it is the answer
             owner = self._other_owner()
             if owner is not None or self._is_over():
                 break
@@ -395,3 +432,10 @@ class MasterLink:
 
     def _is_over(self) -> bool:
         return self._lost.is_set() or self._stopping.is_set()
+
+
+def _is_refused(error: KVStoreError | grpc.RpcError) -> bool:
+    """The registration is over."""
+    if isinstance(error, KVStoreError):
+        return isinstance(error, Fenced)
+    return bool(error.code() == grpc.StatusCode.FAILED_PRECONDITION)

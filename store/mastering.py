@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Heard, Heartbeat, Publish
+from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.reactor import Reactor
@@ -101,6 +101,13 @@ class MasterSession:
         self._claims.link_up(link.claim, registration.registration_epoch, partition)
         self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._synced)
         self._deciding.link_up(link.claim, registration.registration_epoch, partition)
+
+    def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+        """Send a heartbeat over the connection; `answered` is called once."""
+        if self._session is None:
+            answered(Unavailable("there is no link to the master"))
+        else:
+            ask(self._session, Heartbeat(request), Heard, answered, deadline_s=deadline_s)
 
     def _synced(self) -> None:
         self._service.synced(self._partition)

@@ -382,6 +382,7 @@ class Node:
             if not partition
             else lambda _count, _node_id: None,
             on_link=session.begin,
+            over_link=session.beat,
             join_token=lambda: join_token(settings),
             needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
             timeout_s=settings.control_timeout_s,

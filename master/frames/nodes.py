@@ -9,9 +9,22 @@ from dataclasses import dataclass
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.heartbeats import Heartbeats, parse
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC_BEGIN, Claim, Coldest, Copied, Copy, Publish, Want
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    PHASE_STREAM,
+    PHASE_SYNC_BEGIN,
+    Claim,
+    Coldest,
+    Copied,
+    Copy,
+    Heard,
+    Heartbeat,
+    Publish,
+    Want,
+)
 from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Grants
@@ -40,13 +53,20 @@ class NodeFrames:
     """See the module. It counts `published`, `copies_ordered` and `copies_entered` in `counters`."""
 
     def __init__(
-        self, directory: Directory, committer: Committer, links: NodeLinks, tickets: Tickets | None, counters: dict[str, int]
+        self,
+        directory: Directory,
+        committer: Committer,
+        links: NodeLinks,
+        tickets: Tickets | None,
+        counters: dict[str, int],
+        heartbeats: Heartbeats,
     ) -> None:
         self._directory = directory
         self._committer = committer
         self._links = links
         self._tickets = tickets
         self._counters = counters
+        self._heartbeats = heartbeats
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
         """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
@@ -138,6 +158,15 @@ class NodeFrames:
         if message.spill:
             self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
         session.reply(header.request_id, Flags(flags))
+
+    def heartbeat(self, session: Session, header: Header, message: Heartbeat) -> None:
+        """Answered at once."""
+        peer, said = _node(session, "send heartbeats"), parse(message.said)
+        if (said.node_id, said.registration_epoch) != (peer.node_id, peer.epoch):
+            what = f"node {said.node_id} under registration {said.registration_epoch}"
+            raise StaleEpoch(f"a heartbeat of {what} came over the link of node {peer.node_id} under registration {peer.epoch}")
+        heard = self._heartbeats.take(said, session.reactor.now_ns())
+        session.reply(header.request_id, Heard(heard.SerializeToString()))
 
     def want(self, session: Session, header: Header, message: Want) -> None:
         """Answered at once; see `replicate`."""

@@ -11,10 +11,12 @@ from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.drains import Drains
+from kvstore.master.frames.heartbeats import Heartbeats
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Publish, Seek, TicketKey, Want
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Heartbeat, Publish, Seek, TicketKey, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.master_messages import (
@@ -77,8 +79,10 @@ class FramesService:
         ticket_key_ttl_s: float,
         loads: TenantLoads,
         arrivals: Arrivals,
+        newer_quotas: Callable[[int], pb.Quotas | None],
     ) -> None:
-        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`."""
+        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`; `newer_quotas` are
+        what a node is told that has those of that version."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
@@ -97,7 +101,8 @@ class FramesService:
             self.tickets = Tickets(
                 self.links, master_epoch=master_epoch, holds=guard.holds, ticket_ttl_s=ticket_ttl_s, key_ttl_s=ticket_key_ttl_s
             )
-        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters)
+        self.heartbeats = Heartbeats(directory, committer, self.links, master_epoch=master_epoch, newer_quotas=newer_quotas)
+        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats)
         self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
         self._arrivals = arrivals
@@ -122,6 +127,7 @@ class FramesService:
             Copied.TYPE: self.nodes.copied,
             Coldest.TYPE: self.nodes.coldest,
             Want.TYPE: self.nodes.want,
+            Heartbeat.TYPE: self.nodes.heartbeat,
         }
         check_complete(MASTER_FRAMES, self._handlers)
 

@@ -133,6 +133,7 @@ class Leading:
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
             loads=loads,
             arrivals=self._arrivals,
+            newer_quotas=self.newer_quotas,
         )
         self.frames.loads.hold_to(quotas.now)
         estimators = make_estimators(settings)
@@ -256,10 +257,6 @@ class Leading:
         if not self._is_first or version == self._quotas.version:
             return None
         return as_message(self._quotas.now, self._quotas.version)
-
-    def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> None:
-        """See Directory.describe."""
-        self._committer.commit(self.directory.describe(node_id, epoch, topology=topology, transfer=transfer))
 
     def show(self, reply: pb.StatusReply) -> None:
         """Fill in what an owner alone knows of the cluster."""

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Want
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Heartbeat, Want
 from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
 from kvstore.protocol.errors import Denied, KVStoreError, from_code
 from kvstore.protocol.frames import VERSION
@@ -133,6 +133,7 @@ FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
     Copied: (Copied(1, "green", [b"k"], [1], b"\1"), NODES),
     Coldest: (Coldest(1, "green", [b"k"]), NODES),
     Want: (Want(1, "green", 1, [b"k"]), NODES),
+    Heartbeat: (Heartbeat(b""), NODES),
 }
 
 

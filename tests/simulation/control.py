@@ -84,6 +84,9 @@ class Call:
     def cancel(self) -> bool:
         return self._answer is None
 
+    def done(self) -> bool:
+        return self._answer is not None
+
     def _serve(self, process: Process, service: Any, name: str, request: Any, metadata: Sequence[Any]) -> None:
         def run() -> None:
             try:

@@ -131,6 +131,33 @@ class SimThread:
             self._world.block(None if timeout is None else int(timeout * S), lambda *waiting: thread.joiners.append(waiting))
 
 
+class SimFuture:
+    """concurrent.futures.Future: one thread waits, what ends it runs in another one."""
+
+    def __init__(self, world: World) -> None:
+        self._ended = SimEvent(world)
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def set_result(self, result: object) -> None:
+        self._result = result
+        self._ended.set()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self._ended.set()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._ended.wait(timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
 class Executor:
     """ThreadPoolExecutor of one thread, whatever it is asked for: each piece of work takes a while to begin."""
 
@@ -218,6 +245,7 @@ class Machine:
             (kvstore.master.frames.tickets, "secrets", Names(secrets, token_bytes=world.rng.randbytes)),
             (kvstore.master.roles.standing, "gc", Names(gc, unfreeze=lambda: None, collect=lambda: None)),
             (link, "grpc", self.control.grpc),
+            (link, "Future", lambda: SimFuture(world)),
             (link, "open_channel", self.control.open_channel),
             (link, "ControlStub", self.control.stub),
             (node, "new_instance", lambda: world.rng.getrandbits(63) | 1),

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,14 +17,19 @@ import grpc
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Heard, Heartbeat
 from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.frames import VERSION, Header
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.session import Session
+from kvstore.security.tls.grpc_credentials import open_channel
+from kvstore.store.asking import ask
 from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.running import Places, master_in_thread
@@ -162,6 +167,15 @@ def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
                 assert reply.nodes[0].name == "n0"
 
 
+@pytest.fixture(params=["over the link", "to a release before, by gRPC"])
+def beating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How heartbeats go."""
+    if request.param != "over the link":
+        monkeypatch.setattr(Heartbeat, "SINCE", VERSION + 1)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("beating")
 def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_at_once(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places, a_link(places.listen) as (link, linked):
         link.describe(topology=b"topology", transfer=b"engine")
@@ -174,6 +188,7 @@ def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_a
             until(lambda: described(places) == (b"changed", b"other"))
 
 
+@pytest.mark.usefixtures("beating")
 def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         link.start()
@@ -190,6 +205,7 @@ def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> No
             assert rate.age_s >= 0.5
 
 
+@pytest.mark.usefixtures("beating")
 def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
@@ -318,11 +334,64 @@ class Dying(ThreadPoolExecutor):
         return Future()
 
 
+def test_once_a_node_is_registered_it_has_no_call_and_no_connection_of_the_control_plane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    @contextmanager
+    def noted(*args: Any) -> Iterator[grpc.Channel]:
+        with open_channel(*args) as channel:
+            yield channel
+        ended.set()
+
+    monkeypatch.setattr("kvstore.store.link.open_channel", noted)
+    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
+        link.start()
+        with linked.get(timeout=60)[0]:
+            assert ended.wait(60)
+            assert beats_heard(places) < beats_heard(places, besides=2), "it beats on"
+
+
+def test_a_heartbeat_that_a_master_refuses_is_told_and_the_next_one_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[KVStoreError] = [InvalidArgument("what is that?")]
+    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, answers=answers) as (link, linked):
+        link.start()
+        with linked.get(timeout=60)[0]:
+            eventually(lambda: "a heartbeat failed: what is that?" in caplog.text, "it says so")
+            beats_heard(places, besides=1)
+            assert linked.empty()
+
+
+def test_a_registration_that_is_over_is_made_anew(tmp_path: Path) -> None:
+    answers: list[KVStoreError] = [StaleEpoch("there is a newer one")]
+    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, answers=answers) as (link, linked):
+        link.start()
+        sock, before = linked.get(timeout=60)
+        with sock:
+            again, after = linked.get(timeout=60)
+            again.close()
+            assert after.registration_epoch > before.registration_epoch
+
+
+def beats_heard(places: Places, *, besides: int = 0) -> int:
+    """How many the master has answered, once these are so many more."""
+
+    def heard() -> int:
+        with places.stub() as stub:
+            return int(stub.Status(pb.StatusRequest(), timeout=10).counters["request_heartbeat_count"])
+
+    first = heard()
+    until(lambda: heard() >= first + besides)
+    return heard()
+
+
 @pytest.mark.parametrize("first", [Lacking, Dying])
 def test_a_link_whose_heartbeat_never_ends_makes_way_for_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: type[ThreadPoolExecutor]
 ) -> None:
     kinds: list[type[ThreadPoolExecutor]] = [ThreadPoolExecutor, first]
+    monkeypatch.setattr(Heartbeat, "SINCE", VERSION + 1)
     monkeypatch.setattr("kvstore.store.link.beats", lambda _name: (kinds.pop() if len(kinds) > 1 else kinds[0])(1))
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, timeout_s=0.5) as (link, linked):
         link.start()
@@ -405,13 +474,41 @@ def test_a_link_that_is_lost_while_a_heartbeat_waits_is_over_at_once(tmp_path: P
                     master.process.send_signal(signal.SIGCONT)
 
 
+class Deaf:
+    """Takes no command."""
+
+    def frame(self, session: Session, header: Header, body: memoryview) -> None:
+        raise InvalidArgument("no commands")
+
+    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
+        raise InvalidArgument("no values")
+
+    def closed(self, session: Session) -> None:
+        return
+
+
 Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
 @contextmanager
-def a_link(*masters: str, needs_tickets: bool = False, timeout_s: float = 10.0) -> Iterator[tuple[MasterLink, Linked]]:
-    """A link that is not started yet, in a loop that runs, and the connections that it has made."""
-    reactor, linked = Reactor(), Linked()
+def a_link(
+    *masters: str, needs_tickets: bool = False, timeout_s: float = 10.0, answers: Sequence[KVStoreError] = ()
+) -> Iterator[tuple[MasterLink, Linked]]:
+    """A link that is not started yet, in a loop that runs, and the connections that it has made. `answers` are those to its first
+    heartbeats, in place of the master's."""
+    reactor, linked, sessions = Reactor(), Linked(), list[Session]()
+    given = list(answers)
+
+    def on_link(sock: socket.socket, reply: pb.RegisterReply, _takes_traces: bool) -> None:
+        linked.put((sock.dup(), reply))
+        sessions.append(Session(reactor, sock, Deaf()))
+
+    def over_link(said: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+        if given:
+            answered(given.pop(0))
+        else:
+            ask(sessions[-1], Heartbeat(said), Heard, answered, deadline_s=deadline_s)
+
     link = MasterLink(
         reactor,
         [parse_address(address) for address in masters],
@@ -423,7 +520,8 @@ def a_link(*masters: str, needs_tickets: bool = False, timeout_s: float = 10.0) 
         tenants=list,
         on_quotas=lambda _quotas: None,
         on_registered=lambda _count, _node_id: None,
-        on_link=lambda sock, reply, _takes_traces: linked.put((sock, reply)),
+        on_link=on_link,
+        over_link=over_link,
         join_token=lambda: "",
         needs_tickets=needs_tickets,
         timeout_s=timeout_s,
@@ -440,6 +538,8 @@ def a_link(*masters: str, needs_tickets: bool = False, timeout_s: float = 10.0) 
         reactor.stop()
         serving.join()
         link.stop()
+        for session in sessions:
+            session.close()
         reactor.close()
 
 

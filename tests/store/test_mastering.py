@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Coldest, Publish
+from kvstore.protocol.catalog_messages import Coldest, Heard, Heartbeat, Publish
+from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.frames import VERSION
 from kvstore.store.last_copies import LastCopies
 from kvstore.store.mastering import MasterSession
+from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import read_frame
 from tests.store.served import TIMEOUT_S, Served, served
 
@@ -95,3 +97,22 @@ def test_what_is_to_be_spilled_is_said_to_a_master_that_wants_it(linked: Linked,
             if isinstance(message, Coldest):
                 break
     assert any(message.spill) == bool(spill_at_share)
+
+
+def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:
+    heard: list[Heard | KVStoreError] = []
+
+    def beat() -> None:
+        linked.node.call(lambda: linked.session.beat(b"said", heard.append, TIMEOUT_S))
+
+    beat()
+    assert isinstance(heard.pop(), Unavailable)
+    with linked.begin(1, VERSION) as master:
+        beat()
+        while True:
+            _header, message, _payload = read_frame(master)
+            if isinstance(message, Heartbeat):
+                break
+        assert message.said == b"said"
+    eventually(lambda: bool(heard), "the connection is gone")
+    assert isinstance(heard.pop(), Unavailable)

@@ -1,0 +1,58 @@
+"""Heartbeats: that a node lives, and what it tells of itself each time. They come over its link; those of nodes of a release before, as
+calls of the control plane."""
+
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from kvstore.master.catalogs.committing import Committer
+from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.links import NodeLinks
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import ProtocolError
+
+
+def parse(body: bytes) -> pb.HeartbeatRequest:
+    """Raises ProtocolError."""
+    try:
+        return pb.HeartbeatRequest.FromString(body)
+    except DecodeError as error:
+        raise ProtocolError("the heartbeat cannot be read") from error
+
+
+class Heartbeats:
+    """What they tell goes to the directory; what must be durable of it, to the committer. The loop is the only caller."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        committer: Committer,
+        links: NodeLinks,
+        *,
+        master_epoch: int,
+        newer_quotas: Callable[[int], pb.Quotas | None],
+    ) -> None:
+        """`newer_quotas` are what a node is told that has those of that version."""
+        self._directory = directory
+        self._committer = committer
+        self._links = links
+        self._master_epoch = master_epoch
+        self._newer_quotas = newer_quotas
+
+    def take(self, said: pb.HeartbeatRequest, now_ns: int) -> pb.HeartbeatReply:
+        """Of a node whose name has been checked. Raises StaleEpoch (the registration is not the newest) and InvalidArgument."""
+        directory, node_id, epoch = self._directory, said.node_id, said.registration_epoch
+        directory.heartbeat(node_id, epoch, list(said.tiers), dict(said.counters), now_ns, tenants=list(said.tenants))
+        topology = said.topology if said.HasField("topology") else None
+        transfer = said.transfer if said.HasField("transfer") else None
+        if topology is not None or transfer is not None:
+            self._committer.commit(directory.describe(node_id, epoch, topology=topology, transfer=transfer))
+        directory.measured(node_id, epoch, said.rates, now_ns)
+        directory.carried(node_id, epoch, list(said.links))
+        if said.hot:
+            directory.heat.take(node_id, said.hot, now_ns)
+        return pb.HeartbeatReply(
+            master_epoch=self._master_epoch,
+            hot_blocks=directory.heat.ask(node_id, len(self._links), now_ns),
+            quotas=self._newer_quotas(said.quotas_version),
+        )

@@ -1,0 +1,101 @@
+"""Promises of heartbeats.py: what a node tells of itself, over its link."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Heard, Heartbeat
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, from_code
+from kvstore.protocol.session_messages import Failure
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    with master_in_thread(tmp_path, node_ttl_s=60.0) as found:
+        yield found
+
+
+@pytest.fixture
+def node(places: Places) -> Iterator[NodeSide]:
+    side = NodeSide(places)
+    yield side
+    side.close()
+
+
+def beat(node: NodeSide, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
+    return said_raw(node, request.SerializeToString())
+
+
+def said_raw(node: NodeSide, said: bytes) -> pb.HeartbeatReply:
+    """Raises what the master answers."""
+    header, body = node.ask(Heartbeat(said))
+    if header.type == Failure.TYPE:
+        failure = Failure.unpack(memoryview(body))
+        raise from_code(failure.code, failure.text)
+    return pb.HeartbeatReply.FromString(Heard.unpack(memoryview(body)).said)
+
+
+def of(node: NodeSide, **told: object) -> pb.HeartbeatRequest:
+    registration = node.registration
+    return pb.HeartbeatRequest(node_id=registration.node_id, registration_epoch=registration.registration_epoch, **told)  # type: ignore[arg-type]
+
+
+def test_what_a_node_tells_is_shown_and_it_hears_what_it_is_to_know(places: Places, node: NodeSide) -> None:
+    tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
+    rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
+    told = {"tiers": [tier], "counters": {"gets": 7}, "rates": [rate], "links": [pb.LinkFlow(device="eth0", in_bytes=5)]}
+    heard = beat(node, of(node, topology=b"topology", transfer=b"engine", **told))
+    assert heard.master_epoch == node.registration.master_epoch
+    assert heard.HasField("quotas"), "the node has none yet"
+    assert not beat(node, of(node, quotas_version=heard.quotas.version)).HasField("quotas")
+    with places.stub() as stub:
+        (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
+        (described,) = stub.Topologies(pb.TopologiesRequest(), timeout=TIMEOUT_S)
+    assert (list(shown.tiers), described.topology) == ([], b"topology"), "the last heartbeat told of no tiers"
+
+
+def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeSide) -> None:
+    other = NodeSide(places, name="two")
+    try:
+        with pytest.raises(StaleEpoch, match=r"a heartbeat of node 2 under registration .* came over the link of node 1 under"):
+            beat(node, of(other))
+        beat(other, of(other))
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [(b"\xff", ProtocolError), (pb.HeartbeatRequest(node_id=1, registration_epoch=1).SerializeToString(), StaleEpoch)],
+)
+def test_what_cannot_be_read_or_is_of_another_registration_is_refused_and_the_node_lives_on(
+    node: NodeSide, said: bytes, kind: type[KVStoreError]
+) -> None:
+    with pytest.raises(kind):
+        said_raw(node, said)
+    beat(node, of(node))
+
+
+def test_what_cannot_be_is_refused_and_what_was_known_stays(places: Places, node: NodeSide) -> None:
+    beat(node, of(node, rates=[pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)]))
+    with pytest.raises(InvalidArgument):
+        beat(node, of(node, rates=[pb.PeerRate(node_id=2, bytes_per_s=-1, basis_bytes=9)]))
+    with places.stub() as stub:
+        (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
+    assert [rate.bytes_per_s for rate in shown.rates] == [3e9]
+
+
+def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, node: NodeSide) -> None:
+    assert places.master is not None
+    master = places.master
+    directory = master.partitions[0].standing.leading().directory
+
+    def dead() -> None:
+        directory.disconnected(node.registration.node_id, node.registration.registration_epoch, master.reactor.now_ns())
+
+    master.reactor.call(dead, deadline_s=TIMEOUT_S)
+    with pytest.raises(StaleEpoch):
+        beat(node, of(node))
