@@ -127,6 +127,10 @@ bench-security: $(BIN)/.dev  ## what TLS, tokens and checksums cost reads over T
 bench-small-puts: $(BIN)/.dev  ## CPU time that client, node and master take for a put of 4 KiB, in batches and alone; writes benchmarks/out/small_puts.json
 	$(BIN)/python -m benchmarks.small_puts
 
+.PHONY: bench-scale
+bench-scale: $(BIN)/.dev  ## what a cluster of a thousand nodes computes and sends, by role, simulated; writes benchmarks/out/scale.json
+	$(BIN)/python -m tests.simulation.scale
+
 .PHONY: bench-telemetry
 bench-telemetry: $(BIN)/.dev  ## what metrics and traces cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
 	$(BIN)/python -m benchmarks.telemetry

@@ -64,9 +64,11 @@ class Daemon:
 class Cluster:
     """See the module."""
 
+    machine_class = Machine
+
     def __init__(self, world: World, shape: Shape) -> None:
         self.world, self.shape = world, shape
-        self.machine = Machine(world)
+        self.machine = self.machine_class(world)
         self.machine.make_catalog = lambda partition: ModelCatalog(self.etcds[partition], is_shared=shape.partitions > 1 and not partition)
         self.machine.open_tiers = self._open_tiers
         shared = Shared()

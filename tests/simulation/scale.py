@@ -1,0 +1,426 @@
+"""A cluster of a thousand nodes in the simulated world: what each role sends and computes, and which of them is full first.
+
+python -m tests.simulation.scale                    # 1,000 nodes, 10,000 clients, a sample of their blocks and requests
+python -m tests.simulation.scale --nodes 100        # and so on: see --help
+
+Masters, nodes and clients are the real ones with the settings of a real cluster. Figures are the processor's time of the product's code in
+the one thread that everything runs in, and what it sends: what stands for the operating system and for etcd is taken off. So they leave out
+the kernel and the ways of values; what a heartbeat costs a master with the kernel's part is measured on a real one. Rows go to
+benchmarks/out/scale.json.
+"""
+
+import argparse
+import heapq
+import itertools
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from kvstore.client.sync import Client
+from kvstore.client.tools.bench_report import Row, table, write
+from kvstore.master.config import MasterSettings
+from kvstore.master.master import Master
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Heartbeat
+from kvstore.protocol.settings import Size
+from kvstore.store.config import NodeSettings
+from kvstore.store.node import Node
+from tests.master.running import MasterProcess, NodeSide
+from tests.simulation.agreement import is_settled
+from tests.simulation.cluster import PORT, RUN_DIR, ClientProcess, Cluster, Daemon, Shape
+from tests.simulation.machine import Machine, installed
+from tests.simulation.network import Network, SimSocket
+from tests.simulation.run import collecting_only_now
+from tests.simulation.world import MS, Process, S, Thread, World
+
+OUT: Final = Path(__file__).resolve().parents[2] / "benchmarks" / "out" / "scale.json"
+TENANT: Final = "default"
+VALUE: Final = bytes(64)
+"""Small: what is measured is about blocks, not bytes."""
+PUT_BLOCKS: Final = 250
+PROMPT_BLOCKS, HIT_BLOCKS = 24, 12
+"""Of a request: as many tokens as a request of the conversation trace has, 12,000 at 512 a block, and the half of it found."""
+SECONDS: Final = 5
+"""Each phase is measured for so long."""
+LOST_NODES: Final = 50
+BEATS: Final = 3000
+NODE_DRAM_BYTES: Final = 1 << 20
+NAMES: Final = {"owner": "an owner", "node": "nodes", "client": "clients"}
+IDLE_NAMES: Final = {**NAMES, "node": "a node"}
+LOOK_NS: Final = 20 * MS
+UNTIL_NS: Final = 120 * S
+
+
+@dataclass
+class Used:
+    """What processes have computed and sent."""
+
+    cpu_ns: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, other: "Used", times: int = 1) -> "Used":
+        return Used(self.cpu_ns + times * other.cpu_ns, self.messages + times * other.messages, self.bytes + times * other.bytes)
+
+
+class Meter:
+    """What each process has used since it was last read, and what of an event's time was the world's."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, Used] = {}
+        self.outside_ns = 0
+
+    def of(self, process: Process) -> Used:
+        return self.used.setdefault(process.name, Used())
+
+    def read(self) -> dict[str, Used]:
+        read, self.used = self.used, {}
+        return read
+
+
+class MeasuredWorld(World):
+    """Times each event."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.meter = Meter()
+
+    def run(self, limit_ns: int, until: Callable[[], bool] | None = None) -> None:
+        meter = self.meter
+        while not self.findings and self.queue and self.queue[0][0] <= limit_ns and not (until is not None and until()):
+            self.now_ns, _, process, call = heapq.heappop(self.queue)
+            if process is None:
+                call()
+            elif process.is_alive:
+                self.process, meter.outside_ns, began_ns = process, 0, time.thread_time_ns()
+                call()
+                if not _is_of_etcd(call):
+                    meter.of(process).cpu_ns += time.thread_time_ns() - began_ns - meter.outside_ns
+                self.process = None
+        if until is None:
+            self.now_ns = max(self.now_ns, limit_ns)
+
+
+def _is_of_etcd(call: Any) -> bool:
+    """A step of a thread of the model of etcd in a master."""
+    given = getattr(call, "args", ())
+    thread = given[0] if given and isinstance(given[0], Thread) else getattr(getattr(call, "func", call), "__self__", None)
+    return isinstance(thread, Thread) and thread.name.startswith("catalog-")
+
+
+class MeasuredNetwork(Network):
+    """Counts what is sent, and takes its own time off."""
+
+    world: MeasuredWorld
+
+    def carry(self, sock: SimSocket, item: tuple[bytes, tuple[int, ...]] | None) -> None:
+        began_ns, meter = time.thread_time_ns(), self.world.meter
+        super().carry(sock, item)
+        if item is not None:
+            used = meter.of(sock.process)
+            used.messages += 1
+            used.bytes += len(item[0])
+        meter.outside_ns += time.thread_time_ns() - began_ns
+
+
+class MeasuredMachine(Machine):
+    """Daemons beat and tick as often as real ones."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.network = MeasuredNetwork(world, self.descriptors)
+        self.control.network = self.network
+
+    def names(self) -> list[tuple[Any, str, Any]]:
+        return [entry for entry in super().names() if entry[1] not in ("TICK_S", "BEAT_S")]
+
+
+class Many(Cluster):
+    """Nodes on hosts of their own, clients spread over these, with the settings of a real cluster."""
+
+    machine_class = MeasuredMachine
+
+    def start(self) -> None:
+        for daemon in self.daemons:
+            self.start_daemon(daemon)
+
+    def start_clients(self, count: int) -> None:
+        nodes = len(self.nodes)
+        self.clients = [ClientProcess(self, index, self.hosts[index % nodes]) for index in range(count)]
+
+    def _run_master(self, daemon: Daemon) -> None:
+        listen = f"{daemon.host.name}:{PORT}"
+        settings = MasterSettings(
+            listen=listen,
+            run_dir=f"{RUN_DIR}/master",
+            catalog="etcd://etcd:2379",
+            partitions=self.shape.partitions,
+            allow_unauthenticated=True,
+            http="",
+        )
+        master = daemon.master = Master(settings)
+        master.start()
+
+    def _run_node(self, daemon: Daemon) -> None:
+        settings = NodeSettings(
+            master=self.addresses,
+            listen=f"{daemon.host.name}:{PORT + 10}",
+            name=daemon.name,
+            run_dir=f"{RUN_DIR}/node",
+            dram=Size(NODE_DRAM_BYTES),
+            transparent_hugepages=False,
+            allow_unauthenticated=True,
+            http="",
+        )
+        daemon.node = Node(settings)
+        daemon.node.start()
+
+    def owning(self) -> list[Daemon]:
+        """The masters that own a partition."""
+        owned = self.owners()
+        return [daemon for daemon in self.masters if daemon.master is not None and any(one in owned for one in daemon.master.partitions)]
+
+    def is_owned(self) -> bool:
+        return len(self.owners()) == self.shape.partitions
+
+    def blocks_known(self) -> int:
+        return sum(partition.standing.leading().directory.counts().blocks for partition in self.owners())
+
+    def nodes_known(self) -> int:
+        """That live: to the master that takes most of them for alive."""
+        return max(len(partition.standing.leading().directory.members.live()) for partition in self.owners())
+
+
+class Trouble(Exception):
+    """The cluster did not do what it should."""
+
+
+class Scale:
+    """The phases, one after another in one world."""
+
+    def __init__(self, nodes: int, clients: int, blocks: int, requests: int, *, partitions: int) -> None:
+        self.world = MeasuredWorld(1)
+        self.cluster = Many(self.world, Shape(masters=3, nodes=nodes, clients=0, uses_index=True, partitions=partitions))
+        self._clients, self._blocks, self._requests = clients, blocks, requests
+        self._under_way = 0
+        self._rng = random.Random(2)
+
+    def rows(self) -> Iterator[Row]:
+        cluster, nodes = self.cluster, len(self.cluster.nodes)
+        with installed(cluster.machine):
+            cluster.start()
+            yield Row(f"{nodes} nodes register: until all have", self._until(lambda: is_settled(cluster)), "s")
+            yield from self._computed("a node that registers", nodes)
+            idle = self._measured(SECONDS, lambda: None)
+            for role, used in idle.items():
+                yield from _told(f"nobody asks: a second of {IDLE_NAMES[role]}", used, SECONDS * (nodes if role == "node" else 1))
+            yield from self._filled()
+            yield from self._loaded(idle)
+            yield from self._taken_over()
+            yield from self._lost()
+            self.world.close()
+
+    # --- phases ---
+
+    def _filled(self) -> Iterator[Row]:
+        """Every node's host has a client that puts its share."""
+        cluster, share = self.cluster, self._blocks // len(self.cluster.nodes)
+        cluster.start_clients(self._clients)
+        self._all(cluster.clients, lambda client: client.client(TENANT).exists(b"?"))
+        self.world.meter.read()
+        self._all(cluster.clients[: len(cluster.nodes)], lambda client: self._fill(client, share))
+        self._until(lambda: is_settled(cluster))
+        for role, used in self._by_role(self.world.meter.read()).items():
+            yield from _told(f"a block that is put and published: {NAMES[role]}", used, share * len(cluster.nodes))
+
+    def _fill(self, client: ClientProcess, share: int) -> None:
+        for first in range(0, share, PUT_BLOCKS):
+            keys = [_key(client.index, number) for number in range(first, min(first + PUT_BLOCKS, share))]
+            client.client(TENANT).put_batch(keys, [VALUE] * len(keys))
+        client.client(TENANT).flush()
+
+    def _loaded(self, idle: dict[str, Used]) -> Iterator[Row]:
+        """Requests of engines: what is there of a prompt? What is, half of it from other hosts, is read, and the rest put."""
+        share = self._blocks // len(self.cluster.nodes)
+        asking = self._rng.sample(self.cluster.clients, min(self._requests, len(self.cluster.clients)))
+
+        def ask() -> None:
+            for number in range(self._requests):
+                at_ns = self.world.now_ns + self._rng.randrange(SECONDS * S)
+                client = asking[number % len(asking)]
+                self.world.push(at_ns, None, partial(self._begin, client, partial(self._request, number=number, share=share)))
+
+        used = self._measured(SECONDS, ask)
+        self._until(lambda: not self._under_way)
+        for role, whole in used.items():
+            yield from _told(f"a request of {PROMPT_BLOCKS} blocks: {NAMES[role]}", whole.add(idle.get(role, Used()), -1), self._requests)
+
+    def _request(self, client: ClientProcess, number: int, share: int) -> None:
+        rng = random.Random(number)
+        owners = client.index % len(self.cluster.nodes), rng.randrange(len(self.cluster.nodes))
+        first = rng.randrange(max(1, share - HIT_BLOCKS))
+        hits = [_key(owners[number % 2], first + index) for index in range(HIT_BLOCKS)]
+        new = [b"new %d %d" % (number, index) for index in range(PROMPT_BLOCKS - HIT_BLOCKS)]
+        library: Client = client.client(TENANT)
+        if (found := library.match_prefix([*hits, *new])) != min(HIT_BLOCKS, share):
+            raise Trouble(f"{found} blocks of request {number} are there")
+        if None in library.get_batch(hits[:found]):
+            raise Trouble(f"request {number} misses what was there")
+        library.put_batch(new, [VALUE] * len(new))
+
+    def _taken_over(self) -> Iterator[Row]:
+        """The owner is killed; how long until another one owns the catalog, and has heard all that nodes have."""
+        cluster, former = self.cluster, self.cluster.owning()[0]
+        self.world.meter.read()
+        cluster.kill(former)
+        cluster.masters.remove(former)
+        yield Row("an owner is killed: until others own what it did", self._until(cluster.is_owned), "s")
+        yield Row("until they have heard all that nodes have, from there", self._until(lambda: is_settled(cluster)), "s")
+        for role, used in self._by_role(self.world.meter.read()).items():
+            yield from _told(f"a block of a cluster whose owner died: {NAMES[role]}", used, self._blocks)
+
+    def _lost(self) -> Iterator[Row]:
+        """Nodes are killed at once; how long until nobody is sent to them, and what it costs."""
+        cluster, share = self.cluster, self._blocks // len(self.cluster.nodes)
+        before = cluster.blocks_known()
+        lost, cluster.nodes[:] = cluster.nodes[:LOST_NODES], cluster.nodes[LOST_NODES:]
+        for daemon in lost:
+            cluster.kill(daemon)
+        took_s = self._until(lambda: cluster.nodes_known() == len(cluster.nodes))
+        yield Row(f"{len(lost)} nodes are killed: until no master sends anybody to them", took_s, "s")
+        yield Row("blocks that left with them", before - cluster.blocks_known(), "blocks")
+        used = self._by_role(self.world.meter.read())
+        yield from _told("a block that a dead node had: an owner", used["owner"], max(1, share * len(lost)))
+
+    # --- parts ---
+
+    def _all(self, clients: Iterable[ClientProcess], do: Callable[[ClientProcess], object]) -> None:
+        for client in clients:
+            self._begin(client, do)
+        self._until(lambda: not self._under_way)
+
+    def _begin(self, client: ClientProcess, do: Callable[[ClientProcess], object]) -> None:
+        self._under_way += 1
+
+        def run() -> None:
+            do(client)
+            self._under_way -= 1
+
+        client.process.spawn(run, "request")
+
+    def _until(self, is_so: Callable[[], bool]) -> float:
+        """In seconds. Raises Trouble: it takes too long, or something broke."""
+        began_ns = self.world.now_ns
+        while not is_so():
+            if self.world.findings:
+                raise Trouble(str(self.world.findings[0]))
+            if self.world.now_ns - began_ns > UNTIL_NS:
+                raise Trouble("it does not become so")
+            self.world.run(self.world.now_ns + LOOK_NS)
+        return (self.world.now_ns - began_ns) / S
+
+    def _measured(self, seconds: int, begin: Callable[[], None]) -> dict[str, Used]:
+        self.world.meter.read()
+        begin()
+        self.world.run(self.world.now_ns + seconds * S)
+        return self._by_role(self.world.meter.read())
+
+    def _computed(self, what: str, times: int) -> Iterator[Row]:
+        for role, used in self._by_role(self.world.meter.read()).items():
+            yield from _told(f"{what}: {NAMES[role]}", used, times)
+
+    def _by_role(self, used: dict[str, Used]) -> dict[str, Used]:
+        """One owner's, and those of all nodes and clients together. Masters that follow hear of what is written from etcd only, whose model
+        costs other than it does."""
+        owning = {daemon.process.name for daemon in self.cluster.owning() if daemon.process is not None}
+        found: dict[str, Used] = {}
+        for name, one in used.items():
+            kind = name.partition("-")[0]
+            if kind == "master" and name not in owning:
+                continue
+            kind = "owner" if kind == "master" else kind
+            found[kind] = found.get(kind, Used()).add(one)
+        if owning and "owner" in found:
+            whole = found["owner"]
+            found["owner"] = Used(whole.cpu_ns // len(owning), whole.messages // len(owning), whole.bytes // len(owning))
+        return dict(sorted(found.items()))
+
+
+def _key(owner: int, number: int) -> bytes:
+    return b"%08d %08d" % (owner, number)
+
+
+def _told(what: str, used: Used, times: int) -> Iterator[Row]:
+    """What it computes, and what it sends where it sends anything."""
+    yield Row(what, used.cpu_ns / 1e3 / times, "us")
+    if used.messages > 0:
+        yield Row(f"{what}, sent", used.messages / times, "messages")
+        yield Row(f"{what}, sent", used.bytes / times, "bytes")
+
+
+def heartbeat_rows() -> Iterator[Row]:
+    """What a heartbeat costs a real master, the kernel's part included."""
+    with tempfile.TemporaryDirectory() as folder:
+        master = MasterProcess(Path(folder))
+        places = master.start()
+        node = NodeSide(places)
+        try:
+            told = node.registration
+            beat = pb.HeartbeatRequest(node_id=told.node_id, registration_epoch=told.registration_epoch)
+            beat.tiers.add(name="dram", capacity_bytes=1 << 30, used_bytes=1 << 20)
+            for number in range(40):
+                beat.counters[f"counter_{number}"] = number
+            message = Heartbeat(beat.SerializeToString())
+            yield Row("a heartbeat over the link: a real master", _beaten_us(places.pid, lambda: node.ask(message)), "us")
+            with places.stub() as stub:
+                yield Row("a heartbeat by gRPC: a real master", _beaten_us(places.pid, lambda: stub.Heartbeat(beat)), "us")
+        finally:
+            node.close()
+            master.stop()
+
+
+def _beaten_us(pid: int, beat: Callable[[], object]) -> float:
+    beat()
+    began_s = _cpu_s(pid)
+    for _ in range(BEATS):
+        beat()
+    return 1e6 * (_cpu_s(pid) - began_s) / BEATS
+
+
+def _cpu_s(pid: int) -> float:
+    return sum(int(text) for text in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]) / 100
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.scale", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--blocks", type=int, default=500_000, help="of all nodes together")
+    parser.add_argument("--requests", type=int, default=5_000, help=f"in {SECONDS} s")
+    parser.add_argument("--partitions", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    logging.getLogger("kvstore").setLevel(logging.CRITICAL)  # hundreds of nodes say that there is no master yet
+    rows: list[Row] = []
+    with collecting_only_now():
+        scale = Scale(chosen.nodes, chosen.clients, chosen.blocks, chosen.requests, partitions=chosen.partitions)
+        for row in itertools.chain(heartbeat_rows(), scale.rows()):
+            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
+            rows.append(row)
+    Console().print(table(rows))
+    write(rows, OUT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
