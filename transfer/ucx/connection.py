@@ -17,6 +17,7 @@ from kvstore.rpc.address import Address, connect, parse_address
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
+from kvstore.transfer.ucx.arriving import Arriving
 from kvstore.transfer.ucx.connection_ids import MAX_CONNECTION_ID
 from kvstore.transfer.ucx.operation import Message, Operation
 from kvstore.transfer.ucx.worker import UcxWorker
@@ -27,7 +28,9 @@ LOOPBACK: Final = "127.0.0.1"
 BACKLOG: Final = 256
 KEEPALIVE_S: Final = 60
 HANDSHAKE_S: Final = 1.0
-"""A peer that has connected says who it is within this time, or others would wait for it."""
+"""A peer that has connected says who it is within this time."""
+MAX_ARRIVING: Final = 64
+"""Peers that have connected and have not: of more, the first one is hung up on."""
 MAX_ADDRESS_BYTES: Final = 32 << 10
 PART_BITS: Final = 36
 """A tag is the receiver's number of the connection, then the part's size: a part of another size matches no receive."""
@@ -244,11 +247,15 @@ class UcxListener(Listener):
         except OSError as error:
             self._worker.release()
             raise ConfigError(f"the transfer engine cannot listen on {host}:{rail.port}: {error.strerror or error}") from None
-        # The kernel tells of a peer when it has said who it is: a silent one holds up nobody.
+        # The kernel tells of a peer when it has said something: a silent one takes no descriptor.
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, KEEPALIVE_S)
         self._address = Address(host=host, port=self._sock.getsockname()[1])
+        self._arriving = Arriving(
+            self._sock, head_bytes=_HELLO.size, whole_bytes=_introduction_bytes, most=MAX_ARRIVING, timeout_s=lambda: HANDSHAKE_S
+        )
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_accepting = threading.Lock()
 
     def metadata(self) -> bytes:
         return MAGIC + str(self._address).encode()
@@ -257,15 +264,15 @@ class UcxListener(Listener):
         end_s = time.monotonic() + timeout_s
         while not self._is_closed:
             try:
-                self._sock.settimeout(max(end_s - time.monotonic(), 0.001))
-                sock, peer = self._sock.accept()
-            except (TimeoutError, ConnectionAbortedError):
-                return None
+                with self._is_accepting:
+                    arrived = self._arriving.next(end_s - time.monotonic()) if not self._is_closed else None
             except OSError as error:
                 if self._is_closed:
                     break
                 raise Unreachable(f"cannot accept a connection: {error.strerror or error}") from None
-            connection = self._welcome(sock, f"{peer[0]}:{peer[1]}")
+            if arrived is None and not self._is_closed:
+                return None
+            connection = self._welcome(*arrived) if arrived is not None else None
             if connection is not None:
                 return connection
         raise Closed("the listener is closed")
@@ -295,7 +302,9 @@ class UcxListener(Listener):
         try:
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in accept
         finally:
-            self._sock.close()
+            with self._is_accepting:
+                self._arriving.close()
+                self._sock.close()
             self._worker.release()
 
 
@@ -328,6 +337,14 @@ def _introduced(
 
 def _introduce(worker: UcxWorker, connection_id: int) -> bytes:
     return _HELLO.pack(_MAGIC, _VERSION, worker.has_error_handling, len(worker.address), connection_id) + worker.address
+
+
+def _introduction_bytes(head: bytes) -> int:
+    """How long one is that begins so. Raises ProtocolError: it is none."""
+    magic, version, _has_error_handling, size, _connection_id = _HELLO.unpack(head)
+    if magic != _MAGIC or version != _VERSION or not 0 < size <= MAX_ADDRESS_BYTES:
+        raise ProtocolError("the peer is no UCX connection of this version")
+    return _HELLO.size + int(size)
 
 
 def _read_introduction(sock: socket.socket, worker: UcxWorker, deadline: Deadline) -> _Introduction:

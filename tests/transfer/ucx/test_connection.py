@@ -1,5 +1,6 @@
 """UCX is a Connection, over the network and over shared memory, and what only it does."""
 
+import errno
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -17,6 +19,7 @@ from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.testing.conformance import ConnectionConformance
 from kvstore.transfer.testing.waiting import SHORT_S, SOON_S, eventually, in_background, within
+from kvstore.transfer.ucx import connection
 from kvstore.transfer.ucx.connection import GIVEN_UP, PART_BITS, UcxConnection, UcxListener
 from kvstore.transfer.ucx.operation import Message, Operation
 from kvstore.transfer.ucx.worker import UcxWorker
@@ -190,13 +193,17 @@ def test_a_peer_that_ucx_cannot_reach_is_refused(listener: Listener, monkeypatch
     assert accepting.result(SOON_S) is None
 
 
-def test_a_socket_that_fails_is_told_by_accept(listener: Listener) -> None:
+def test_a_socket_that_fails_is_told_by_accept(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(listener, UcxListener)
-    with socket.socket() as unbound:
-        unbound, listener._sock = listener._sock, unbound
-        with pytest.raises(Unreachable):
-            listener.accept(SHORT_S)
-        unbound, listener._sock = listener._sock, unbound
+
+    def fails() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2]))) as stranger, monkeypatch.context() as patch:
+        patch.setattr(listener._arriving, "_accept", fails)
+        stranger.sendall(b"k")
+        with pytest.raises(Unreachable, match="Too many open files"):
+            listener.accept(PATIENCE_S)
 
 
 def test_what_broke_an_idle_connection_is_told_once(listener: Listener) -> None:
@@ -282,6 +289,41 @@ def test_strangers_do_not_keep_peers_out(listener: Listener, hello: bytes) -> No
         near, far = pair(listener)
         near.close()
         far.close()
+
+
+def test_strangers_who_say_a_part_of_who_they_are_hold_up_nobody(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 3600.0)
+    monkeypatch.setattr(listener._arriving, "_most", 4)  # type: ignore[attr-defined]
+    port, hello = int(listener.metadata().rpartition(b":")[2]), HELLO.pack(b"kvUX", 1, True, 100, 1)
+    with ExitStack() as opened:
+        strangers = [opened.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) for _ in range(6)]
+        for number, stranger in enumerate(strangers):
+            stranger.sendall((hello + bytes(10))[: 1 + 5 * number])
+        assert listener.accept(SHORT_S) is None
+        near, far = pair(listener)
+        near.close()
+        far.close()
+        gone = [stranger for stranger in strangers if is_gone(stranger)]
+        assert len(gone) >= 2, "of more than there may be"
+
+
+def test_a_stranger_who_takes_too_long_is_hung_up_on(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.01)
+    with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2])), PATIENCE_S) as stranger:
+        stranger.sendall(b"k")
+        while not is_gone(stranger):
+            assert listener.accept(SHORT_S) is None
+
+
+def is_gone(sock: socket.socket) -> bool:
+    """The other side has hung up."""
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
 
 
 def test_a_program_may_end_with_connections_open() -> None:

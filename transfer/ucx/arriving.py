@@ -1,0 +1,93 @@
+"""Peers that have connected and have not said yet who they are: waited for together, so that none that says it slowly holds up another.
+
+The kernel tells of a socket when all that is wanted of it has come (SO_RCVLOWAT): nothing is kept here of what comes in drops, and whoever
+takes a socket from here reads it without waiting.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.protocol.errors import KVStoreError
+
+GONE: Final = select.POLLHUP | select.POLLERR | select.POLLRDHUP
+
+
+class Arriving:
+    """Of one listening socket, which stays its owner's. `next` is for one thread at a time; `close` comes after its end."""
+
+    def __init__(
+        self, listener: socket.socket, *, head_bytes: int, whole_bytes: Callable[[bytes], int], most: int, timeout_s: Callable[[], float]
+    ) -> None:
+        """`whole_bytes` tells from the first `head_bytes` how many there are of a peer's introduction, or raises a KVStoreError. A peer
+        has `timeout_s` for it; of more than `most` the one that came first goes."""
+        self._listener = listener
+        self._head_bytes = head_bytes
+        self._whole_bytes = whole_bytes
+        self._most = most
+        self._timeout_s = timeout_s
+        self._waiting: dict[int, tuple[socket.socket, str, float]] = {}
+        """By descriptor, in the order in which they came: whose it is, and until when."""
+        self._poller = select.poll()
+        listener.setblocking(False)
+        self._poller.register(listener.fileno(), select.POLLIN)
+
+    def next(self, timeout_s: float) -> tuple[socket.socket, str] | None:
+        """A socket whose peer has introduced itself, and its address: the caller's from now on. None: there was none in time. Raises
+        OSError: the listener is shut down, or there are no descriptors."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            now_s = time.monotonic()
+            for descriptor, (_sock, _name, until_s) in list(self._waiting.items()):
+                if until_s <= now_s:
+                    self._leave(descriptor).close()
+            first_s = min((until_s for _, _, until_s in self._waiting.values()), default=end_s)
+            for descriptor, events in self._poller.poll(max(min(first_s, end_s) - now_s, 0) * 1000):
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor in self._waiting and self._is_whole(descriptor, events):
+                    name = self._waiting[descriptor][1]
+                    sock = self._leave(descriptor)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+                    return sock, name
+            if now_s >= end_s:
+                return None
+
+    def _accept(self) -> None:
+        try:
+            sock, peer = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone already
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, self._head_bytes)
+        self._poller.register(sock.fileno(), select.POLLIN | select.POLLRDHUP)
+        self._waiting[sock.fileno()] = sock, f"{peer[0]}:{peer[1]}", time.monotonic() + self._timeout_s()
+        if len(self._waiting) > self._most:
+            self._leave(next(iter(self._waiting))).close()
+
+    def _is_whole(self, descriptor: int, events: int) -> bool:
+        sock = self._waiting[descriptor][0]
+        try:
+            head = sock.recv(self._head_bytes, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if len(head) == self._head_bytes:
+                wanted = self._whole_bytes(head)
+                if len(sock.recv(wanted, socket.MSG_PEEK | socket.MSG_DONTWAIT)) == wanted:
+                    return True
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        except BlockingIOError:
+            pass
+        except (OSError, KVStoreError):
+            events = GONE
+        if events & GONE:
+            self._leave(descriptor).close()
+        return False
+
+    def _leave(self, descriptor: int) -> socket.socket:
+        self._poller.unregister(descriptor)
+        return self._waiting.pop(descriptor)[0]
+
+    def close(self) -> None:
+        """Hang up on those who wait."""
+        for descriptor in list(self._waiting):
+            self._leave(descriptor).close()
