@@ -52,51 +52,54 @@ class Hints:
     def find(self, keys: Sequence[bytes]) -> list[Hint | None]:
         """A hint, or None, for each key."""
         with self._lock:
-            found = [self._hints.get(key) for key in keys]
-            for key, hint in zip(keys, found, strict=True):
-                if hint is not None:
-                    self._put_last(key, hint)
+            found = list(map(self._hints.get, keys))
+            self._use([key for key, hint in zip(keys, found, strict=True) if hint is not None])
         return found
 
     def find_one(self, key: bytes) -> Hint | None:
         with self._lock:
             hint = self._hints.get(key)
             if hint is not None:
-                self._put_last(key, hint)
+                self._use((key,))
             return hint
 
     def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
         with self._lock:
+            known = self._hints
             for key, hint in hints:
-                self._put_last(key, hint)
-            self._drop_first()
+                is_known = key in known
+                known[key] = hint
+                if is_known:
+                    self._use((key,))
+            if len(known) > self._capacity:
+                self._drop_first()
 
     def learn_all(self, keys: Sequence[bytes], hint: Hint) -> None:
         """As `learn`, of keys that have the same hint."""
         with self._lock:
             known = self._hints
-            if not known.keys().isdisjoint(keys):
-                for key in keys:
-                    known.pop(key, None)
+            is_any_known = not known.keys().isdisjoint(keys)
             known.update(dict.fromkeys(keys, hint))
-            self._drop_first()
+            if is_any_known:
+                self._use(keys)
+            if len(known) > self._capacity:
+                self._drop_first()
 
     def forget(self, keys: Iterable[bytes]) -> None:
         with self._lock:
             for key in keys:
                 self._hints.pop(key, None)
 
-    def _put_last(self, key: bytes, hint: Hint) -> None:
-        self._hints.pop(key, None)
-        self._hints[key] = hint
+    def _use(self, keys: Sequence[bytes]) -> None:
+        """These, which have hints, leave last. In one call of C: what a signal handler raised between taking one out and putting it back
+        would lose it, and with it that this client put the block early."""
+        self._hints.update(zip(keys, map(self._hints.pop, keys), strict=True))
 
     def _drop_first(self) -> None:
-        """Where there are too many, some more go: what a dictionary has at its front is found by way of all that went from there."""
-        excess = len(self._hints) - self._capacity
-        if excess > 0:
-            for key in list(islice(self._hints, excess + (self._capacity >> 4))):
-                del self._hints[key]
-            self.has_dropped = True
+        """There are too many, and some more go: what a dictionary has at its front is found by way of all that went from there."""
+        self.has_dropped = True
+        for key in list(islice(self._hints, len(self._hints) - self._capacity + (self._capacity >> 4))):
+            del self._hints[key]
 
     def __len__(self) -> int:
         return len(self._hints)

@@ -76,9 +76,10 @@ class OpenPuts:
         self._next_id = 1
 
     def of_key(self, tenant: str, key: bytes) -> OpenPut | None:
-        for batch in self._batches_of(tenant):
-            if key in batch.keys:
-                self._split(batch)
+        if self._batches:
+            for batch in self._batches_of(tenant):
+                if key in batch.keys:
+                    self._split(batch)
         of_tenant = self._writers.get(tenant)
         return of_tenant.get(key) if of_tenant is not None else None
 

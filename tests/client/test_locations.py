@@ -48,7 +48,8 @@ def test_a_few_more_than_have_to_go_make_room_the_longest_unused_first() -> None
     hints.learn_all(keys[64:], hint(2))
     assert len(hints) == 60
     assert hints.has_dropped
-    assert hints.find(keys[:7]) == [hint(1), *[None] * 5, hint(1)], "what was used stays"
+    assert hints.find([*keys[:7], keys[0]]) == [hint(1), *[None] * 5, hint(1), hint(1)], "what was used stays"
+    assert len(hints) == 60
 
 
 def test_a_capacity_of_zero_remembers_nothing() -> None:
