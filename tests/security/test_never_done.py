@@ -1,0 +1,46 @@
+"""What docs/security.md says is never done, looked for in every source that is installed: nothing that is read is ever run."""
+
+import ast
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+BESIDE: Final = {"tests", "benchmarks", "docs", "deploy", "examples", "build"}
+RUNNERS: Final = {"eval", "exec", "compile", "__import__"}
+UNPICKLERS: Final = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+WRITES_ONLY: Final = {("kvcache/naming.py", "dumps")}
+"""vLLM's names of blocks are hashes of pickled tuples."""
+LOADERS: Final = {"load", "loads", "Unpickler", "unsafe_load", "full_load"}
+OTHERS: Final = {"torch", "yaml", "np", "numpy"}
+"""Whose `load` may run what it reads."""
+
+
+def sources() -> list[Path]:
+    return [path for path in sorted(ROOT.glob("*/**/*.py")) if path.relative_to(ROOT).parts[0] not in BESIDE and ".venv" not in path.parts]
+
+
+def runs(path: Path, tree: ast.AST) -> list[str]:
+    """Where it does, by line."""
+    place, found = str(path.relative_to(ROOT)), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RUNNERS:
+            found.append((node.lineno, node.func.id))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            of, name = node.value.id, node.attr
+            if (of in UNPICKLERS and (place, name) not in WRITES_ONLY) or (of in OTHERS and name in LOADERS):
+                found.append((node.lineno, f"{of}.{name}"))
+        if isinstance(node, ast.ImportFrom) and node.module in UNPICKLERS:
+            found.append((node.lineno, f"from {node.module}"))
+    return [f"{place}:{line}: {what}" for line, what in found]
+
+
+def test_no_source_runs_what_it_reads() -> None:
+    found = sources()
+    assert len(found) > 500
+    assert [told for path in found for told in runs(path, ast.parse(path.read_text(encoding="utf-8")))] == []
+
+
+def test_what_would_is_found() -> None:
+    for source in ("eval(text)", "import pickle\npickle.loads(data)", "from marshal import loads", "torch.load(path)", "np.load(path)"):
+        assert runs(ROOT / "store/node.py", ast.parse(source)), source
+    assert not runs(ROOT / "kvcache/naming.py", ast.parse("import pickle\npickle.dumps(value)"))
