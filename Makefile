@@ -20,8 +20,6 @@ ALONE := tests/packages/test_wheel.py tests/packages/test_first_ten_minutes.py \
 # By name: to --ignore what is in the other groups has pytest compare each path with each of them.
 # Real engines (tests/engines/live) and the release before (tests/upgrade) have environments of their own, and targets.
 OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests \( -path tests/engines/live -o -path tests/upgrade \) -prune -o -name 'test_*.py' -print | LC_ALL=C sort))
-# Half of all that is installed: to compile it takes as long as all else.
-NOT_IMPORTED := /(transformers/models|tests?|testing|_inductor|pip|setuptools|networkx|mypyc?)/
 # As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
 COMPUTING := --workers $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) : 8 )))
 WAITING := --workers $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 )))
@@ -214,13 +212,13 @@ $(BIN)/.base: pyproject.toml | $(BIN)/python
 	@$(BIN)/pip install -q --disable-pip-version-check -e . || { echo "pip could not install the dependencies of pyproject.toml"; exit 1; }
 	@touch $@
 
-# torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA. UCX and NIXL run on CPU memory too.
+# torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA. UCX and NIXL run on CPU memory too. Nothing is
+# compiled ahead: less than half of it is ever imported, and tests are collected by one process at a time.
 $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing kvstore with its test tools into .venv"
 	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
 		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' .venv/lib client console engines handover kvcache lab master package protocol router rpc scheduler security store telemetry tiers transfer >/dev/null || true  # on every core, and before workers do it at once; some files are for other Pythons
 	@touch $@ $(BIN)/.base
 
 .PHONY: wheel
