@@ -41,8 +41,8 @@ ENDED_SHARE: Final = 0.4
 ASKED_AFTER_AN_END: Final = 6
 TAKEOVER_MS: Final = (1, 5, 20, 50, 100, 200)
 """When the catalog has another owner that is ended, which not all nodes have found yet."""
-PARTITIONS: Final = (1,) * 29 + (2, 2, 4)
-"""Of a tenth of all seeds the key space is cut: each partition has a link of each node, and a run takes so much longer."""
+PARTITIONS: Final = (1,) * 46 + (2, 4)
+"""Of one seed of twenty-four the key space is cut: each partition has a link of each node, and a run takes so much longer."""
 BATCHES: Final = 4
 """There more operations are batches, in which several partitions meet."""
 PUT_AGAIN_SHARE: Final = 0.4
