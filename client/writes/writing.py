@@ -155,6 +155,12 @@ class Writing:
         """Write these keys; those that are to be reserved elsewhere, because this node is gone or has moved. A second gone is an error."""
         try:
             node = yield from self._resources.daemons.find_node(node_id, self._deadline)
+            if node is None and (yield from self._resources.daemons.partitions(self._deadline)) > 1:
+                # The owner of partition 0, which names nodes, may have just taken over and not know it yet: asked again after a pause.
+                left = [i for i in indices if i in self._batch.granted]
+                yield from self._batch.cancel(left)
+                busy += left
+                return []
             if node is None:
                 raise Unavailable(f"node {node_id} is not among the live nodes")
             for part in self._parts(indices):
