@@ -316,7 +316,12 @@ class Master:
             loads=self._loads,
             partition=partition.index,
             prefixes=self._prefixes if len(self.partitions) > 1 else None,
+            blocks_elsewhere=lambda node_id: 0 if partition.index else self._blocks_elsewhere(node_id),
         )
+
+    def _blocks_elsewhere(self, node_id: int) -> int:
+        """Of a node, in partitions but the first, which names nodes: as their records are."""
+        return sum(partition.standing.columns(())[0].sets.blocks_at(node_id) for partition in self.partitions[1:])
 
     def _prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
         """Of all partitions: those that others own as their records are."""

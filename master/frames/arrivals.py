@@ -24,9 +24,11 @@ class _Waiting(NamedTuple):
 class Arrivals:
     """`awaited` are the ids of the nodes that are waited for: but for moments none, and then `hold_up` need not be called."""
 
-    def __init__(self, directory: Directory, until_ns: int) -> None:
-        """Of an owner that has just been made, on the records that it found. Nobody is waited for beyond `until_ns`."""
+    def __init__(self, directory: Directory, until_ns: int, blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0) -> None:
+        """Of an owner that has just been made, on the records that it found. Nobody is waited for beyond `until_ns`. `blocks_elsewhere`:
+        how many blocks of other partitions a node holds; who reads these asks this owner for the node."""
         self._directory = directory
+        self._blocks_elsewhere = blocks_elsewhere
         self._until_ns = until_ns
         self._waiting: list[_Waiting] = []
         self._key_count = 0
@@ -84,8 +86,8 @@ class Arrivals:
 
     def _absent(self) -> frozenset[int]:
         """Nodes of the catalog's records that have not registered since and hold a block, by these records."""
-        members, blocks_at = self._directory.members, self._directory.blocks_at
-        return frozenset(node.node_id for node in members if not node.info.instance and blocks_at(node.node_id))
+        absent = [node.node_id for node in self._directory.members if not node.info.instance]
+        return frozenset(node_id for node_id in absent if self._directory.blocks_at(node_id) or self._blocks_elsewhere(node_id))
 
     def _are_concerned(self, tenant: str, keys: Sequence[bytes]) -> bool:
         """One of the keys cannot be read now, and awaited nodes hold it."""

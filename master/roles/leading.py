@@ -75,9 +75,10 @@ class Leading:
         loads: TenantLoads,
         partition: int = 0,
         prefixes: FindPrefixes | None = None,
+        blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0,
     ) -> None:
         """The owner of `partition` in epoch `epoch`, on the records that were `followed`. `loads` are this master's, and `prefixes` knows
-        all partitions, where there are several. Raises Corrupt."""
+        all partitions, where there are several; `blocks_elsewhere`: see Arrivals. Raises Corrupt."""
         self.epoch = epoch
         self._is_first = not partition
         count = reachable.partitions
@@ -121,7 +122,7 @@ class Leading:
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
-        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9))
+        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), blocks_elsewhere)
         self.frames = FramesService(
             self.directory,
             self._committer,
