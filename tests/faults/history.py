@@ -140,11 +140,11 @@ class History:
         if told is Told.STORED and version.ack != "node":
             version.known_at = at
 
-    def flushed(self, writer: int, *, begun_at: int) -> None:
-        """Every block that this writer's puts were told to have stored before `begun_at` is known to all."""
+    def flushed(self, writer: int, *, begun_at: int, at: int) -> None:
+        """A flush is over: every block that this writer's puts were told to have stored before it began is known to all from now on."""
         for version in self.versions():
             if version.writer == writer and version.told is Told.STORED and version.ended_at is not None and version.ended_at <= begun_at:
-                version.known_at = version.known_at if version.known_at is not None else begun_at
+                version.known_at = version.known_at if version.known_at is not None else at
 
     def begin_remove(self, tenant: str, key: bytes, *, writer: int, at: int) -> Removal:
         removal = Removal(tenant, key, writer, at)

@@ -109,10 +109,10 @@ def test_what_only_its_node_knows_is_removed_by_its_own_writer_or_once_it_is_flu
     version = put(history, 1, ack="node", writer=1)
     remove(history, 10, writer=2)
     history.check_read(TENANT, KEY, version.value, begun_at=20)
-    history.flushed(3, begun_at=20)
+    history.flushed(3, begun_at=20, at=20)
     remove(history, 22, writer=2)
     history.check_read(TENANT, KEY, version.value, begun_at=30)
-    history.flushed(1, begun_at=30)
+    history.flushed(1, begun_at=30, at=30)
     assert version.is_acknowledged
     remove(history, 32, writer=2)
     with pytest.raises(Violation, match="stale version"):
@@ -126,7 +126,7 @@ def test_what_only_its_node_knows_is_removed_by_its_own_writer_or_once_it_is_flu
 def test_a_flush_tells_of_what_was_stored_before_it_began(history: History) -> None:
     early, late = put(history, 1, ack="node"), put(history, 10, ack="node")
     known = put(history, 2, ack="cluster")
-    history.flushed(1, begun_at=12)
+    history.flushed(1, begun_at=12, at=12)
     assert (early.is_acknowledged, late.is_acknowledged, known.known_at) == (True, False, 7)
 
 
@@ -162,3 +162,18 @@ def test_a_removal_while_a_node_was_away_ends_what_all_knew_and_not_what_perhaps
     assert (known.over_at, early.over_at) == (35, None)
     history.end_remove(history.begin_remove(TENANT, KEY, writer=2, at=40), is_gone=True, at=45)
     assert early.over_at == 45
+
+
+def test_what_a_flush_makes_known_is_known_once_it_has_ended_and_not_when_it_began() -> None:
+    """A removal that is told of later, for a node was away, began and ended while the flush was under way."""
+    history = History()
+    early = history.begin_put("red", b"k", writer=1, ack="node", size_bytes=60, at=1)
+    history.end_put(early, Told.STORED, at=2)
+    removal = history.begin_remove("red", b"k", writer=2, at=5)
+    history.flushed(1, begun_at=3, at=7)
+    history.end_remove(removal, is_gone=True, at=9, nodes_were_away=True)
+    assert history.check_read("red", b"k", early.value, begun_at=10) is early
+    after = history.begin_remove("red", b"k", writer=2, at=11)
+    history.end_remove(after, is_gone=True, at=12)
+    with pytest.raises(Violation, match="stale version"):
+        history.check_read("red", b"k", early.value, begun_at=13)

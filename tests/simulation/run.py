@@ -252,7 +252,7 @@ class Run:
                     told = self._remove(client, tenant, rest[0].encode())
                 case "flush":
                     client.client(tenant).flush(deadline_s=DEADLINE_S)
-                    self.history.flushed(self._writer(client, tenant), begun_at=began_ns)
+                    self.history.flushed(self._writer(client, tenant), begun_at=began_ns, at=world.now_ns)
                     told = None
                 case _:
                     raise AssertionError(f"there is no operation {step.kind!r}")
