@@ -48,13 +48,13 @@ def run_one(schedule: Schedule, *, is_traced: bool, shrinks: bool) -> Totals:
     return totals
 
 
-def run_many(seeds: range, *, operations: int, processes: int, shrinks: bool, partitions: int = 0) -> Totals:
+def run_many(seeds: range, *, operations: int, processes: int, shrinks: bool, partitions: int = 0, density: int = 1) -> Totals:
     """What finds something is run once more, here."""
     totals, told_s = Totals(), time.monotonic()
-    for tally in sweep(seeds, operations=operations, processes=processes, partitions=partitions):
+    for tally in sweep(seeds, operations=operations, processes=processes, partitions=partitions, density=density):
         totals.add(tally)
         if tally.found:
-            schedule = make_schedule(tally.seed, operations=operations, partitions=partitions)
+            schedule = make_schedule(tally.seed, operations=operations, partitions=partitions, density=density)
             report(schedule, run_schedule(schedule), shrinks=shrinks)
         if time.monotonic() - told_s > TELL_S:
             print(f"up to seed {tally.seed}: {totals}", flush=True)
@@ -70,21 +70,21 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--schedule", type=Path, metavar="FILE")
     parser.add_argument("--operations", type=int, default=24, help="of each run, about")
     parser.add_argument("--partitions", type=int, default=0, help="of the key space, in every run; default: as the seeds have it")
+    parser.add_argument("--density", type=int, default=1, help="so many times as many operations in a second, with no more faults")
     parser.add_argument("--processes", type=int, default=1, help="with --seeds: so many at once")
     parser.add_argument("--trace", action="store_true", help="not with --seeds: print every operation, fault and message")
     parser.add_argument("--no-shrink", action="store_true", help="do not cut down what finds something")
     chosen = parser.parse_args(arguments)
-    if chosen.processes < 1 or (chosen.trace and chosen.seeds is not None):
-        parser.error("--processes is 1 or more, and --trace is for a single run")
+    if chosen.processes < 1 or chosen.density < 1 or (chosen.trace and chosen.seeds is not None):
+        parser.error("--processes and --density are 1 or more, and --trace is for a single run")
+    drawn = {"operations": chosen.operations, "partitions": chosen.partitions, "density": chosen.density}
     if chosen.seeds is not None:
         first, _, end = chosen.seeds.partition(":")
         seeds = range(int(first), int(end))
-        many = {"operations": chosen.operations, "partitions": chosen.partitions, "processes": chosen.processes}
-        totals = run_many(seeds, **many, shrinks=not chosen.no_shrink)
+        totals = run_many(seeds, **drawn, processes=chosen.processes, shrinks=not chosen.no_shrink)
     else:
         is_given = chosen.schedule is not None
-        one = {"operations": chosen.operations, "partitions": chosen.partitions}
-        schedule = Schedule.from_json(chosen.schedule.read_text()) if is_given else make_schedule(chosen.seed, **one)
+        schedule = Schedule.from_json(chosen.schedule.read_text()) if is_given else make_schedule(chosen.seed, **drawn)
         totals = run_one(schedule, is_traced=chosen.trace, shrinks=not chosen.no_shrink)
     print(totals)
     for kind, found in totals.found.items():

@@ -90,10 +90,10 @@ class Schedule:
         return cls(said["seed"], Shape(**said["shape"]), steps)
 
 
-def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0) -> Schedule:
+def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0, density: int = 1) -> Schedule:
     """About so many operations over some seconds, and up to one fault for each four of them. Each seed has kinds of faults of its own, and
     more of some operations: what happens rarely where everything does happens often in some (swarm testing). `partitions`: so many, or
-    as the seed has it (0)."""
+    as the seed has it (0); `density`: so many times as many operations in a second, with no more faults."""
     rng = random.Random(f"schedule {seed}")
     shape = Shape(
         masters=rng.choice((1, 2, 2, 3)),
@@ -107,7 +107,7 @@ def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0) -> Sc
         hot_copies=random.Random(f"hot copies {seed}").choice((0, 0, 1, 2)),  # by itself: the rest of a seed stays what it is
         partitions=partitions or random.Random(f"partitions {seed}").choice(PARTITIONS),
     )
-    length_ms: int = operations * rng.choice((40, 150, 400))
+    length_ms: int = operations * rng.choice((40, 150, 400)) // density
     key_count = max(rng.choice((1, 2, 2, 4, 10)), shape.partitions + 1 if shape.partitions > 1 else 0)
     keys = [b"%d" % index for index in range(key_count)]
     times = _times(rng, operations, length_ms)
@@ -118,7 +118,7 @@ def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0) -> Sc
     if rng.random() < PUT_AGAIN_SHARE:
         steps += [_put_again(rng, shape, step) for step in steps if step.kind == "remove"]
     kinds = rng.sample(list(FAULTS), rng.choice((1, 2, 3, 5, len(FAULTS))))
-    fault_times = (rng.choice(times) + rng.choice(AFTER_MS) for _ in range(rng.randrange(operations // 4 + 1)))
+    fault_times = (rng.choice(times) + rng.choice(AFTER_MS) for _ in range(rng.randrange(operations // (4 * density) + 1)))
     steps += [_fault(rng, shape, kinds, at_ms) for at_ms in fault_times]
     steps = _with_ends(random.Random(f"ends {seed}"), shape, keys, steps)  # by itself, as hot copies
     return Schedule(seed, shape, tuple(sorted(steps, key=lambda step: step.at_ms)))

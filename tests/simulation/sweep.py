@@ -72,13 +72,13 @@ class Totals:
         )
 
 
-def tally(seed: int, *, operations: int, partitions: int = 0) -> Tally:
-    return Tally.of(seed, run_schedule(make_schedule(seed, operations=operations, partitions=partitions)))
+def tally(seed: int, *, operations: int, partitions: int = 0, density: int = 1) -> Tally:
+    return Tally.of(seed, run_schedule(make_schedule(seed, operations=operations, partitions=partitions, density=density)))
 
 
-def sweep(seeds: range, *, operations: int, processes: int, partitions: int = 0) -> Iterator[Tally]:
+def sweep(seeds: range, *, operations: int, processes: int, partitions: int = 0, density: int = 1) -> Iterator[Tally]:
     """Each seed once; in the order of seeds, whichever process is first."""
-    one = functools.partial(tally, operations=operations, partitions=partitions)
+    one = functools.partial(tally, operations=operations, partitions=partitions, density=density)
     if processes == 1:
         yield from map(one, seeds)
         return

@@ -19,8 +19,9 @@ WITHIN: Final = {
     "slot_reused_while_shown": 20,
     "decision_ignored": 20,
 }
-OPERATIONS: Final = {"removal_forgotten": 60}
-"""Where the default of so many in a run is not enough."""
+OPERATIONS: Final = {"removal_forgotten": 100}
+DENSITY: Final = {"removal_forgotten": 4}
+"""Where the default of so many in a run is not enough, and their usual pace too slow."""
 PARTITIONS: Final = {"told_to_the_first_master": 2, "epoch_not_compared": 1}
 """Where it is not as the seeds have it: what there is only with several, and what the few seeds with one find in which it can happen."""
 
@@ -28,7 +29,7 @@ PARTITIONS: Final = {"told_to_the_first_master": 2, "epoch_not_compared": 1}
 @pytest.mark.parametrize("name", list(BUGS))
 def test_a_bug_is_found_within_its_seeds(name: str) -> None:
     with BUGS[name]():
-        options = {"operations": OPERATIONS.get(name, 24), "partitions": PARTITIONS.get(name, 0)}
+        options = {"operations": OPERATIONS.get(name, 24), "partitions": PARTITIONS.get(name, 0), "density": DENSITY.get(name, 1)}
         assert any(run_schedule(make_schedule(seed, **options)).findings for seed in range(WITHIN[name])), (
             f"{name} was not found within {WITHIN[name]} seeds"
         )
