@@ -9,7 +9,7 @@ from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.links import NodeLinks
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 
 
 def parse(body: bytes) -> pb.HeartbeatRequest:
@@ -38,9 +38,18 @@ class Heartbeats:
         self._links = links
         self._master_epoch = master_epoch
         self._newer_quotas = newer_quotas
+        self._why_over: KVStoreError | None = None
+
+    def end(self, why: KVStoreError) -> None:
+        """This master owns the partition no longer, and may not know who does: each heartbeat is refused from now on, so that its node
+        looks for another master."""
+        self._why_over = why
 
     def take(self, said: pb.HeartbeatRequest, now_ns: int) -> pb.HeartbeatReply:
-        """Of a node whose name has been checked. Raises StaleEpoch (the registration is not the newest) and InvalidArgument."""
+        """Of a node whose name has been checked. Raises StaleEpoch (the registration is not the newest), InvalidArgument, and Unavailable
+        after the end."""
+        if self._why_over is not None:
+            raise Unavailable(f"this master is cut off from its catalog, which another one may own by now: {self._why_over}")
         directory, node_id, epoch = self._directory, said.node_id, said.registration_epoch
         directory.heartbeat(node_id, epoch, list(said.tiers), dict(said.counters), now_ns, tenants=list(said.tenants))
         topology = said.topology if said.HasField("topology") else None

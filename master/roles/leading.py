@@ -156,6 +156,7 @@ class Leading:
         self._is_ended = True
         self._committer.end()
         self._arrivals.end(str(why))
+        self.frames.heartbeats.end(why)
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
         self._durable.clear()

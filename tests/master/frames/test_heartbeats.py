@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Heard, Heartbeat
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, from_code
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
 from kvstore.protocol.session_messages import Failure
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 
@@ -98,4 +98,12 @@ def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, no
 
     master.reactor.call(dead, deadline_s=TIMEOUT_S)
     with pytest.raises(StaleEpoch):
+        beat(node, of(node))
+
+
+def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for_another_one(places: Places, node: NodeSide) -> None:
+    assert places.master is not None
+    leading = places.master.partitions[0].standing.leading()
+    places.master.reactor.call(lambda: leading.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
+    with pytest.raises(Unavailable, match="cut off from its catalog, which another one may own by now: the lease ran out"):
         beat(node, of(node))

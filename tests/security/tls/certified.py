@@ -1,8 +1,10 @@
 """An authority and certificates of a test's own: those of a cluster, and those that are to be refused."""
 
+import atexit
 import datetime
 import functools
 import hashlib
+import os
 import shutil
 import ssl
 import tempfile
@@ -80,15 +82,22 @@ def to_come() -> Validity:
     return Validity(now + _DAY, now + 2 * _DAY)
 
 
-@functools.cache
 def shared() -> Cluster:
     """One for all tests of a process that only use it: its folder is removed with it."""
-    folder = tempfile.TemporaryDirectory(prefix="kvstore-certs-")
-    _kept.append(folder)
-    return Cluster(Path(folder.name))
+    return _shared_by(os.getpid())
 
 
-_kept: list["tempfile.TemporaryDirectory[str]"] = []
+@functools.cache
+def _shared_by(pid: int) -> Cluster:
+    """A fork has one of its own: it would give the same names to other certificates, and remove what its parent goes on with."""
+    folder = Path(tempfile.mkdtemp(prefix="kvstore-certs-"))
+
+    def remove() -> None:
+        if os.getpid() == pid:
+            shutil.rmtree(folder)
+
+    atexit.register(remove)
+    return Cluster(folder)
 
 
 def revoke(path: Path, *settings: TlsSettings) -> None:
