@@ -117,7 +117,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         ending.callback(running.kill_engines)
         for name in ENGINES:
             running.start_engine(name)
-        router = running.start("router", "kvstore.router.daemon", "--retry-pause-s", "0.1", "--max-prompt-tokens", "20000")
+        router = running.start(
+            "router", "kvstore.router.daemon", "--retry-pause-s", "0.1", "--attempts", "9", "--max-prompt-tokens", "20000"
+        )
         ending.callback(router.kill)
         for name in ("n0", "n1"):
             system.start_node(name, "--dram", "32MiB")
