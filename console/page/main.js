@@ -11,6 +11,7 @@ import { overview } from "./overview.js";
 import { follow, store, subscribe } from "./store.js";
 
 const MAKERS = { overview, nodes, network, contents, activity };
+const VIEWS = Object.keys(MAKERS);
 const made = {};
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -19,13 +20,14 @@ let view = "";
 
 function show() {
   const name = location.hash.slice(1).split("?")[0];
-  const wanted = MAKERS[name] ? name : "overview";
+  const wanted = VIEWS.includes(name) ? name : view || "overview"; // #main is the link that skips to the content of this view
   for (const link of document.querySelectorAll(".views a")) {
     if (link.dataset.view === wanted) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   tip("");
   if (wanted === view || !store.cluster) return;
+  closeNode();
   const isFirst = !view;
   view = wanted;
   made[view] ??= MAKERS[view]({ openNode });
@@ -86,15 +88,16 @@ dark.addEventListener("change", () => theme(localStorage.getItem("theme")));
 document.getElementById("theme").addEventListener("click", nextTheme);
 document.getElementById("help").addEventListener("click", showKeys);
 
-const VIEWS = Object.keys(MAKERS);
+/** At once, not when the browser tells of the new hash: the next key may be on its way, and is for the new view. */
+function go(name) { location.hash = name; show(); }
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea") || document.querySelector("dialog[open]")) return;
-  if (event.key >= "1" && event.key <= String(VIEWS.length)) location.hash = VIEWS[event.key - 1];
+  if (event.key >= "1" && event.key <= String(VIEWS.length)) go(VIEWS[event.key - 1]);
   else if (event.key === "t") nextTheme();
   else if (event.key === "?") showKeys();
   else if (event.key === "/" && made[view]?.filter) { event.preventDefault(); made[view].filter.focus(); }
 });
-addEventListener("hashchange", () => { closeNode(); show(); });
+addEventListener("hashchange", show);
 subscribe(update);
 setInterval(() => { if (store.live === "lost") update(); }, 1000);
 update();
