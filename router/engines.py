@@ -61,9 +61,10 @@ class FirstToken:
 class DecodeStream:
     """An answer on its way from an engine. Iterate once; close it, which cancels what has not come."""
 
-    def __init__(self, response: aiohttp.ClientResponse, address: str, span: Span | None) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, address: str, piece_timeout_s: float, span: Span | None) -> None:
         """`span`, of a request that is traced, is ended by `close`."""
         self._span = span
+        self._piece_timeout_s = piece_timeout_s
         self._response = response
         self._address = address
         self._pieces = self._read()
@@ -76,14 +77,16 @@ class DecodeStream:
             raise Unavailable(f"the engine at {self._address} ended its answer before the first token") from None
 
     def __aiter__(self) -> AsyncIterator[Piece]:
-        """Raises Unavailable, DeadlineExceeded: the engine failed, hung up early, or is silent for too long."""
+        """Raises Unavailable, DeadlineExceeded: the engine failed, hung up early, or took too long for a piece, whatever else it sent."""
         return self._pieces
 
     async def _read(self) -> AsyncGenerator[Piece]:
         parser = EventParser()
         is_over = False
+        now_s = asyncio.get_running_loop().time
         with _Translated(self._address):
-            async for chunk in self._response.content.iter_any():
+            until_s = now_s() + self._piece_timeout_s
+            while chunk := await self._chunk(until_s):
                 for data in parser.feed(chunk):
                     if data == DONE:
                         is_over = True
@@ -91,8 +94,14 @@ class DecodeStream:
                     piece = _piece(_object(data))
                     if piece is not None:
                         yield piece
+                        until_s = now_s() + self._piece_timeout_s
             if not is_over:
                 raise ProtocolError("the stream ended before its end was said")
+
+    async def _chunk(self, until_s: float) -> bytes:
+        """b"": it has ended. Comments and events without text, which keep a connection alive, do not put the deadline off."""
+        async with asyncio.timeout_at(until_s):
+            return await self._response.content.readany()
 
     def close(self) -> None:
         self._response.close()
@@ -143,8 +152,9 @@ class Engines:
         params = {"request_id": placement.request_id, "prefix_blocks": placement.prefix_blocks}
         body = {**_body(work, work.tokens, work.max_tokens, params), "stream": True}
         with step("serve", instance=placement.prefill, lasts=True) as span, _Translated(placement.prefill_address):
-            response = await self._post(placement.prefill_address, body, work.id, self._settings.first_token_timeout_s)
-            return DecodeStream(response, placement.prefill_address, span)
+            timeout_s = self._settings.first_token_timeout_s
+            response = await self._post(placement.prefill_address, body, work.id, timeout_s)
+            return DecodeStream(response, placement.prefill_address, timeout_s, span)
 
     async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
         """Have the tokens after the first one made. When it returns, the engine has accepted. Raises as `prefill`."""
@@ -152,8 +162,9 @@ class Engines:
         tokens = work.tokens + first.token_ids
         body = {**_body(work, tokens, work.max_tokens - len(first.token_ids), params), "stream": True}
         with step("decode", instance=placement.decode, lasts=True) as span, _Translated(placement.decode_address):
-            response = await self._post(placement.decode_address, body, work.id, self._settings.next_token_timeout_s)
-            return DecodeStream(response, placement.decode_address, span)
+            timeout_s = self._settings.next_token_timeout_s
+            response = await self._post(placement.decode_address, body, work.id, timeout_s)
+            return DecodeStream(response, placement.decode_address, timeout_s, span)
 
     async def _post(self, address: str, body: Mapping[str, Any], request_id: str, timeout_s: float) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s)

@@ -232,6 +232,29 @@ def test_a_silent_engine_is_given_up_and_hears_of_it() -> None:
     run(test(is_prefill=False))
 
 
+def test_an_engine_that_only_keeps_its_connection_alive_is_given_up() -> None:
+    async def chatters(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(event(choice([97])))
+        while True:  # until the other side hangs up
+            await response.write(b": still here\n\n" + event({"choices": []}))
+            await asyncio.sleep(0.02)
+
+    async def test(*, is_served: bool) -> None:
+        async with ScriptedEngine(chatters) as engine:
+            engines = Engines(QUICK)
+            where = placement(engine.address, engine.address)
+            try:
+                with pytest.raises(DeadlineExceeded, match="takes too long"):
+                    await drained(await (engines.serve(work(), where) if is_served else engines.decode(work(), where, FIRST)))
+            finally:
+                await engines.close()
+
+    run(test(is_served=True))
+    run(test(is_served=False))
+
+
 async def drained(stream: DecodeStream) -> None:
     try:
         async for piece in stream:
