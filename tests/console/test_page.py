@@ -326,7 +326,9 @@ def test_the_keyboard_reaches_all(browser: BrowserContext, few: tuple[Served, Si
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile("#main$"))
         expect(page.get_by_label("Filter nodes")).to_be_visible()
-        page.evaluate("for (const key of ['1', '2', '/']) document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))")
+        page.evaluate(
+            "for (const key of ['1', '2', '/']) document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
+        )
         expect(page.get_by_label("Filter nodes")).to_be_focused()
         page.get_by_label("Filter nodes").blur()
         page.keyboard.press("?")
