@@ -2,13 +2,16 @@
 would answer with misses for blocks that are where they always were.
 
 So a question about a block that only nodes hold which have not registered with this owner is kept until they have, or for a set time, for a
-node may have died together with the former owner. Whoever asks waits, as he does while there is no owner. The loop is the only caller.
+node may have died together with the former owner. Whoever asks waits, as he does while there is no owner. A put asks, too: what is there
+would else be written once more. The loop is the only caller.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.master.directory.directory import Directory
+from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.frames import Header
 from kvstore.rpc.session import Session
 
 MAX_WAITING_KEYS: Final = 1 << 18
@@ -17,6 +20,7 @@ MAX_WAITING_KEYS: Final = 1 << 18
 
 class _Waiting(NamedTuple):
     session: Session
+    request_id: int
     key_count: int
     again: Callable[[], None]
 
@@ -35,13 +39,14 @@ class Arrivals:
         self._why_over = ""
         self.awaited = self._absent()
 
-    def hold_up(self, session: Session, tenant: str, keys: Sequence[bytes], again: Callable[[], None]) -> bool:
-        """Whether a question about these keys waits: `again`, which asks it anew, is called when there is news."""
-        return self._are_concerned(tenant, keys) and self._keep(_Waiting(session, len(keys), again))
+    def hold_up(self, session: Session, header: Header, tenant: str, keys: Sequence[bytes], again: Callable[[], None]) -> bool:
+        """Whether a question about these keys waits: `again`, which asks it anew, is called when there is news. What it raises is the
+        answer."""
+        return self._are_concerned(tenant, keys) and self._keep(_Waiting(session, header.request_id, len(keys), again))
 
-    def hold_up_all(self, session: Session, again: Callable[[], None]) -> bool:
+    def hold_up_all(self, session: Session, header: Header, again: Callable[[], None]) -> bool:
         """As `hold_up`, of a question about the nodes themselves."""
-        return self._keep(_Waiting(session, 1, again))
+        return self._keep(_Waiting(session, header.request_id, 1, again))
 
     def came(self, node_id: int) -> None:
         """The node has registered. Who waits for others as well is looked at in the next tick: a thousand nodes would be as many looks."""
@@ -66,7 +71,10 @@ class Arrivals:
     def _ask_again(self) -> None:
         for waiting in self._taken():
             if waiting.session.is_open:
-                waiting.again()
+                try:
+                    waiting.again()
+                except KVStoreError as error:
+                    waiting.session.fail(waiting.request_id, error)
 
     def _taken(self) -> list[_Waiting]:
         taken, self._waiting, self._key_count = self._waiting, [], 0

@@ -42,7 +42,7 @@ from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.identity import Identity
 
-Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix)
+Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve)
 
 SLICE_ROWS: Final = 4096
 """Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed at a time."""
@@ -109,9 +109,11 @@ class ClientFrames:
         session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
 
     def _is_held_up(self, session: Session, header: Header, message: Asked, ask: Callable[[Session, Header, Asked], None]) -> bool:
-        return self._arrivals.hold_up(session, _tenant(session), message.keys, partial(ask, session, header, message))
+        return self._arrivals.hold_up(session, header, _tenant(session), message.keys, partial(ask, session, header, message))
 
     def reserve(self, session: Session, header: Header, message: Reserve) -> None:
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.reserve):
+            return
         self._counters["keys"] += len(message.keys)
         client = _client(session)
         grants = self._directory.reserve(
@@ -130,7 +132,7 @@ class ClientFrames:
         session.reply(header.request_id, Ok())
 
     def nodes(self, session: Session, header: Header, message: Nodes) -> None:
-        if self._arrivals.awaited and self._arrivals.hold_up_all(session, partial(self.nodes, session, header, message)):
+        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.nodes, session, header, message)):
             return
         client, live = _client(session), self._directory.members.live()
         tickets, ticket_ms = [b""] * len(live), 0

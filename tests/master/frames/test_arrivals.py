@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, Nodes, NodeTable
-from kvstore.protocol.message import Message
+from kvstore.protocol.master_messages import Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
+from kvstore.protocol.message import GRANTED, PRESENT, Message
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.channel import Channel
 from kvstore.transfer.testing.waiting import eventually
@@ -91,6 +91,26 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
     assert sorted(of_both[1].result().names) == ["one", "two"]
     for node in (one, two):
         node.close()
+
+
+def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new_block_does_not_wait(places: Places) -> None:
+    of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), Grants)
+    await_waiting(places, 1)
+    client = places.client()
+    two = NodeSide(places, "two")
+    assert ask(client, Reserve([b"newer"], [1]), Grants).statuses == bytes([GRANTED])
+    one = NodeSide(places)
+    assert of_both.result().statuses == bytes([PRESENT, GRANTED])
+    client.close()
+    for node in (one, two):
+        node.close()
+
+
+def test_a_put_that_has_waited_in_vain_is_told_what_is_wrong(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
+        assert isinstance(Asking(places, Reserve([b"a"], [1]), Grants).result(), Unavailable), (
+            "no node has come to which it could be written"
+        )
 
 
 def test_nobody_waits_for_what_no_node_has_or_one_that_has_come(places: Places) -> None:
