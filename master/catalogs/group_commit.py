@@ -253,14 +253,16 @@ def _check_op(op: Op) -> None:
 
 
 def _check_puts(puts: BlockPuts) -> None:
-    if any(len(column) != len(puts.keys) for column in puts[2:]):
+    if set(map(len, puts[2:])) != {len(puts.keys)}:
         raise InvalidArgument("the columns of a catalog's change differ in length")
     _check_texts("a block's parent", 0, MAX_TEXT_BYTES, puts.parents)
     _check_texts("a block's namespace", 0, MAX_TEXT_BYTES, [namespace.encode() for namespace in set(puts.namespaces)])
-    if not all(0 <= min(column) <= max(column) < 1 << 64 for column in (puts.sizes, puts.checksums, puts.generations)):
+    numbers = puts.sizes, puts.checksums, puts.generations
+    if min(map(min, numbers)) < 0 or max(map(max, numbers)) >= 1 << 64:
         raise InvalidArgument("a block's size, checksum and generation are below 2**64")
-    if any(len(holders) > MAX_HOLDERS or not all(0 <= holder < 1 << 32 for holder in holders) for holders in set(puts.holders)):
-        raise InvalidArgument(f"a block has at most {MAX_HOLDERS} holders, numbers below 2**32")
+    for holders in set(puts.holders):
+        if len(holders) > MAX_HOLDERS or (holders and (min(holders) < 0 or max(holders) >= 1 << 32)):
+            raise InvalidArgument(f"a block has at most {MAX_HOLDERS} holders, numbers below 2**32")
 
 
 def _check_texts(name: str, shortest: int, longest: int, texts: Sequence[bytes]) -> None:

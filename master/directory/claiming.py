@@ -1,4 +1,4 @@
-"""Claims of blocks that can be read at their node already: which become the cluster's, which join a version that it has. Sans-I/O.
+"""Claims of blocks whose bytes are at their node already: which become the cluster's, which join a version that it has. Sans-I/O.
 
 It decides; what is granted is entered in the same turn of the loop, by publishing.py like all other commits, and so is not reserved.
 """
@@ -15,8 +15,8 @@ from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 
-MIN_NEW: Final = 16
-"""Keys that are looked at together first: fewer are as quick one by one."""
+MIN_NEW: Final = 4
+"""Keys that are looked at together first: one takes half as long by itself."""
 
 
 class Claiming:
@@ -26,9 +26,10 @@ class Claiming:
         self._rows, self._tenants, self._reservations = rows, tenants, reservations
 
     def claim(self, message: Claim, *, node_id: int, now_ns: int) -> Grants:
-        """What becomes of the blocks that the node holds. GRANTED: it is the node's to publish, under that generation. PRESENT with a
-        generation: the cluster has these bytes as that version, and the node may be entered as a holder; without: it has other bytes.
-        BUSY: another writer is at the key, or it is being removed; the second of a repeated key is BUSY, too.
+        """What becomes of the blocks that the node has. GRANTED: it is the node's to publish, under that generation. PRESENT with a
+        generation, of blocks that can be read at the node (`held`): the cluster has these bytes as that version, and the node may be
+        entered as a holder; without: it has other bytes, or the node gives up its own. BUSY: another writer is at the key, or what the
+        node holds is being removed; the second of a repeated key is BUSY, too.
 
         Raises Full (too many stand reserved already), InvalidArgument (a tenant's name); nothing has changed.
         """
@@ -43,11 +44,12 @@ class Claiming:
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
             if self._rows.sets.live[self._rows.holders[row]]:
+                statuses[at] = PRESENT
+                if not message.held:
+                    continue
                 if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):
                     statuses[at] = BUSY
-                    continue
-                statuses[at] = PRESENT
-                if (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row]):
+                elif (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row]):
                     generations[at] = self._rows.generations[row]
             elif key in wanted or self._is_busy(owner, key, now_ns):
                 statuses[at] = BUSY
@@ -64,7 +66,7 @@ class Claiming:
     def _are_new(self, owner: Tenant, keys: Sequence[bytes]) -> bool:
         """Each is named once, and nothing is known of it."""
         is_unknown = not owner.pending.has_any(keys) and owner.reserved.keys().isdisjoint(keys)
-        return is_unknown and len(set(keys)) == len(keys) and not owner.rows.find(keys).any()
+        return is_unknown and len(set(keys)) == len(keys) and not owner.rows.has_any(keys)
 
     def _is_busy(self, owner: Tenant, key: bytes, now_ns: int) -> bool:
         return key in owner.pending or self._reservations.held(owner, key, self._rows.sets.live_nodes, now_ns)

@@ -24,6 +24,8 @@ class Commands:
 
     def messages(self) -> list[tuple[int, Drop | Hold]]:
         """(node id, message) of all that was gathered."""
+        if not self._drops and not self._holds:  # as a rule
+            return []
         drops = [
             (node_id, Drop(self._master_epoch, tenant, keys, generations, force=int(force)))
             for (node_id, tenant, force), (keys, generations) in self._drops.items()

@@ -272,13 +272,12 @@ class Directory:
         *,
         local_node: int = 0,
         avoid: int = 0,
-        is_there: bool = False,
         now_ns: int,
     ) -> Grants:
-        """Who may write, and where. The second of a repeated key is BUSY. `is_there`: `local_node` has the values already.
+        """Who may write, and where. The second of a repeated key is BUSY.
 
         Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node), Full (too many stand
-        reserved already) or QuotaExceeded (too many of the tenant do, what `is_there` not among them); nothing was reserved.
+        reserved already) or QuotaExceeded (too many of the tenant do); nothing was reserved.
         """
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
@@ -295,9 +294,8 @@ class Directory:
                 wanted[key] = index
         nodes, generations = array("I", bytes(4 * len(keys))), array("Q", bytes(8 * len(keys)))
         if wanted:
-            candidates = [node for node in self.members.live() if node.node_id != avoid]
-            candidates = [node for node in candidates if node.takes_blocks or (is_there and node.node_id == local_node)]
-            quota = None if is_there else self._quota_of(tenant).reservations
+            candidates = [node for node in self.members.live() if node.node_id != avoid and node.takes_blocks]
+            quota = self._quota_of(tenant).reservations
             self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns, quota)
         return Grants(bytes(statuses), nodes, generations)
 

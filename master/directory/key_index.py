@@ -117,6 +117,12 @@ class KeyIndex:
             found[numbers] = self._find_alike([keys[number] for number in numbers])
         return found
 
+    def has_any(self, keys: Sequence[bytes]) -> bool:
+        """Whether one of the keys has a row."""
+        if len(keys) <= FEW:
+            return any(map(self.get, keys))
+        return bool(self.find(keys).any())
+
     def insert(self, key: bytes, row: int) -> None:
         """`key`, which has no row, has this one from now on."""
         self._make_room(1)

@@ -28,8 +28,8 @@ from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
 
-MIN_NEW: Final = 16
-"""Commits that are taken in together where they can be: fewer are as quick one by one."""
+MIN_NEW: Final = 4
+"""Commits that are taken in together where they can be: one takes half as long by itself."""
 _MASKS: Final = bytes(tiers & TIERS for tiers in range(256))
 
 
@@ -235,7 +235,7 @@ class Publishing:
             return False
         tenant, puts, mask = plan.commits[0][0], batch.puts, batch.tiers[0]
         is_alike = batch.tiers.count(mask) == len(batch.tiers) and tenant.pins.keys().isdisjoint(puts.keys)
-        if not is_alike or tenant.rows.find(puts.keys).any() or not tenant.pending.take_all(batch):
+        if not is_alike or tenant.rows.has_any(puts.keys) or not tenant.pending.take_all(batch):
             return False
         self._rows.insert_new(tenant, puts, ((plan.node_id, mask),))
         effects.ops += self._recording.entered(tenant, puts, mask)
@@ -338,7 +338,7 @@ class Publishing:
 
 def _are_new(tenant: Tenant, keys: Sequence[bytes]) -> bool:
     """Each is named once, and has no row."""
-    return len(set(keys)) == len(keys) and not tenant.rows.find(keys).any()
+    return len(set(keys)) == len(keys) and not tenant.rows.has_any(keys)
 
 
 def _unqueue(tenant: Tenant, key: bytes, is_over: Callable[[Pending], bool]) -> bool:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT, HolderSets, Pairs
+from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
@@ -129,9 +130,11 @@ class Rows:
 
     def insert_new(self, tenant: Tenant, puts: BlockPuts, pairs: Pairs) -> None:
         """As `insert`, one after the other, of different keys that have no rows. `pairs` hold them, whoever `puts` says."""
-        count, free = len(puts.keys), min(len(self._free), len(puts.keys))
-        if not count:
+        if len(puts.keys) <= FEW:
+            for key, *version in zip(puts.keys, *puts[2:7], strict=True):
+                self.insert(tenant, key, Version._make(version), pairs)
             return
+        count, free = len(puts.keys), min(len(self._free), len(puts.keys))
         rows = np.arange(len(self) - free, len(self) - free + count, dtype=np.uint32)
         holders = self.sets.enter(pairs, count)
         if free:

@@ -25,8 +25,8 @@ from kvstore.protocol.catalog_messages import (
     Publish,
     Want,
 )
-from kvstore.protocol.errors import KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
-from kvstore.protocol.frames import Header
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
 from kvstore.protocol.session_messages import Flags, Hello, Ok
@@ -92,16 +92,17 @@ class NodeFrames:
     def claim(self, session: Session, header: Header, message: Claim) -> None:
         """Reserve and publish in one: answered when what was granted is durable and visible."""
         peer = _node(session, "claim")
-        self._directory.members.check(peer.node_id, message.epoch)
+        node = self._directory.members.check(peer.node_id, message.epoch)
         _tell(session, header, message)
-        now_ns = session.reactor.now_ns()
-        if message.held:
-            grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=now_ns)
-        else:
-            grants = self._directory.reserve(
-                message.tenant, message.keys, message.sizes, local_node=peer.node_id, is_there=True, now_ns=now_ns
-            )
-        publish = _as_publish(message, grants, peer.node_id)
+        if not message.held:
+            _check_sizes(message.sizes)
+            if max(message.sizes, default=0) > node.dram_bytes:  # nobody has there what it says
+                session.reply(header.request_id, _all_busy(len(message.keys)))
+                return
+        grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
+        publish = _as_publish(message, grants)
+        if not message.held:
+            node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
         self._counters["published"] += len(publish.keys)
         self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
 
@@ -218,16 +219,21 @@ def _tell(session: Session, header: Header, message: Publish | Claim | Copied) -
         span.set("kvstore.blocks", len(message.keys))
 
 
-def _as_publish(claim: Claim, grants: Grants, node_id: int) -> Publish:
-    """The commits of what has a generation at the claiming node itself; what would have to go to another node becomes BUSY in `grants`."""
-    if grants.statuses.count(GRANTED) == len(claim.keys) and set(grants.nodes) <= {node_id}:  # as a rule
+def _check_sizes(sizes: Ints) -> None:
+    """Raises InvalidArgument."""
+    if sizes and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
+        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
+
+
+def _all_busy(count: int) -> Grants:
+    return Grants(bytes((BUSY,)) * count, [0] * count, [0] * count)
+
+
+def _as_publish(claim: Claim, grants: Grants) -> Publish:
+    """The commits of what has a generation at the claiming node."""
+    if grants.statuses.count(GRANTED) == len(claim.keys):  # as a rule
         return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
-    statuses = bytearray(grants.statuses)
-    for at, granted_to in enumerate(grants.nodes):
-        if statuses[at] == GRANTED and granted_to != node_id:
-            statuses[at] = BUSY
-    grants.statuses = bytes(statuses)
-    granted = [at for at, status in enumerate(statuses) if grants.generations[at] and status != BUSY]
+    granted = [at for at, generation in enumerate(grants.generations) if generation]
     return _commits(
         claim,
         [claim.keys[at] for at in granted],

@@ -65,6 +65,14 @@ class Places:
 
         master.reactor.call(order, deadline_s=TIMEOUT_S)
 
+    def reserved_bytes(self, node_id: int) -> int:
+        """What the master takes for written at the node since its last heartbeat."""
+        master = self.master
+        assert master is not None
+        node = master.partitions[0].standing.leading().directory.members.get(node_id)
+        assert node is not None
+        return master.reactor.call(lambda: node.reserved_bytes, deadline_s=TIMEOUT_S)
+
     def client(self, tenant: str = "red", token: str = "") -> Channel:
         return Channel.open(parse_address(self.listen), Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S))
 

@@ -13,12 +13,13 @@ from kvstore.protocol.catalog_messages import Claim
 from kvstore.protocol.errors import Full
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, publish
 
 
-def claim(master: Master, node: Member, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7) -> Grants:
+def claim(master: Master, node: Member, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7, held: int = 1) -> Grants:
     count = len(keys)
-    message = Claim(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=1)
+    message = Claim(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=held)
     grants = master.directory.claiming.claim(message, node_id=node.node_id, now_ns=master.now_ns)
     master.directory.check_integrity()
     return grants
@@ -112,6 +113,30 @@ def test_a_holder_that_has_dropped_a_block_does_not_claim_it_back_before_the_oth
             master.commit(master.directory.removing.dropped(node_id, TENANT, command.keys, [5], b"\x00"))
         master.directory.removing.over(TENANT, removal)
     assert list(claim(master, first, [b"k"]).statuses) == [PRESENT], "both refused"
+
+
+def test_what_cannot_be_read_at_its_node_yet_gives_way_to_whatever_there_is() -> None:
+    """It was put for an answer of the master's: that the block is there already is one, be it about to be removed."""
+    master = Master()
+    first, second, away = master.register("a"), master.register("b"), master.register("c")
+    master.publish(first, Event(b"k", 5))
+    master.directory.reserve(TENANT, [b"reserved"], [1], local_node=first.node_id, now_ns=master.now_ns)
+    grants = claim(master, second, [b"k", b"reserved", b"new", b"new"], held=0)
+    assert list(grants.statuses) == [PRESENT, BUSY, GRANTED, BUSY]
+    assert [bool(generation) for generation in grants.generations] == [False, False, True, False]
+    assert list(grants.nodes) == [0, 0, second.node_id, 0]
+    master.directory.disconnected(away.node_id, away.epoch, master.now_ns)
+    master.directory.removing.plan(TENANT, [b"k"], force=False)
+    grants = claim(master, second, [b"k"], held=0)
+    assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [0])
+
+
+def test_what_a_node_has_already_is_no_reservation_of_the_tenants() -> None:
+    master = Master(quota=Quota(reservations=1))
+    node = master.register("a")
+    master.directory.reserve(TENANT, [b"k"], [1], now_ns=master.now_ns)
+    assert list(claim(master, node, [b"l"], held=0).statuses) == [GRANTED]
+    assert master.directory.counts().reserved == 1
 
 
 def test_what_only_dead_nodes_hold_is_granted_anew() -> None:

@@ -6,7 +6,7 @@ from kvstore.master.directory.copying import FULL_SHARE, REFUSED_NS, CopyOrder, 
 from kvstore.master.directory.draining import LOOK_NS, Draining, Progress
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, Copied
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, Claim, Copied
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.message import GRANTED
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, Tier, die
@@ -103,7 +103,8 @@ def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_a
     cluster.drain()
     granted = directory.reserve(TENANT, [b"x"], [10], local_node=1, now_ns=cluster.master.now_ns)
     assert list(granted.nodes) == [two.node_id]
-    granted = directory.reserve(TENANT, [b"y"], [10], local_node=1, is_there=True, now_ns=cluster.master.now_ns)
+    claim = Claim(cluster.one.epoch, TENANT, "", [b"y"], [10], [7], [b""])
+    granted = directory.claiming.claim(claim, node_id=1, now_ns=cluster.master.now_ns)
     assert (list(granted.nodes), list(granted.statuses)) == ([1], [GRANTED])
     with pytest.raises(Unavailable, match="takes no blocks"):
         directory.replication.plan(TENANT, [b"x"], node_id=1, source_node_id=two.node_id, now_ns=0)

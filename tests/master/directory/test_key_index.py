@@ -73,6 +73,8 @@ def test_a_batch_is_found_as_its_keys_one_by_one(count: int) -> None:
     assert rows.find(asked).tolist() == [rows.get(key) for key in asked] == [*range(1, count + 1), *[NO_ROW] * count]
     assert rows.find(there).tolist() == list(range(1, count + 1))
     assert rows.find([]).tolist() == []
+    new = numbered(count, 2 * count)
+    assert (rows.has_any(new), rows.has_any([*new[1:], there[-1]]), rows.has_any([])) == (False, True, False)
 
 
 def test_a_batch_may_have_keys_of_many_lengths_and_empty_ones() -> None:

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.rows import Rows
@@ -50,15 +51,16 @@ def test_a_row_gives_back_what_was_put_in() -> None:
     rows.check_integrity()
 
 
-@pytest.mark.parametrize("freed", [0, 2, 5, 9])
-def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int) -> None:
+@pytest.mark.parametrize("more", [0, FEW])
+@pytest.mark.parametrize("freed", [0, 2, 5, 9, 30])
+def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int, more: int) -> None:
     at_once, each = table(), table()
     for rows, red in (at_once, each):
         rows.insert(red, b"before", version(), HELD)
         old = [rows.insert(red, b"old%d" % number, version(), HELD) for number in range(freed)]
         for row in old[::2] + old[1::2]:
             rows.remove(row)
-    parents = [b"", b"before", b"k0", b"k2", b"k9", b"k5", b"unknown"]
+    parents = [b"", b"before", b"k0", b"k2", b"k9", b"k5", b"unknown", *[b"k1"] * more]
     keys = [b"k%d" % number for number in range(len(parents))]
     versions = [version(number, parent, f"ns{number % 2}") for number, parent in enumerate(parents)]
     at_once[0].insert_new(at_once[1], columns(keys, versions), HELD)
@@ -248,18 +250,19 @@ def test_namespaces_are_named_by_index() -> None:
     assert rows.namespaces.names() == ["", "some"]
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_parent_of_another_partition_has_a_row_for_its_childrens_sake(at_once: bool) -> None:
+@pytest.mark.parametrize(("at_once", "more"), [(False, 0), (True, 0), (True, FEW)])
+def test_a_parent_of_another_partition_has_a_row_for_its_childrens_sake(at_once: bool, more: int) -> None:
     rows, red = table()
     rows.is_elsewhere = lambda key: key.startswith(b"far")
     children = {b"a": b"far-1", b"b": b"near", b"c": b"far-1", b"d": b"far-2", b"e": b"", b"far-3": b"far-3"}
+    children |= {b"more %d" % number: b"" for number in range(more)}
     if at_once:
         rows.insert_new(red, columns(list(children), [version(parent=parent) for parent in children.values()]), HELD)
     else:
         for key, parent in children.items():
             rows.insert(red, key, version(parent=parent), HELD)
     rows.check_integrity()
-    told = {key: rows.version(red.rows.get(key)).parent for key in children}
+    told = {key: rows.version(red.rows.get(key)).parent for key in list(children)[:6]}
     assert told == {b"a": b"far-1", b"b": b"", b"c": b"far-1", b"d": b"far-2", b"e": b"", b"far-3": b""}
     assert not rows.sets.live[rows.holders[red.rows.get(b"far-1")]]
     for key in (b"a", b"c"):

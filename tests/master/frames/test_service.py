@@ -531,6 +531,12 @@ def test_a_claim_that_would_go_to_another_node_is_to_be_asked_again(places: Plac
     small.close()
 
 
+def test_what_is_claimed_counts_as_room_taken_until_the_nodes_next_heartbeat(places: Places, node: NodeSide) -> None:
+    claim(node, b"k", size=100)
+    claim(node, b"there", size=7, held=1)
+    assert places.reserved_bytes(node.registration.node_id) == 100
+
+
 def test_a_node_that_holds_what_another_has_is_one_more_holder_of_that_version(places: Places, client: Channel, node: NodeSide) -> None:
     [generation] = claim(node, b"k", held=1).generations
     other = NodeSide(places, "other", instance=2)
