@@ -38,8 +38,12 @@ class EarlyPuts:
         self._daemons = daemons
         self._clock_ns = clock_ns
         self._nodes: dict[Who, _Early] = {}
-        self._lost: dict[str, None] = {}
-        """Names of nodes that are gone since, and with them what the cluster did not know: until a flush has told so."""
+        self._lost: dict[str, int] = {}
+        """Names of nodes that are gone since, and with them what the cluster did not know; the losses up to then."""
+        self._losses = self._told = 0
+        """Losses so far, and those of them that a flush has told: one that had begun before tells them, too."""
+        self._flushes = 0
+        """Under way."""
         self._lock = threading.Lock()
         self._rest_until_ns = 0
         self.has_unhinted = False
@@ -73,23 +77,33 @@ class EarlyPuts:
             if early is None:
                 early = self._nodes[who] = _Early(node)
             if early.instance not in (0, instance):
-                self._lost[node.name] = None
+                self._lose(node)
             early.instance = instance
 
     def flush(self, deadline: Deadline) -> Operation[None]:
         """Come back when the cluster knows everything that was put before.
 
-        Raises Unavailable: a node is gone since, and with it what the cluster did not know (which is told once), or it cannot be
-        reached, or no master can. Raises DeadlineExceeded: the master has not decided about all of it yet.
+        Raises Unavailable: a node is gone since, and with it what the cluster did not know (which is told once, by all flushes that had
+        begun by then), or it cannot be reached, or no master can. Raises DeadlineExceeded: the master has not decided about all of it yet.
         """
         failure: Unavailable | None = None
-        for who, early in list(self._nodes.items()):
-            try:
-                yield from self._flush(who, early, deadline)
-            except Unavailable as error:
-                failure = failure or error
         with self._lock:
-            lost, self._lost = self._lost, {}
+            told = self._told
+            self._flushes += 1
+        try:
+            for who, early in list(self._nodes.items()):
+                try:
+                    yield from self._flush(who, early, deadline)
+                except Unavailable as error:
+                    failure = failure or error
+            with self._lock:
+                lost = [name for name, loss in self._lost.items() if loss > told]
+                self._told = self._losses
+        finally:
+            with self._lock:
+                self._flushes -= 1
+                if not self._flushes and self._told == self._losses:
+                    self._lost.clear()
         if lost:
             raise Unavailable(f"{', '.join(lost)}: gone, or started anew, and with it what was put there and was not known to the cluster")
         if failure is not None:
@@ -141,7 +155,12 @@ class EarlyPuts:
                 del self._nodes[who]
                 self.has_unhinted &= bool(self._nodes)
                 if is_lost:
-                    self._lost[early.node.name] = None
+                    self._lose(early.node)
+
+    def _lose(self, node: KnownNode) -> None:
+        """Under the lock."""
+        self._losses += 1
+        self._lost[node.name] = self._losses
 
 
 def _who(node: KnownNode) -> Who:

@@ -137,6 +137,23 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     flush(oracle)
 
 
+def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Oracle, node: OracleNode) -> None:
+    put(oracle, b"a")
+
+    def meanwhile(channel: Any, message: Any) -> Any:
+        oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
+        restart(oracle, node)
+        oracle.nodes.clear()
+        with pytest.raises(Unavailable, match="n1: gone"):
+            oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        raise Unavailable("the connection broke")
+
+    oracle.script[Flush].append(meanwhile)
+    with pytest.raises(Unavailable, match="n1: gone"):
+        flush(oracle)
+    flush(oracle)
+
+
 def cut_off(oracle: Oracle, node: OracleNode) -> None:
     """It lives, as the master says, and cannot be reached."""
     oracle.idle.clear()

@@ -8,6 +8,7 @@ from kvstore.client.sync import Client
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.master.roles.partition import Partition
+from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.settings import Size
 from kvstore.store.blocks.block import DRAM, NVME, Block
@@ -30,6 +31,8 @@ PEER_TIMEOUT_S: Final = 4.0
 HOT_READS_PER_S: Final = 0.1
 """Few operations are in a run: some reads by another host make a block hot."""
 RUN_DIR: Final = "/run/kvstore"
+START_AGAIN_NS: Final = 1_000_000_000
+"""What systemd or Kubernetes lets pass before a daemon that ended is started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,19 @@ class Cluster:
             allow_unauthenticated=True,
             http="",
         )
-        master = daemon.master = Master(settings)
+        try:
+            master = daemon.master = Master(settings)
+        except CatalogUnavailable:
+            process = self.world.here
+            self.world.after(START_AGAIN_NS, lambda: self._start_again(daemon, process))
+            return
         master.start()
+
+    def _start_again(self, daemon: Daemon, process: Process) -> None:
+        """What looks after a master that has ended by itself, with its process's status: one does that finds no catalog at its start."""
+        if daemon.process is process:
+            self.kill(daemon)
+            self.start_daemon(daemon)
 
     def _run_node(self, daemon: Daemon) -> None:
         settings = NodeSettings(
