@@ -8,6 +8,8 @@ from tests.engines.live.child import EngineChild
 
 FOLDER: Final = Path(__file__).parent
 CPU: Final = FOLDER / "cpu"
+VANISHING: Final = "TEST_VANISHING"
+"""Of the environment: a file with the places of pages that are to vanish before the next read, which takes the file away (faults.py)."""
 
 
 def extra_config(master: str, **settings: Any) -> dict[str, Any]:

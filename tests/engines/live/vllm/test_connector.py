@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.protocol.errors import DeadlineExceeded, Full
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster
+from tests.engines.live.full import filled
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Answer, Engine, prompt, start_node
 from tests.ports import free_ports
 
@@ -121,14 +121,11 @@ def test_an_engine_may_begin_without_the_store(plain: Engine, model: Path) -> No
 def test_a_full_store_costs_only_what_it_does_not_take(plain: Engine, store: Cluster, waiting: Engine, loading: Engine) -> None:
     asked = prompt(50)
     (right,) = expected(plain, asked)
-    with Client(store.address) as client:
-        pinned = fill(client)
+    with Client(store.address) as client, filled(client):
         (answer,) = waiting.generate(asked)
         answer.check_same(right)
         waiting.flush()
         assert loading.generate(asked)[0].cached < CACHED
-        client.unpin(pinned)
-        client.remove(pinned, force=True)
     waiting.forget()
     loading.forget()
     waiting.generate(asked)
@@ -205,18 +202,3 @@ def test_a_node_that_is_killed_comes_back_with_what_was_on_nvme(plain: Engine, s
 
     for engine in (waiting, loading):
         eventually(partial(is_stored, engine), "what the engine saves goes to the new node")
-
-
-def fill(client: Client) -> list[bytes]:
-    """Put blocks until there is no room for a block more, and pin them: their keys."""
-    pinned: list[bytes] = []
-    for size_bytes in (1 << 20, 1 << 17, 1 << 13):
-        try:
-            while True:
-                key = f"pinned-{len(pinned)}".encode()
-                client.put(key, bytes(size_bytes), ack="cluster", deadline_s=2.0)
-                client.pin([key])
-                pinned.append(key)
-        except (Full, DeadlineExceeded):
-            pass
-    return pinned

@@ -1,7 +1,8 @@
 """On the path of a Python that runs SGLang on a CPU, for tests: loaded by its start-up, it supplies what SGLang takes from CUDA builds.
 
-Host memory is not registered with a device, copies between host and device pools are torch's, streams and events of the CPU are those of
-one that is always done, and torchvision, whose wheel has CUDA kernels only, is imported without them. SGLang's own logic is all its own.
+Host memory is neither registered with a device nor pinned for it, copies between host and device pools are torch's, streams and events of
+the CPU are those of one that is always done, and torchvision, whose wheel has CUDA kernels only, is imported without them. SGLang's own
+logic is all its own.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from typing import Any
 
 COMMON = "sglang.srt.mem_cache.pool_host.common"
 POOLS = "sglang.srt.mem_cache.pool_host.mha"
+ADAPTERS = "sglang.srt.lora.layers"
 
 
 class Event:
@@ -62,6 +64,18 @@ def register_nothing(module: Any) -> None:
             setattr(module, name, lambda *arguments, **named: None)
 
 
+def pin_nothing(module: Any) -> None:
+    """What LoRA adapters copy from: torch pins memory for devices only, and refuses without one."""
+    torch = module.torch
+    torch.Tensor.pin_memory = lambda tensor, *arguments: tensor
+    for name in ("tensor", "empty", "zeros"):
+        setattr(torch, name, _unpinned(getattr(torch, name)))
+
+
+def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **named: make(*arguments, **named | {"pin_memory": False})
+
+
 def copy_by_torch(module: Any) -> None:
     """Between a page-first host pool [K or V, token, layer, head, element] and the device pool's layers."""
 
@@ -82,7 +96,12 @@ def copy_by_torch(module: Any) -> None:
     module.MHATokenToKVPoolHost.load_to_device_per_layer = load
 
 
-CHANGES: dict[str, Callable[[Any], None]] = {"torch.cpu": give_streams, COMMON: register_nothing, POOLS: copy_by_torch}
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "torch.cpu": give_streams,
+    COMMON: register_nothing,
+    POOLS: copy_by_torch,
+    ADAPTERS: pin_nothing,
+}
 
 
 class Changing(importlib.abc.MetaPathFinder):

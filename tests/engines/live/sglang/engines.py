@@ -1,0 +1,75 @@
+"""Whole SGLang engines on a CPU for tests: each a process in SGLang's own environment, which answers many questions, for it takes long to
+start."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kvstore.transfer.testing.waiting import eventually
+from tests.engines.live.child import EngineChild
+from tests.engines.live.environments import ROOT
+from tests.engines.live.sglang.hicache import FOLDER, VANISHING, extra_config, path
+from tests.engines.live.vllm.engines import Answer, random_tokens
+
+PAGE: Final = 16
+"""Tokens."""
+LOSING: Final = {"module_path": "tests.engines.live.sglang.faults", "class_name": "LosingHiCache"}
+PATIENT: Final = {"lookup_deadline_s": 30, "load_deadline_s": 60}
+"""What a slow machine makes late is no miss."""
+NUMBERS: Final = itertools.count()
+
+
+class Engine:
+    """A context manager: an engine that is ready inside."""
+
+    def __init__(self, model: Path, *, store: dict[str, Any] | None = None, lora: Path | None = None, **options: Any) -> None:
+        """`store`: entries of the back end's extra configuration, None for an engine with its own memory only; `lora`: an adapter."""
+        options["model_path"] = str(model)
+        if store is not None:
+            settings: dict[str, Any] = {"prefetch_threshold": PAGE, "model": "tiny"} | LOSING | store
+            options["hicache_storage_backend"] = "dynamic"
+            options["hicache_storage_backend_extra_config"] = json.dumps(extra_config(**settings))
+        if lora is not None:
+            options |= {"lora_paths": {"lora": str(lora)}, "lora_backend": "torch_native", "max_loras_per_batch": 2}
+        number = next(NUMBERS)
+        self._vanishing = model.with_name(f"vanishing-{number}")
+        places = path()
+        places["PYTHONPATH"] = os.pathsep.join([places["PYTHONPATH"], str(ROOT)])
+        environment = places | {"HF_HUB_OFFLINE": "1", VANISHING: str(self._vanishing), "PYTHONDONTWRITEBYTECODE": ""}
+        log = model.with_name(f"engine-{number}.log")
+        self._child = EngineChild("sglang", FOLDER / "engine_child.py", json.dumps(options), log=log, environment=environment)
+
+    def generate(self, *prompts: list[int], tokens: int = 8, **more: Any) -> list[Answer]:
+        """Of prompts that are there at once; `salt` and `lora` of all of them."""
+        self.begin(*prompts, tokens=tokens, **more)
+        return self.answers()
+
+    def begin(self, *prompts: list[int], tokens: int = 8, **more: Any) -> None:
+        """As `generate`, for a test that takes the `answers` later."""
+        self._child.begin("generate", prompts=prompts, tokens=tokens, **more)
+
+    def answers(self) -> list[Answer]:
+        return [Answer(first_token_s=0.0, **answer) for answer in self._child.answer()]
+
+    def forget(self) -> None:
+        """What it has in pools of its own, once nothing that it writes is on the way to the store."""
+        eventually(lambda: bool(self._child.ask("forget")), "the engine is idle")
+
+    def lose(self, *places: int) -> None:
+        """These pages of the next read vanish before it."""
+        self._vanishing.write_text(json.dumps(places))
+
+    def __enter__(self) -> Self:
+        self._child.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._child.close()
+
+
+def prompt(seed: int, pages: int = 12) -> list[int]:
+    """Tokens of so many pages and a few more: other ones for each seed."""
+    return random_tokens(seed, pages * PAGE + 7)

@@ -1,0 +1,22 @@
+"""kvstore's back end with a fault: pages vanish between the moment SGLang is told of them and the moment it reads them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kvstore.engines.sglang.storage import KVStoreHiCache
+from tests.engines.live.sglang.hicache import VANISHING
+
+
+class LosingHiCache(KVStoreHiCache):
+    """Removes pages from the store, then reads."""
+
+    def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        told = Path(os.environ[VANISHING])
+        if transfers[0].keys and told.exists():
+            _, pool = self._pools[transfers[0].name]
+            keys = pool.keys(transfers[0].keys)
+            self._client.remove([keys[place] for place in json.loads(told.read_text())], force=True)
+            told.unlink()
+        return super().batch_get_v2(transfers, extra_info)
