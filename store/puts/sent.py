@@ -44,36 +44,61 @@ class SentPuts:
         self.in_bytes = 0
 
     def put_at_once(self, session: Session, header: Header, body: memoryview) -> bool:
-        """Store and answer a small value that has come along with its message, and that is kept here whatever the master knows. False, with
-        nothing done, where there is more to it: another writer, no room, a wrong checksum."""
+        """Store a small value that has come along with its message and that nobody reserved, and answer if it is kept here whatever the
+        master knows; else the master is asked. False, with nothing done, where there is more to it: another writer, no room, a wrong
+        checksum."""
         value, caller = session.arrived_payload(), session.context
         if value is None or not isinstance(caller, Caller) or (row := Put.unpack_one(body)) is None:
             return False
         ack, namespace, key, size_bytes, generation, told, parent = row
-        if ack != ACK_NODE or generation:
+        if generation:
             return False
         table, tenant = self._table, caller.tenant
-        answer = _ALREADY_THERE
-        if table.find(tenant, key) is None:
-            if size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
+        if table.find(tenant, key) is not None:
+            if ack != ACK_NODE:
                 return False
-            table.check_room(size_bytes, tenant)
-            if xxhash.xxh3_64_intdigest(value) != told:
-                return False
-            block = Block(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
-            slot = table.place(block)
-            if slot is None:
-                return False
-            self._dram.fill(slot, value)
-            table.keep(block)
-            if session.traces is not None:
-                table.undecided.put_by(tenant, namespace, session.traces.span(header.request_id))
-            if table.events.is_recording:
-                table.events.stored(tenant, [block])
-            self.in_bytes += size_bytes
-            answer = _STORED
+            session.take_payload()
+            session.reply_packed(header.request_id, Flags.TYPE, _ALREADY_THERE)
+            return True
+        if size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
+            return False
+        table.check_room(size_bytes, tenant)
+        if xxhash.xxh3_64_intdigest(value) != told:
+            return False
+        block = Block(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
+        if ack != ACK_NODE:
+            return self._claim_at_once(session, header, block, value)
+        slot = table.place(block)
+        if slot is None:
+            return False
+        self._dram.fill(slot, value)
+        table.keep(block)
+        if session.traces is not None:
+            table.undecided.put_by(tenant, namespace, session.traces.span(header.request_id))
+        if table.events.is_recording:
+            table.events.stored(tenant, [block])
+        self.in_bytes += size_bytes
         session.take_payload()
-        session.reply_packed(header.request_id, Flags.TYPE, answer)
+        session.reply_packed(header.request_id, Flags.TYPE, _STORED)
+        return True
+
+    def _claim_at_once(self, session: Session, header: Header, block: Block, value: memoryview) -> bool:
+        """Keep the value invisible, and have the master asked about its block, who answers the request. False, with nothing done, where
+        there is no room, or a former block of the key is being decided about."""
+        table = self._table
+        if table.undecided.is_claimed(block.tenant, block.key):
+            return False
+        put = table.open(block, session, now_ns=session.reactor.now_ns())
+        if put is None:
+            return False
+        self._dram.fill(put.slot, value)
+        session.take_payload()
+        frame = PutFrame(True, False, bytearray((GRANTED,)), [put], [], [block.checksum], [])
+        try:
+            self._claims.claim(session, header, frame)
+        except Exception as error:
+            table.abort(put)
+            session.fail(header.request_id, error)
         return True
 
     def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:

@@ -81,6 +81,44 @@ def test_what_is_granted_is_stored_under_the_masters_generation(node: Served, cl
     assert node.call(lambda: node.publisher.last_seq) == 0, "the master knows already"
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_one_small_value_is_claimed_however_it_arrives(node: Served, master: Master, is_whole: bool) -> None:
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    sent = frame(Put("ns", [b"a"], [5], [0], [digest(b"value")], [b"above"]), 1, b"value")
+    sock.sendall(sent[: None if is_whole else -2])
+    if not is_whole:
+        until(node, lambda: node.store.table.open_puts == 1)
+        assert master.asked == []
+        sock.sendall(sent[-2:])
+    until(node, lambda: bool(master.asked))
+    assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", 1)
+    claim = master.decide(grants(GRANTED))
+    assert (claim.keys, list(claim.sizes), list(claim.checksums), claim.parents) == ([b"a"], [5], [digest(b"value")], [b"above"])
+    assert read_frame(sock)[1] == Flags(bytes([STORED]))
+    block = node.call(lambda: node.store.table.find("red", b"a"))
+    assert block is not None
+    assert (block.namespace, block.parent, block.checksum, block.generation) == ("ns", b"above", digest(b"value"), 42)
+    slot = block.dram
+    assert slot is not None
+    assert node.call(lambda: bytes(node.store.dram.view(slot))) == b"value"
+    node.call(node.store.table.check_integrity)
+    sock.close()
+
+
+def test_a_key_whose_former_block_is_being_decided_about_is_asked_for_again(node: Served, client: Client, master: Master) -> None:
+    """The former one has left: what the master says of it next must not be taken for a word about this one."""
+    former = Block("red", b"a", 1, 0)
+    node.call(lambda: node.store.table.undecided.begin([former]))
+    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
+    assert (master.asked, node.call(lambda: node.store.dram.used_bytes)) == ([], 0)
+    node.call(lambda: node.store.table.undecided.end([former]))
+    thread, results = put(client, a=b"a")
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+
+
 def test_what_is_not_granted_leaves_nothing(node: Served, client: Client, master: Master) -> None:
     thread, results = put(client, a=b"a", b=b"b", c=b"c")
     master.decide(grants(PRESENT, BUSY, GRANTED))

@@ -1,11 +1,12 @@
-"""Promises of sent.py for one small value that comes along with its message and is kept at once, on real sockets."""
+"""Promises of sent.py for one small value that comes along with its message and is kept at once, on real sockets. Of those for which the
+master is asked: test_claims.py."""
 
 import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch, Denied, Full, InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.event_messages import STORED as TOLD_STORED
 from kvstore.protocol.event_messages import EventBatch, Events
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
@@ -16,9 +17,11 @@ from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background,
 KIB = 1024
 
 
-def message(name: str, value: bytes, *, size: int | None = None, checksum: int | None = None, namespace: str = "ns") -> Put:
+def message(
+    name: str, value: bytes, *, size: int | None = None, checksum: int | None = None, namespace: str = "ns", ack: int = ACK_NODE
+) -> Put:
     told = digest(value) if checksum is None else checksum
-    return Put(namespace, [name.encode()], [len(value) if size is None else size], [0], [told], [b"above"], ACK_NODE)
+    return Put(namespace, [name.encode()], [len(value) if size is None else size], [0], [told], [b"above"], ack)
 
 
 def put(client: Client, name: str, value: bytes) -> int:
@@ -72,6 +75,8 @@ def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served
         (message("a", b"value", size=6), ProtocolError),
         (message("a", b"value", namespace="n" * 256), InvalidArgument),
         (message("a", b"value", size=17 * KIB), KVStoreError),
+        (message("a", b"value", checksum=7, ack=ACK_CLUSTER), ChecksumMismatch),
+        (message("a", b"value", size=6, ack=ACK_CLUSTER), ProtocolError),
     ],
 )
 def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Client, wrong: Put, error: type[Exception]) -> None:
@@ -94,10 +99,11 @@ def test_another_node_may_put_nothing(node: Served) -> None:
     other.close()
 
 
-def test_a_key_that_another_is_writing_is_to_be_asked_for_again(node: Served, client: Client) -> None:
+@pytest.mark.parametrize("ack", [ACK_NODE, ACK_CLUSTER])
+def test_a_key_that_another_is_writing_is_to_be_asked_for_again(node: Served, client: Client, ack: int) -> None:
     other = node.connect()
     other.open({"a": 10})
-    assert put(client, "a", b"0123456789") == ASK_AGAIN
+    assert client.ask(message("a", b"0123456789", ack=ack), Flags, payload=[b"0123456789"]).flags[0] == ASK_AGAIN
     other.close()
 
 
@@ -115,12 +121,13 @@ def test_without_room_it_waits_and_those_behind_it_do_not_overtake(node: Served,
     other.close()
 
 
-def test_without_room_until_its_deadline_it_fails(node: Served, client: Client) -> None:
+@pytest.mark.parametrize("ack", [ACK_NODE, ACK_CLUSTER])
+def test_without_room_until_its_deadline_it_fails(node: Served, client: Client, ack: int) -> None:
     writer = node.connect()
     writer.open({"held": 16 * KIB})
 
     def ask() -> object:
-        return client.ask(message("a", b"1"), Flags, timeout_s=0.5, payload=[b"1"])
+        return client.ask(message("a", b"1", ack=ack), Flags, timeout_s=0.5, payload=[b"1"])
 
     thread, results = in_background(ask)
     until(node, lambda: len(node.waiting) == 1)
