@@ -139,7 +139,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._visit = None
         cohort = self._log.end_alone(len(inner), now_s)
         assert keys[0] in cohort.leaves[True], "the first one's visit ended now, as theirs do"
-        cohort.leaves[True].update(dict.fromkeys(inner))
+        leaves = cohort.leaves[True]
+        for key in inner:  # its `update` takes twice as long
+            leaves[key] = None
         self._nodes.update(dict.fromkeys(inner, cohort))
         self._have_seen(len(inner), len(inner), now_s)
         self.insert(keys[-1])

@@ -4,6 +4,7 @@ The reader is the client's own (client/local/index.py), on a mapping of its own.
 """
 
 import os
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -156,6 +157,22 @@ def test_those_whose_sets_are_full_are_named_and_not_shown(index: ShownIndex) ->
     view = view_of(index)
     assert [find(view, one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
     assert index.show_all([blocks[i] for i in left], [1] * len(left), [0] * len(left), [0] * len(left)) == list(range(len(left)))
+
+
+def test_sets_of_an_index_that_has_more_than_16_bits_number_are_told_apart() -> None:
+    """Two keys of one set each get an entry, with one of the set 65,536 further on between them."""
+    index = ShownIndex(1 << 17)
+    of_set: dict[int, list[bytes]] = {}
+    rng = random.Random(1)
+    for key in (rng.randbytes(16) for _ in range(20_000)):
+        of_set.setdefault(tag_of(key) >> 64 - 17, []).append(key)
+    found, other = next((number, number ^ 1 << 16) for number, keys in of_set.items() if len(keys) > 1 and number ^ 1 << 16 in of_set)
+    first, second = of_set[found][:2]
+    blocks = [block(key) for key in (first, of_set[other][0], second)]
+    assert index.show_all(blocks, [1] * 3, [0] * 3, [0] * 3) == []
+    assert [one.shown // WAYS for one in blocks] == [found, other, found]
+    assert index.count == len({one.shown for one in blocks}) == 3
+    index.close()
 
 
 def test_one_and_many_are_found_alike(index: ShownIndex) -> None:
