@@ -328,6 +328,11 @@ class Directory:
         """Of each tenant that has any: its pins and reservations."""
         return {tenant.name: (len(tenant.pins), len(tenant.reserved)) for tenant in self._tenants if tenant.pins or tenant.reserved}
 
+    def taken(self, tenant: str) -> tuple[int, int]:
+        """What a tenant has of the limits that partitions share (quota.SHARED, in its order)."""
+        owner = self._tenants.asked(tenant)
+        return len(owner.pins), len(owner.reserved)
+
     def check_integrity(self) -> None:
         """Assert that all parts agree. For tests; O(rows)."""
         self._rows.check_integrity()

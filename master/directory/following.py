@@ -5,7 +5,7 @@ only what is small is made anew from its records: nodes, their descriptions, pin
 takes no longer for ten million blocks than for ten.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory import records
@@ -15,6 +15,7 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
+    LoansRecord,
     NodeRecord,
     PinRecord,
     QuotaRecord,
@@ -37,6 +38,8 @@ class Followed:
         """No version that was ever recorded or removed is newer."""
         self.granted_generation = 0
         """No owner has granted a newer one."""
+        self.loans: Mapping[str, LoansRecord] = {}
+        """By tenant; another mapping after each change, so that whoever looks again and again sees whether there was one."""
         self._nodes: dict[bytes, NodeRecord] = {}
         """By the record's key, as what follows."""
         self._drains: dict[bytes, DrainRecord] = {}
@@ -109,6 +112,8 @@ class Followed:
             self._drains[key] = record
         elif isinstance(record, QuotaRecord):
             self._quotas[key] = record
+        elif isinstance(record, LoansRecord):
+            self.loans = {**self.loans, record.tenant: record}
         elif isinstance(record, TargetRecord):
             self.tenants.of(record.tenant).targets[record.key] = record.count
         elif isinstance(record, RemovedRecord):
@@ -129,6 +134,8 @@ class Followed:
             tenant, block = records.block_of(key)
             owner = self.tenants.asked(tenant)
             (owner.pins if kind is PinRecord else owner.targets if kind is TargetRecord else owner.removed).pop(block, None)
+        elif kind is LoansRecord:
+            self.loans = {tenant: loans for tenant, loans in self.loans.items() if tenant != key[1:].decode()}
         elif kind is DescriptionPart:
             name = records.described_by(key)
             parts = self._parts.get(name, {})

@@ -15,6 +15,7 @@ from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
 from kvstore.master.frames.arrivals import Arrivals
+from kvstore.master.frames.borrowing import PINS, RESERVATIONS, Borrowing
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
@@ -74,18 +75,19 @@ class ClientFrames:
         counters: dict[str, int],
         causes: CopyCauses,
         arrivals: Arrivals,
+        borrowing: Borrowing,
         *,
         order_copies: Callable[[int], None],
     ) -> None:
         """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. What is
-        asked about blocks of nodes that have yet to come waits in `arrivals`."""
+        asked about blocks of nodes that have yet to come waits in `arrivals`, what a tenant's share is too small for in `borrowing`."""
         self._directory = directory
         self._committer = committer
         self._links = links
         self._tickets = tickets
         self._counters = counters
         self._causes = causes
-        self._arrivals = arrivals
+        self._arrivals, self._borrowing = arrivals, borrowing
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: Header, message: Lookup) -> None:
@@ -116,16 +118,20 @@ class ClientFrames:
             return
         self._counters["keys"] += len(message.keys)
         client = _client(session)
-        grants = self._directory.reserve(
-            client.tenant,
-            message.keys,
-            message.sizes,
-            local_node=message.local_node,
-            avoid=message.avoid,
-            now_ns=session.reactor.now_ns(),
-        )
-        client.reserved = message.keys, grants.generations
-        session.reply(header.request_id, grants)
+
+        def grant() -> None:
+            grants = self._directory.reserve(
+                client.tenant,
+                message.keys,
+                message.sizes,
+                local_node=message.local_node,
+                avoid=message.avoid,
+                now_ns=session.reactor.now_ns(),
+            )
+            client.reserved = message.keys, grants.generations
+            session.reply(header.request_id, grants)
+
+        self._borrowing.attempt(session, header, client.tenant, RESERVATIONS, len(message.keys), grant)
 
     def cancel(self, session: Session, header: Header, message: Cancel) -> None:
         self._directory.cancel(_tenant(session), message.keys, message.generations)
@@ -153,14 +159,21 @@ class ClientFrames:
 
     def pin(self, session: Session, header: Header, message: Pin) -> None:
         """Answered when the pins are durable and the nodes have been told."""
-        self._pinned(session, header, self._directory.pins.pin(_tenant(session), message.keys, pinned=bool(message.pinned)))
+        tenant, pins = _tenant(session), self._directory.pins
+
+        def pin() -> None:
+            self._pinned(session, header, pins.pin(tenant, message.keys, pinned=bool(message.pinned)))
+
+        self._borrowing.attempt(session, header, tenant, PINS, len(message.keys), pin)
 
     def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
         """As `pin`."""
-        ttl_ns = message.ttl_ms * 1_000_000
-        self._pinned(
-            session, header, self._directory.pins.pin_for(_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns())
-        )
+        tenant, pins, ttl_ns = _tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
+
+        def pin() -> None:
+            self._pinned(session, header, pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns()))
+
+        self._borrowing.attempt(session, header, tenant, PINS, len(message.keys), pin)
 
     def replicate(self, session: Session, header: Header, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.arrivals import Arrivals
+from kvstore.master.frames.borrowing import Borrowing
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.drains import Drains
@@ -79,10 +80,12 @@ class FramesService:
         ticket_key_ttl_s: float,
         loads: TenantLoads,
         arrivals: Arrivals,
+        borrowing: Borrowing,
         newer_quotas: Callable[[int], pb.Quotas | None],
     ) -> None:
-        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`; `newer_quotas` are
-        what a node is told that has those of that version."""
+        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`, what tenants want
+        beyond this partition's share of their limits in `borrowing`; `newer_quotas` are what a node is told that has those of that
+        version."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
@@ -105,9 +108,10 @@ class FramesService:
         self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats)
         self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
-        self._arrivals = arrivals
+        self._arrivals, self._borrowing = arrivals, borrowing
         self.clients = clients = ClientFrames(
-            directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals, order_copies=self.make_replicas
+            *(directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals, borrowing),
+            order_copies=self.make_replicas,
         )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
@@ -155,6 +159,7 @@ class FramesService:
     def tick(self, now_ns: int) -> None:
         """What is done without being asked, ten times a second."""
         self._arrivals.tick(now_ns)
+        self._borrowing.tick(now_ns)
         self.drains.tick(now_ns)
         self.make_replicas(now_ns)
         self._spill(now_ns)

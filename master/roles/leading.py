@@ -16,10 +16,12 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.lending import Lending, Loans
 from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
 from kvstore.master.frames.arrivals import Arrivals
+from kvstore.master.frames.borrowing import Borrowing
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
 from kvstore.master.roles.node_status import node_status
@@ -76,9 +78,11 @@ class Leading:
         partition: int = 0,
         prefixes: FindPrefixes | None = None,
         blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0,
+        loans: Callable[[], Sequence[Loans]] = tuple,
     ) -> None:
         """The owner of `partition` in epoch `epoch`, on the records that were `followed`. `loads` are this master's, and `prefixes` knows
-        all partitions, where there are several; `blocks_elsewhere`: see Arrivals. Raises Corrupt."""
+        all partitions, where there are several; `blocks_elsewhere`: see Arrivals; `loans` are those of all partitions (Lending). Raises
+        Corrupt."""
         self.epoch = epoch
         self._is_first = not partition
         count = reachable.partitions
@@ -108,6 +112,7 @@ class Leading:
         )
         if count > 1:
             followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
+        self.lending = Lending(partition, count, followed.loans, quota_of=lambda tenant: quotas.now.of(tenant), elsewhere=loans)
         self.directory = Directory(
             epoch,
             wall_ns=wall_ns,
@@ -115,7 +120,7 @@ class Leading:
             timing=timing,
             limits=limits,
             followed=followed,
-            quota_of=lambda tenant: quotas.now.of(tenant).share_of(count),
+            quota_of=self.lending.quota_of,
             now_ns=reactor.now_ns(),
             recorded=settings.records,
         )
@@ -123,6 +128,7 @@ class Leading:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
         self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), blocks_elsewhere)
+        self._borrowing = Borrowing(self.directory, self.lending, self._committer)
         self.frames = FramesService(
             self.directory,
             self._committer,
@@ -134,6 +140,7 @@ class Leading:
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
             loads=loads,
             arrivals=self._arrivals,
+            borrowing=self._borrowing,
             newer_quotas=self.newer_quotas,
         )
         self.frames.loads.hold_to(quotas.now)
@@ -156,6 +163,7 @@ class Leading:
         self._is_ended = True
         self._committer.end()
         self._arrivals.end(str(why))
+        self._borrowing.end(str(why))
         self.frames.heartbeats.end(why)
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.master.catalogs.interface import Change, Owner
 from kvstore.master.directory.following import Followed
+from kvstore.master.directory.lending import Loans
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
@@ -74,6 +75,10 @@ class Standing:
     def operator_quotas(self) -> dict[str, NamedLimits] | None:
         """What operators have set of tenants' limits, as the catalog that is followed has it; None for the owner, who has it first."""
         return {record.tenant: record.limits for record in self._followed.quotas()} if self._leading is None else None
+
+    def loans(self) -> Loans:
+        """What is durable of what this partition lends others of tenants' limits, and asks them for."""
+        return self._followed.loans if self._leading is None else self._leading.lending.durable
 
     def queries(self, live: Iterable[int]) -> Queries:
         """What is asked of the directory, whoever owns it: of another's as its records are, with these nodes taken to be alive."""

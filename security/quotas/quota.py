@@ -4,7 +4,7 @@ Values; never changed. Who holds a tenant to them: the block table (store/blocks
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Final
 
@@ -14,6 +14,8 @@ BYTES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes")
 """Those counted in bytes, by tier from the fastest down: each at each node, slot rounding included."""
 SLABS: Final = ("hbm_slabs", "dram_slabs")
 """Those counted in slabs, by tier as BYTES; NVMe has none."""
+SHARED: Final = ("pins", "reservations")
+"""Those that hold for the cluster as a whole, of which each partition's owner has a share (master/directory/lending.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,6 @@ class Quota:
         """Slabs in a tier, by its place among BYTES; None of one that has no slabs."""
         limit: int | None = getattr(self, SLABS[index]) if index < len(SLABS) else None
         return limit
-
-    def share_of(self, count: int) -> "Quota":
-        """What one of `count` masters that share the cluster's keys gives of it: a part of what counts in the cluster, rounded up."""
-        if count == 1:
-            return self
-        pins, reservations = (limit if limit is None else -(-limit // count) for limit in (self.pins, self.reservations))
-        return replace(self, pins=pins, reservations=reservations)
 
     def limits(self) -> dict[str, int]:
         """What is limited, by name."""

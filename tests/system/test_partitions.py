@@ -13,7 +13,7 @@ import pytest
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError, ProtocolError
+from kvstore.protocol.errors import KVStoreError, ProtocolError, QuotaExceeded
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
@@ -196,6 +196,37 @@ def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System)
         until(is_deposed, "it owns nothing, or has been elected anew", every_s=STATUS_POLL_S)
         load.end()
         until(lambda: all(other.exists_batch(load.acknowledged)), "all that was acknowledged is found", DEADLINE_S, every_s=STATUS_POLL_S)
+
+
+def test_a_limit_holds_for_the_cluster_wherever_a_tenants_keys_fall_and_whoever_dies(shared: System) -> None:
+    """All pins are of one partition, then half of them are of another one."""
+    one, other = ([key for key in KEYS if partition_of(key, PARTITIONS) == partition] for partition in (1, 2))
+    with shared.client(tenant="red") as red:
+        with Control.find(shared.settings) as control:
+            control.set_quota("red", {"pins": 8})
+        assert all(red.put_batch(KEYS, VALUES))
+
+        def pins(keys: list[bytes]) -> int:
+            """How many of them can be pinned, one after another."""
+            count = 0
+            with suppress(QuotaExceeded):
+                for key in keys:
+                    count += red.pin([key])[0]
+            return count
+
+        def pinned() -> int:
+            """In the cluster; 0 while a partition has no owner."""
+            with suppress(KVStoreError), Control.find(shared.settings) as control:
+                return control.status().pinned
+            return 0
+
+        until(lambda: pins(one) > 0 and pinned() == 8, "the whole limit pinned in one partition")
+        assert pins(other) == 0
+        victim = owners(shared, 0, 1, 2)[1]
+        shared.masters[victim].kill()
+        assert all(red.unpin(one[:4]))
+        until(lambda: pins(other) > 0 and pinned() == 8, "what was let go pinned in another partition")
+        assert (pins(one[:4]), pinned()) == (0, 8)
 
 
 def finds_all(client: Client, keys: list[bytes]) -> None:

@@ -9,10 +9,12 @@ from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory.records import (
     MAX_TENANT_BYTES,
     PART_BYTES,
+    Asked,
     Description,
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
+    LoansRecord,
     NodeRecord,
     PinRecord,
     QuotaRecord,
@@ -24,6 +26,7 @@ from kvstore.master.directory.records import (
     decode,
     delete_block,
     delete_drain,
+    delete_loans,
     delete_node,
     delete_quota,
     delete_target,
@@ -34,6 +37,7 @@ from kvstore.master.directory.records import (
     put_description,
     put_drain,
     put_granted,
+    put_loans,
     put_node,
     put_quota,
     put_strangers,
@@ -114,6 +118,18 @@ def test_a_target_comes_back() -> None:
     assert delete_target(tenant_prefix("red"), b"key") == Op(op.key, None)
     with pytest.raises(Corrupt):
         decode(op.key, b"")
+
+
+def test_what_is_lent_comes_back() -> None:
+    many = {(limit, partition): (1 << 64) - 1 for limit in (0, 1) for partition in range(64)}
+    for loans in (LoansRecord("r\u00f6d"), LoansRecord("", (Asked(7, (1 << 64) - 1), Asked((1 << 32) - 1, 1)), many)):
+        op = put_loans(loans)
+        assert op.value is not None
+        assert decode(op.key, op.value) == loans
+        assert delete_loans(loans.tenant) == Op(op.key, None)
+        for damaged in (op.value[:-1], op.value + b"x", b""):
+            with pytest.raises(Corrupt):
+                decode(op.key, damaged)
 
 
 @pytest.mark.parametrize("limits", [{"hbm_bytes": 0}, {"connections": (1 << 63) - 1, "pins": None, "blocks": 7}])

@@ -11,7 +11,7 @@ from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.records import put_quota
+from kvstore.master.directory.records import LoansRecord, put_loans, put_quota
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
@@ -173,14 +173,18 @@ def test_a_damaged_catalog_is_no_reason_to_stand_by(stage: Stage) -> None:
 def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_that_are_named(stage: Stage) -> None:
     standing = stage.standing
     standing.begin()
-    standing.take([BLOCK, put_quota("red", {"pins": 5})])
+    loans = LoansRecord("red", given={(0, 1): 2})
+    standing.take([BLOCK, put_quota("red", {"pins": 5}), put_loans(loans)])
     standing.owned_by(OTHER)
     assert standing.queries([2]).exists("red", [b"a"]) == b"\0"
     assert standing.queries([1]).exists("red", [b"a", b"b"]) == b"\1\0"
     rows, tenants = standing.columns([1])
     assert Queries(rows, tenants).exists("red", [b"a"]) == b"\1"
     assert standing.operator_quotas() == {"red": {"pins": 5}}
+    assert standing.loans() == {"red": loans}
     standing.elected(9)
+    assert standing.loans() is standing.leading().lending.durable
+    assert standing.loans() == {"red": loans}
     assert standing.operator_quotas() is None
     assert standing.queries([1]) is standing.leading().directory.queries
     assert standing.columns([1]) == standing.leading().directory.columns()

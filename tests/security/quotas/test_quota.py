@@ -31,10 +31,3 @@ def test_quotas_that_say_the_same_have_one_version_and_others_another() -> None:
     assert same[0].version == same[1].version
     assert len({quotas.version for quotas in [*others, same[0]]}) == 5
     assert 0 not in {quotas.version for quotas in others}
-
-
-def test_masters_that_share_the_keys_share_what_counts_in_the_cluster_rounded_up() -> None:
-    quota = Quota(dram_bytes=100, pins=10, reservations=None, connections=7)
-    assert quota.share_of(1) is quota
-    assert quota.share_of(4) == Quota(dram_bytes=100, pins=3, connections=7)
-    assert Quota(reservations=0).share_of(4) == Quota(reservations=0)

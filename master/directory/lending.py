@@ -1,0 +1,141 @@
+"""Limits that hold for the cluster as a whole (quota.SHARED), shared out among the owners of its partitions. Sans-I/O.
+
+A partition begins with an even share of each limit. Who has too little asks the others in a record of its own catalog, which they follow
+anyway; who has some left gives away what is missing, or half of what it has left if that is more, in a record of its own too. A share is
+the even one, and what others have given, less what was given to others. What was given only ever grows, and counts for the giver at once
+and for the taker once it is durable: so all shares together are never more than the limit, however late anybody hears of anything, whoever
+dies, and with no word between masters.
+
+Source: V. Balegas et al., Extending eventually consistent cloud databases for enforcing numeric invariants, SRDS 2015 (bounded counters).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kvstore.master.catalogs.interface import Op
+from kvstore.master.directory import records
+from kvstore.master.directory.records import Asked, LoansRecord
+from kvstore.security.quotas.quota import SHARED, Quota
+
+MAX_TENANTS: Final = 1024
+"""That a partition keeps loans of: a record of at most 1.3 KB each, at every master. Others have their even shares."""
+ASK_INTERVAL_NS: Final = 500_000_000
+"""Between two records in which a partition asks for the same. Of two that ask at once the one with the higher number gives all the same."""
+
+Loans = Mapping[str, LoansRecord]
+"""By tenant; never changed in place."""
+
+
+class Lending:
+    """One partition's part of it. Not thread-safe."""
+
+    def __init__(
+        self,
+        partition: int,
+        count: int,
+        recorded: Loans,
+        *,
+        quota_of: Callable[[str], Quota],
+        elsewhere: Callable[[], Sequence[Loans]] = tuple,
+    ) -> None:
+        """`recorded` is what the catalog of `partition`, one of `count`, has. `elsewhere` gives what is durable of all partitions, in their
+        order, as far as it is known here; `quota_of` the limits that the cluster as a whole has."""
+        self._partition, self._count = partition, count
+        self._quota_of = quota_of
+        self._elsewhere = elsewhere
+        self.now = recorded
+        """What is to be durable."""
+        self.durable = recorded
+        """What others may count with."""
+        self._asked_ns: dict[tuple[str, int], int] = {}
+        self._looked: dict[int, Loans] = {}
+        """What was seen last, by partition."""
+
+    def quota_of(self, tenant: str) -> Quota:
+        """What this partition's owner may give of the tenant's quota."""
+        quota = self._quota_of(tenant)
+        if self._count == 1 or all(getattr(quota, name) is None for name in SHARED):
+            return quota
+        return replace(quota, **{name: self._share(tenant, limit, getattr(quota, name)) for limit, name in enumerate(SHARED)})
+
+    def may_grow(self, tenant: str, limit: int, count: int) -> bool:
+        """Whether others may have what is missing to so many."""
+        whole = getattr(self._quota_of(tenant), SHARED[limit])
+        return whole is not None and count <= whole and self._count > 1
+
+    def ask(self, tenant: str, limit: int, count: int, used: int, now_ns: int) -> list[Op]:
+        """The tenant wants `count` more of a limit (by its place in SHARED), of which `used` are in use, and that is more than the share.
+        Operations."""
+        asked_ns = self._asked_ns.get((tenant, limit))
+        if not self.may_grow(tenant, limit, count) or (asked_ns is not None and now_ns < asked_ns + ASK_INTERVAL_NS):
+            return []
+        ops = self._make_room(tenant)
+        if tenant not in self.now and len(self.now) >= MAX_TENANTS:
+            return []
+        self._asked_ns[tenant, limit] = now_ns
+        mine = self._of(tenant)
+        asked = [*mine.asked]
+        asked[limit] = Asked((asked[limit].number + 1) % (1 << 32), used + count - getattr(self.quota_of(tenant), SHARED[limit]))
+        return [*ops, self._become(replace(mine, asked=(asked[0], asked[1])))]
+
+    def give(self, used: Callable[[str], Sequence[int]], now_ns: int) -> list[Op]:
+        """Give others what they have asked for since the last call, as far as there is some left of it. `used` says how much of each limit
+        a tenant has in use here. What was asked before the first call is asked again, if it still matters. Operations."""
+        self._asked_ns = {which: at_ns for which, at_ns in self._asked_ns.items() if now_ns < at_ns + ASK_INTERVAL_NS}
+        ops: dict[str, Op] = {}
+        for partition, loans in enumerate(self._elsewhere()):
+            former = self._looked.get(partition)
+            self._looked[partition] = loans
+            if partition == self._partition or former is None or former is loans:
+                continue
+            for tenant, theirs in loans.items():
+                before = former.get(tenant, LoansRecord(tenant)).asked
+                for limit, asked in enumerate(theirs.asked):
+                    is_new = asked.number != before[limit].number
+                    gift = self._gift(tenant, limit, asked.amount, used(tenant)[limit], partition) if is_new else 0
+                    if gift:
+                        mine, where = self._of(tenant), (limit, partition)
+                        given = {**mine.given, where: mine.given.get(where, 0) + gift}
+                        ops[tenant] = self._become(replace(mine, given=given))
+        return [*ops.values()]
+
+    def written(self, loans: Loans) -> None:
+        """What `now` was then is durable."""
+        self.durable = loans
+
+    def _gift(self, tenant: str, limit: int, wanted: int, used: int, partition: int) -> int:
+        share: int | None = getattr(self.quota_of(tenant), SHARED[limit])
+        is_short = (tenant, limit) in self._asked_ns
+        is_kept = tenant in self.now or len(self.now) < MAX_TENANTS
+        if share is None or used >= share or not is_kept or (is_short and partition > self._partition):
+            return 0
+        left = share - used
+        return min(left, max(wanted, -(-left // 2)))
+
+    def _share(self, tenant: str, limit: int, whole: int | None) -> int | None:
+        if whole is None:
+            return None
+        least, extra = divmod(whole, self._count)
+        taken = sum(
+            loans[tenant].given.get((limit, self._partition), 0)
+            for partition, loans in enumerate(self._elsewhere())
+            if tenant in loans and partition != self._partition
+        )
+        given = sum(amount for (of, _partition), amount in self._of(tenant).given.items() if of == limit)
+        return max(0, least + (self._partition < extra) + taken - given)
+
+    def _of(self, tenant: str) -> LoansRecord:
+        return self.now.get(tenant) or LoansRecord(tenant)
+
+    def _become(self, loans: LoansRecord) -> Op:
+        self.now = {**self.now, loans.tenant: loans}
+        return records.put_loans(loans)
+
+    def _make_room(self, tenant: str) -> list[Op]:
+        """Forget the loans of tenants without such limits, where there are too many to keep this one's. Operations."""
+        if tenant in self.now or len(self.now) < MAX_TENANTS:
+            return []
+        over = [name for name in self.now if all(getattr(self._quota_of(name), limit) is None for limit in SHARED)]
+        self.now = {name: loans for name, loans in self.now.items() if name not in over}
+        return [records.delete_loans(name) for name in over]

@@ -1,0 +1,176 @@
+"""Promises of borrowing.py: who wants more than a partition's share of a limit waits for others to give, and is refused if they do not."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.master.frames import borrowing
+from kvstore.protocol.errors import Full, KVStoreError, QuotaExceeded, Unavailable
+from kvstore.protocol.master_messages import Cancel, Grants, Pin, Reserve
+from kvstore.protocol.message import GRANTED
+from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.rpc.channel import Channel
+from kvstore.transfer.testing.waiting import eventually
+from tests.master.blocks import Event
+from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
+from tests.rpc.wires import frame
+
+QUOTA = "[tenants.red]\npins = 4\nreservations = 4\n"
+
+
+@pytest.fixture
+def quotas(tmp_path: Path) -> Path:
+    file = tmp_path / "quotas.toml"
+    file.write_text(QUOTA)
+    return file
+
+
+@pytest.fixture
+def places(tmp_path: Path, quotas: Path) -> Iterator[Places]:
+    """A master of two partitions, of which only the first one knows a node: two pins and two reservations are its even share."""
+    with master_in_thread(tmp_path, partitions=2, quotas=str(quotas), reserve_ttl_s=3600.0, command_timeout_s=0.1) as found:
+        node = NodeSide(found)
+        node.sync(*(Event(bytes((key,))) for key in b"abcdefg"))
+        yield found
+        node.close()
+
+
+@pytest.fixture
+def client(places: Places) -> Iterator[Channel]:
+    channel = places.client()
+    yield channel
+    channel.close()
+
+
+def reserve(client: Channel, *keys: bytes) -> Grants:
+    return ask(client, Reserve([*keys], [1] * len(keys)), Grants)
+
+
+def waiting_in(places: Places, partition: int = 0) -> int:
+    master = places.master
+    assert master is not None
+    return master.reactor.call(lambda: len(master.partitions[partition].standing.leading()._borrowing._waiting), deadline_s=TIMEOUT_S)
+
+
+def await_waiting(places: Places, count: int) -> None:
+    eventually(lambda: waiting_in(places) == count, f"{count} that wait")
+
+
+class Reserving(threading.Thread):
+    """A Reserve that is said in a thread of its own."""
+
+    def __init__(self, places: Places, *keys: bytes) -> None:
+        super().__init__()
+        self._channel, self._keys = places.client(), keys
+        self.answer: Grants | KVStoreError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = reserve(self._channel, *self._keys)
+        except KVStoreError as error:
+            self.answer = error
+        finally:
+            self._channel.close()
+
+    def result(self) -> Grants | KVStoreError | None:
+        self.join(TIMEOUT_S)
+        assert not self.is_alive()
+        return self.answer
+
+
+def test_a_tenant_whose_keys_are_all_of_one_partition_has_its_whole_quota_of_both_limits_and_no_more(
+    places: Places, client: Channel
+) -> None:
+    for key in (b"1", b"2", b"3", b"4"):
+        assert reserve(client, key).statuses == bytes([GRANTED])
+    with pytest.raises(QuotaExceeded, match="reservations"):
+        reserve(client, b"5")
+    assert ask(client, Pin([b"a", b"b", b"c"], 1), Flags) == Flags(b"\1\1\1")
+    assert ask(client, Pin([b"d"], 1), Flags) == Flags(b"\1")
+    with pytest.raises(QuotaExceeded, match="pins"):
+        ask(client, Pin([b"e"], 1), Flags)
+    assert ask(client, Pin([b"a"], 0), Flags) == Flags(b"\1")
+    assert ask(client, Pin([b"e"], 1), Flags) == Flags(b"\1")
+
+
+def test_more_than_the_whole_quota_is_refused_without_a_wait(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    with pytest.raises(QuotaExceeded):
+        reserve(client, *(bytes((key,)) for key in range(5)))
+
+
+def test_who_waits_holds_up_nobody_and_has_what_becomes_free(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    grants = reserve(client, b"1", b"2", b"3", b"4")
+    waiting = Reserving(places, b"5", b"6")
+    await_waiting(places, 1)
+    blue = places.client("blue")
+    assert reserve(blue, *(b"b%d" % number for number in range(9))).statuses == bytes([GRANTED]) * 9
+    blue.close()
+    assert ask(client, Cancel([b"1", b"2"], grants.generations[:2]), Ok) == Ok()
+    answer = waiting.result()
+    assert isinstance(answer, Grants)
+    assert answer.statuses == bytes([GRANTED] * 2)
+
+
+def test_what_else_is_wrong_by_then_is_the_answer(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master grants no more meanwhile."""
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    grants = reserve(client, b"1", b"2", b"3", b"4")
+    waiting = Reserving(places, b"5", b"6")
+    await_waiting(places, 1)
+    master = places.master
+    assert master is not None
+    reservations = master.partitions[0].standing.leading().directory._reservations
+    monkeypatch.setattr(reservations, "_limit", 3)
+    assert ask(client, Cancel([b"1", b"2"], grants.generations[:2]), Ok) == Ok()
+    assert isinstance(waiting.result(), Full)
+
+
+def test_who_has_waited_in_vain_is_refused_and_after_that_who_wants_the_same_at_once(
+    places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(borrowing, "QUIET_NS", 3600 * 1_000_000_000)
+    reserve(client, b"1", b"2", b"3", b"4")
+    with pytest.raises(QuotaExceeded):
+        reserve(client, b"5")
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    with pytest.raises(QuotaExceeded):
+        reserve(client, b"5")
+
+
+def test_more_than_so_many_keys_do_not_wait(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(borrowing, "MAX_WAITING_KEYS", 4)
+    grants = reserve(client, b"1", b"2", b"3", b"4")
+    waiting = Reserving(places, b"5", b"6")
+    await_waiting(places, 1)
+    with pytest.raises(QuotaExceeded):
+        reserve(client, b"7", b"8", b"9")
+    assert ask(client, Cancel([b"1", b"2"], grants.generations[:2]), Ok) == Ok()
+    assert isinstance(waiting.result(), Grants)
+
+
+def test_who_has_hung_up_waits_no_more(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    reserve(client, b"1", b"2", b"3", b"4")
+    sock = places.client().detach()
+    sock.sendall(frame(Reserve([b"5"], [1]), 1))
+    await_waiting(places, 1)
+    sock.close()
+    await_waiting(places, 0)
+
+
+def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, quotas: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    with master_in_thread(tmp_path, partitions=2, quotas=str(quotas)) as places:
+        node, client = NodeSide(places), places.client()
+        reserve(client, b"1", b"2", b"3", b"4")
+        waiting = Reserving(places, b"5")
+        await_waiting(places, 1)
+    assert isinstance(waiting.result(), Unavailable)
+    client.close()
+    node.close()
