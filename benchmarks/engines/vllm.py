@@ -20,6 +20,7 @@ from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.plan import Plan
@@ -70,21 +71,24 @@ def step_rows() -> Iterator[Row]:
     with cluster() as running, Client(running.address) as client, Jobs(client) as jobs:
         running.wait_ready()
         client.put_batch(shard.keys(hashes), [bytes(4096)] * STEP_BLOCKS, ack="cluster")
-        lookup = Lookup(jobs, [shard], deadline_s=60)
+        groups = [LayerGroup(BLOCK_TOKENS)]
+        lookup = Lookup(jobs, groups, [[shard]], deadline_s=60)
         for _ in range(STEP_ROUNDS):
             request = Request("request", hashes, STEP_BLOCKS * BLOCK_TOKENS + 1)
-            plan = Plan(BLOCK_TOKENS, hash_block_tokens=BLOCK_TOKENS)
+            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True)
             begin_s = time.perf_counter()
-            tokens = plan.found(request, 0, lookup.count(plan.wanted(request, 0)))
-            plan.allocated(request, table_of_request, tokens)
-            plan.step(lambda _: table_of_request, (), is_idle=True)
+            tokens = lookup.tokens(0, plan.wanted(request, 0))
+            plan.found(request, 0)
+            plan.allocated(request, [table_of_request], tokens)
+            plan.step(lambda _: [table_of_request], {}, {}, is_idle=True)
             load_s.append(time.perf_counter() - begin_s)
             assert tokens == STEP_BLOCKS * BLOCK_TOKENS
-            plan = Plan(BLOCK_TOKENS, hash_block_tokens=BLOCK_TOKENS)
-            plan.allocated(request, table_of_request, 0)
-            request.num_computed_tokens = tokens
+            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True)
+            plan.allocated(request, [table_of_request], 0)
             begin_s = time.perf_counter()
-            saves = plan.step(lambda _: table_of_request, (request.request_id,), is_idle=False).saves
+            plan.step(lambda _: [table_of_request], {request.request_id: tokens}, {}, is_idle=False)
+            request.num_computed_tokens = tokens
+            saves = plan.step(lambda _: [table_of_request], {request.request_id: 0}, {}, is_idle=False).saves
             save_s.append(time.perf_counter() - begin_s)
             assert len(saves[0].blocks) == STEP_BLOCKS
     for verb, times_s in (("looked up and loaded", load_s), ("saved", save_s)):

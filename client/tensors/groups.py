@@ -7,7 +7,7 @@ ones (Mamba, linear attention) their state at that very position, which no block
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +43,7 @@ class Group:
 
     def can_go_on(self, present: Present) -> Present:
         """For each block whether its end is a position from which these layers can go on."""
-        ends = np.arange(1, len(present) + 1)
-        first = np.array([self.first_needed(int(end) * self.block_tokens) for end in ends], np.int64)
-        missing = np.concatenate(([0], np.cumsum(~present)))
-        can_go_on: Present = missing[ends] == missing[first]
-        return can_go_on
+        return can_resume(present, block_tokens=self.block_tokens, window_tokens=self.window_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,25 @@ def check_groups(groups: Sequence[AnyGroup]) -> None:
         raise InvalidArgument(f"groups have names, each its own, not {names}")
 
 
-def longest(groups: Sequence[AnyGroup], present: Sequence[Present], *, limit_tokens: int) -> int:
+class Resumable(Protocol):
+    """What `longest` asks of a group."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def can_go_on(self, present: Present) -> Present: ...
+
+
+def can_resume(present: Present, *, block_tokens: int, window_tokens: int) -> Present:
+    """For each block whether all that are needed to go on from its end are there: those of the last `window_tokens`, or all (0)."""
+    ends = np.arange(1, len(present) + 1)
+    first = np.maximum(0, ends * block_tokens - window_tokens) // block_tokens if window_tokens else np.zeros_like(ends)
+    missing = np.concatenate(([0], np.cumsum(~present)))
+    resumable: Present = missing[ends] == missing[first]
+    return resumable
+
+
+def longest(groups: Sequence[Resumable], present: Sequence[Present], *, limit_tokens: int) -> int:
     """The most tokens, up to a limit, after which every group can go on. `present` is of each group, block by block."""
     step = math.lcm(*(group.block_tokens for group in groups))
     possible = np.ones(limit_tokens // step, np.bool_)

@@ -14,9 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -27,14 +29,15 @@ from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.connecting import connect
 from kvstore.engines.vllm.counters import Counters
-from kvstore.engines.vllm.facts import block_tokens, check_engine, rank_facts
+from kvstore.engines.vllm.facts import check_engine, group_pools, layer_groups, rank_facts
+from kvstore.engines.vllm.groups import fail_whole
 from kvstore.engines.vllm.identity import Shard, shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.plan import Plan, StepPlan
 from kvstore.engines.vllm.settings import from_extra_config, job_settings
 from kvstore.engines.vllm.trouble import LOG
-from kvstore.engines.vllm.worker import Worker
+from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 
 
@@ -49,8 +52,8 @@ class StepMetadata(KVConnectorMetadata):
 class RankMetadata(KVConnectorHandshakeMetadata):
     """From each rank to the scheduler, once."""
 
-    namespace: bytes
-    """In its canonical form."""
+    namespaces: list[bytes | None]
+    """Of each group of layers, in its canonical form; None: this rank has no layer of it."""
 
 
 @dataclass
@@ -87,11 +90,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._jobs: Jobs | None = None
         self._lookup: Lookup | None = None
         self._worker: Worker | None = None
-        self._shard: Shard | None = None
-        tokens = block_tokens(kv_cache_config)
+        self._rank_groups: list[RankGroup | None] = []
+        self._block_pool: BlockPool | None = None
+        self._groups = layer_groups(kv_cache_config)
         self._plan = Plan(
-            tokens,
-            hash_block_tokens=kv_cache_config.hash_block_size or tokens,
+            self._groups,
+            hash_block_tokens=kv_cache_config.hash_block_size or min(group.block_tokens for group in self._groups),
+            is_whole=self._is_whole,
             loads=self._kv_transfer_config.is_kv_consumer,
             saves=self._kv_transfer_config.is_kv_producer,
         )
@@ -104,41 +109,43 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # --- the scheduler's ---
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
-        found = {told.namespace: None for told in metadata.values() if isinstance(told, RankMetadata)}
-        shards = [Shard(Namespace.from_canonical(canonical)) for canonical in found]
+        told = [of_rank.namespaces for of_rank in metadata.values() if isinstance(of_rank, RankMetadata)]
+        found = [dict.fromkeys(canonical for canonical in of_group if canonical is not None) for of_group in zip(*told, strict=True)]
+        shards = [[Shard(Namespace.from_canonical(canonical)) for canonical in of_group] for of_group in found]
         self._client = connect(self._settings)
         self._jobs = Jobs(self._client, job_settings(self._settings))
-        self._lookup = Lookup(self._jobs, shards, deadline_s=self._settings.lookup_deadline_s)
+        self._lookup = Lookup(self._jobs, self._groups, shards, deadline_s=self._settings.lookup_deadline_s)
         self._lookup.connect()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        wanted = [] if request.skip_reading_prefix_cache else self._plan.wanted(request, num_computed_tokens)
-        count = self._lookup.count(wanted) if self._lookup is not None else 0
-        tokens = self._plan.found(request, num_computed_tokens, count)
+        tokens = 0
+        if self._lookup is not None and not request.skip_reading_prefix_cache:
+            tokens = self._lookup.tokens(num_computed_tokens, self._plan.wanted(request, num_computed_tokens))
+        self._plan.found(request, num_computed_tokens)
         return tokens, self._settings.load_async and tokens > 0
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self._plan.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._plan.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         state = scheduler_output.kv_connector_block_state
-
-        def block_table(request_id: str) -> list[int] | None:
-            tables = state.get_block_ids(request_id) if state is not None else None
-            return tables[0] if tables is not None else None
-
+        assert state is not None, "vLLM gives it to every connector"
         scheduled = scheduler_output.num_scheduled_tokens
-        return StepMetadata(self._plan.step(block_table, scheduled, is_idle=not scheduled))
+        return StepMetadata(self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self._plan.failed(connector_output.invalid_block_ids or ())
+        self._plan.failed_blocks(connector_output.invalid_block_ids or ())
+        self._plan.failed_requests(connector_output.failed_recving or ())
         self._plan.released(connector_output.finished_sending or ())
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._plan.finished(request, block_ids), None
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, block_ids[0])
+        return self._plan.finished(request, block_ids), None
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._block_pool = gpu_block_pool
 
     def has_pending_block_frees(self) -> bool:
         return self._plan.is_holding
@@ -150,14 +157,30 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # --- a rank's ---
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        facts = rank_facts(self._vllm_config, self._kv_cache_config, kv_caches, self._settings)
-        self._shard = shard(facts, salt=self._settings.salt)
-        LOG.info("kvstore: blocks of this rank are of the namespace %s", self._shard.namespace.id.hex())
-        pools = LayerPools(list(kv_caches.values()), self._kv_cache_config.num_blocks)
-        self._worker = Worker(connect(self._settings), self._shard, pools, self._settings, is_writer=facts.is_writer)
+        facts = None
+        for place, pools in enumerate(group_pools(self._kv_cache_config, kv_caches)):
+            if not pools:
+                self._rank_groups.append(None)
+                continue
+            facts = rank_facts(self._vllm_config, self._kv_cache_config, place, pools, self._settings)
+            of_group = shard(facts, salt=self._settings.salt)
+            LOG.info("kvstore: blocks of this rank are of the namespace %s", of_group.namespace.id.hex())
+            tensors = [tensor for of_layer in pools.values() for tensor in of_layer]
+            self._rank_groups.append(RankGroup(of_group, LayerPools(tensors, self._kv_cache_config.num_blocks)))
+        is_writer = facts is not None and facts.is_writer
+        client = connect(self._settings)
+        self._worker = Worker(client, self._rank_groups, self._settings, is_writer=is_writer, fails_whole=fail_whole(self._groups))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return RankMetadata(self._shard.namespace.canonical()) if self._shard is not None else None
+        if self._worker is None:
+            return None
+        return RankMetadata([group.shard.namespace.canonical() if group is not None else None for group in self._rank_groups])
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Called in each step, before anything is written to blocks that have changed hands since the last one."""
+        if self._worker is not None:
+            assert isinstance(kv_connector_metadata, StepMetadata)
+            self._worker.save(kv_connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
@@ -170,8 +193,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks are saved with all their layers, once they are confirmed."""
 
     def wait_for_save(self) -> None:
-        if self._worker is not None:
-            self._worker.save(self._step())
+        """Blocks were copied before the step: see `handle_preemptions`."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
@@ -180,6 +202,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.wait_idle()
         copied, loaded = self._worker.take_finished()
         return copied or None, loaded or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        if self._worker is not None:
+            results.failed_recving = self._worker.take_failed_requests(results.finished_recving)
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_failed() if self._worker is not None else set()
@@ -211,6 +239,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._jobs.close()
         if self._client is not None:
             self._client.close()
+
+    def _is_whole(self, block_id: int) -> bool:
+        """Whether a block that a request has let go since the last step keeps its contents until this one's saves have been copied. Blocks
+        that are zeroed for their next user may be so before."""
+        if not self._kv_cache_config.needs_kv_cache_zeroing:
+            return True
+        return self._block_pool is not None and self._block_pool.blocks[block_id].ref_cnt == 0
 
     def _step(self) -> StepPlan:
         metadata = self._get_connector_metadata()

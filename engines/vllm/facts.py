@@ -2,17 +2,27 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    RSWASpec,
+    SlidingWindowSpec,
+    iter_layer_specs,
+)
 
+from kvstore.engines.vllm.groups import LayerGroup, fail_whole
 from kvstore.engines.vllm.identity import RankFacts, check_hash
 from kvstore.engines.vllm.layout import LayerPools
-from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.settings import VllmSettings, from_extra_config
 from kvstore.protocol.errors import ConfigError
 
 OF_THE_COPY = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
@@ -27,24 +37,55 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         raise ConfigError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config: else a block that is lost fails its request')
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ConfigError("context parallelism is not supported: a rank holds parts of blocks there; use tensor or pipeline parallelism")
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if len(specs) != 1 or not isinstance(specs[0], AttentionSpec):
-        kinds = ", ".join(type(spec).__name__ for spec in specs)
+    groups = layer_groups(kv_cache_config)
+    if any(group.is_state for group in groups) and vllm_config.speculative_config is not None:
+        raise ConfigError("speculative decoding is not supported with layers that keep a state (Mamba, linear attention)")
+    if fail_whole(groups) and transfer.is_kv_consumer and not from_extra_config(transfer.kv_connector_extra_config).load_async:
+        raise ConfigError('set "load_async": true: of layers with windows or states vLLM can load nothing within a step')
+
+
+def layer_groups(kv_cache_config: KVCacheConfig) -> list[LayerGroup]:
+    """One for each block table. Raises ConfigError for a kind of cache that is not supported."""
+    return [_layer_group(group) for group in kv_cache_config.kv_cache_groups]
+
+
+def _layer_group(group: KVCacheGroupSpec) -> LayerGroup:
+    tokens = int(group.kv_cache_spec.block_size)
+    kinds = {_window_tokens(spec) if group.enable_kv_transfer else None for spec in iter_layer_specs(group.kv_cache_spec)}
+    if len(kinds) != 1 or None in kinds:
+        names = ", ".join(sorted({type(spec).__name__ for spec in iter_layer_specs(group.kv_cache_spec)}))
         raise ConfigError(
-            f"this model's layers have caches of several kinds ({kinds}), of which only attention over one block table is supported: "
-            "--disable-hybrid-kv-cache-manager makes one of them where the others are sliding windows"
+            f"this model's layers have caches of a kind that is not supported ({names}): what is, is attention to all tokens or in a "
+            "sliding window, and states (Mamba, short convolutions) with --enable-prefix-caching and --mamba-cache-mode align"
         )
+    (window_tokens,) = kinds
+    assert window_tokens is not None
+    return LayerGroup(tokens, window_tokens, is_state=isinstance(group.kv_cache_spec, MambaSpec))
+
+
+def _window_tokens(spec: KVCacheSpec) -> int | None:
+    """How many tokens before a position a layer needs, 0: all; None for those that keep what no hash names."""
+    if not spec.prefix_cacheable or isinstance(spec, RSWASpec):
+        return None
+    if isinstance(spec, MambaSpec):
+        return 1 if spec.mamba_cache_mode == "align" else None
+    if isinstance(spec, SlidingWindowSpec):
+        return int(spec.sliding_window - 1 + spec.extra_retained_tokens)
+    return 0 if isinstance(spec, FullAttentionSpec) else None
 
 
 def rank_facts(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, pools: Mapping[str, torch.Tensor], settings: VllmSettings
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: int, pools: Mapping[str, Sequence[torch.Tensor]], settings: VllmSettings
 ) -> RankFacts:
-    """Of the rank that holds `pools`, by layer name."""
+    """Of the rank that holds `pools`, by name of the layers of group `place`."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     hf_config = {name: value for name, value in model.hf_config.to_dict().items() if name not in OF_THE_COPY}
     load_format = str(vllm_config.load_config.load_format)
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(pools))
-    forms = [f"{name} {_backend(layers[name])} {LayerPools.form(pool, kv_cache_config.num_blocks)}" for name, pool in pools.items()]
+    forms = [
+        f"{name} {_backend(layers[name])} {' '.join(LayerPools.form(tensor, kv_cache_config.num_blocks) for tensor in tensors)}"
+        for name, tensors in pools.items()
+    ]
     is_cpu = current_platform.is_cpu()
     return RankFacts(
         model=settings.model or model.model,
@@ -54,7 +95,7 @@ def rank_facts(
         dtype=str(model.dtype).removeprefix("torch."),
         cache_dtype=cache.cache_dtype,
         quantization=str(model.quantization or ""),
-        block_tokens=block_tokens(kv_cache_config),
+        block_tokens=int(kv_cache_config.kv_cache_groups[place].kv_cache_spec.block_size),
         hash_algorithm=cache.prefix_caching_hash_algo,
         device=current_platform.device_type if is_cpu else current_platform.get_device_name(),
         layers=tuple(forms),
@@ -64,9 +105,18 @@ def rank_facts(
     )
 
 
-def block_tokens(kv_cache_config: KVCacheConfig) -> int:
-    """Tokens in a block of the engine's pool."""
-    return int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
+def group_pools(
+    kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+) -> list[dict[str, Sequence[torch.Tensor]]]:
+    """Of each group the tensors of its layers that this rank has, by name: one of a layer with attention, several of one with a state."""
+    pools: dict[str, Sequence[torch.Tensor]] = {
+        name: [of_layer] if isinstance(of_layer, torch.Tensor) else list(of_layer) for name, of_layer in kv_caches.items()
+    }
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) == 1:
+        return [pools]
+    names = [set(group.layer_names) for group in groups]
+    return [{name: tensors for name, tensors in pools.items() if name in of_group} for of_group in names]
 
 
 def _backend(layer: AttentionLayerBase) -> str:

@@ -5,12 +5,21 @@ that computed them was known, for only then does the scheduler know that no load
 buys that what was computed on top of a block that did not come is never stored, by no rank of no pipeline, whatever is scheduled ahead.
 What is confirmed with the last step of a request is saved by the step after, until which vLLM keeps its blocks (`finished`).
 
+Where a block lies is noted in the step that computes it: the engine lets a window's blocks go in the very step in which they are confirmed,
+before which they are copied, too.
+
 A request's tokens are those of its block hashes, so that tokens which speculation may take back are not in any block that is saved.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from kvstore.engines.vllm.groups import LayerGroup
+
+BlockTables = Sequence[Sequence[int]]
+"""Of each group of layers the blocks of a request, of the engine's pool."""
 
 
 class EngineRequest(Protocol):
@@ -38,13 +47,14 @@ class EngineRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Blocks of one request: `blocks[i]` of the engine's pool and the block that has `hashes[i]`."""
+    """Blocks of one request and group: `blocks[i]` of the engine's pool and the block that has `hashes[i]`."""
 
     request_id: str
     blocks: list[int]
     hashes: list[bytes]
     parent: bytes | None = None
     """The hash of the block before the first."""
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class StepPlan:
     """What the workers do in one step."""
 
     loads: list[Transfer] = field(default_factory=list)
+    """Those of a request follow one another."""
     saves: list[Transfer] = field(default_factory=list)
     finishing: list[str] = field(default_factory=list)
     """Requests of `saves` that are over: the engine keeps their blocks until it is told that these saves have been copied."""
@@ -60,97 +71,152 @@ class StepPlan:
 
 
 @dataclass(slots=True)
+class _Progress:
+    """Of a request in one group."""
+
+    saved: int = 0
+    """The first blocks of the request, which came from the store or have been handed out to be saved, or which the engine had."""
+    noted: int = 0
+    """Up to here it has been noted where blocks lie."""
+    places: dict[int, int] = field(default_factory=dict)
+    """Blocks of the pool, by their place in the request: those computed and not saved."""
+
+    def take(self, start: int, end: int) -> dict[int, int]:
+        """Those of the places [start, end), which are not kept."""
+        taken = {place: block for place, block in self.places.items() if start <= place < end}
+        self.places = {place: block for place, block in self.places.items() if place >= end}
+        return taken
+
+    def restart(self, saved: int) -> None:
+        self.saved = self.noted = saved
+        self.places.clear()
+
+
+@dataclass(slots=True)
 class _Tracked:
     request: EngineRequest
-    saved_blocks: int = 0
-    """The first blocks of the request, which came from the store or have been handed out to be saved, or which the engine had."""
-    first: int = 0
-    """The block that the last look-up began with: those before are the engine's."""
+    groups: list[_Progress]
+    first_tokens: int = 0
+    """Those before are the engine's, said the last look-up."""
     loading: list[int] = field(default_factory=list)
-    """Blocks of the pool that are being loaded, from block `loading_from` on."""
+    """Blocks of the pool that are being loaded, of the first group."""
     loading_from: int = 0
+    """The tokens before those that are being loaded."""
     has_failed: bool = False
     """A load of it failed: what the store says of its blocks is not believed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """What is still to be saved of a request that is over."""
+
+    transfer: Transfer
+    loose: frozenset[int]
+    """Blocks among them that the engine has let go."""
 
 
 class Plan:
     """The scheduler's side of a connector. Used by one thread."""
 
-    def __init__(self, block_tokens: int, *, hash_block_tokens: int, loads: bool = True, saves: bool = True) -> None:
-        """`block_tokens` is a multiple of `hash_block_tokens`."""
-        self._block_tokens = block_tokens
-        self._hashes_a_block = block_tokens // hash_block_tokens
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        *,
+        hash_block_tokens: int,
+        is_whole: Callable[[int], bool],
+        loads: bool = True,
+        saves: bool = True,
+    ) -> None:
+        """The blocks of each group are multiples of `hash_block_tokens`. `is_whole`: what a block that
+        was let go has in it can still be copied before this step."""
+        self._groups = groups
+        self._hash_block_tokens = hash_block_tokens
+        self._step_tokens = math.lcm(*(group.block_tokens for group in groups))
+        self._is_whole = is_whole
         self._loads = loads
         self._saves = saves
         self._tracked: dict[str, _Tracked] = {}
         self._to_load: list[Transfer] = []
-        self._leaving: list[Transfer] = []
+        self._leaving: list[_Leaving] = []
         self._held: set[str] = set()
 
-    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[bytes]:
-        """The hashes to look for, from the first block on that the engine does not have. Not those of the whole request: the engine has to
-        compute one token at least."""
+    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
+        """The hashes to look for, of each group, from the first block on that the engine does not have. Not those of the whole request: the
+        engine has to compute one token at least."""
         tracked = self._track(request)
         if not self._loads or tracked.has_failed:
-            return []
-        first = computed_tokens // self._block_tokens
-        return self._hashes(request, first, (request.num_tokens - 1) // self._block_tokens)
+            return [[] for _ in self._groups]
+        last = (request.num_tokens - 1) // self._step_tokens * self._step_tokens
+        return [self._hashes(request, group, computed_tokens // group.block_tokens, last // group.block_tokens) for group in self._groups]
 
-    def found(self, request: EngineRequest, computed_tokens: int, block_count: int) -> int:
-        """The store has the first `block_count` blocks of those wanted: the number of tokens in them."""
-        self._track(request).first = computed_tokens // self._block_tokens
-        return block_count * self._block_tokens
+    def found(self, request: EngineRequest, computed_tokens: int) -> None:
+        """The store has been asked for what is wanted after `computed_tokens`."""
+        self._track(request).first_tokens = computed_tokens
 
-    def allocated(self, request: EngineRequest, block_ids: Sequence[int], external_tokens: int) -> None:
+    def allocated(self, request: EngineRequest, tables: BlockTables, external_tokens: int) -> None:
         """The engine has given `request` these blocks, and wants `external_tokens` of what was found in them."""
         tracked = self._track(request)
-        first = tracked.first
-        end = first + external_tokens // self._block_tokens
-        tracked.loading, tracked.loading_from = list(block_ids[first:end]), first
-        if external_tokens:
-            self._to_load.append(Transfer(request.request_id, tracked.loading, self._hashes(request, first, end)))
-        # What the engine has by itself was saved when it was computed. It may be what another request loads in this very step: vLLM shares
-        # blocks before they are there.
-        tracked.saved_blocks = max(tracked.saved_blocks, end)
-        tracked.first = 0
+        start = tracked.first_tokens
+        end = start + external_tokens
+        tracked.loading, tracked.loading_from, tracked.first_tokens = [], start, 0
+        for place, (group, table, progress) in enumerate(zip(self._groups, tables, tracked.groups, strict=True)):
+            first, last = max(start // group.block_tokens, group.first_needed(end)), end // group.block_tokens
+            if external_tokens and first < last:
+                hashes = self._hashes(request, group, first, last)
+                self._to_load.append(Transfer(request.request_id, list(table[first:last]), hashes, group=place))
+                if place == 0:
+                    tracked.loading = self._to_load[-1].blocks
+            # What the engine has by itself was saved when it was computed. It may be what another request loads in this very step: vLLM
+            # shares blocks before they are there.
+            progress.restart(max(progress.saved, end // group.block_tokens))
 
-    def step(self, block_table: Callable[[str], Sequence[int] | None], scheduled: Iterable[str], *, is_idle: bool) -> StepPlan:
-        """The plan of the step that is being scheduled, with the requests `scheduled` in it; `block_table` gives a request's blocks."""
+    def step(
+        self,
+        block_tables: Callable[[str], BlockTables | None],
+        scheduled: Mapping[str, int],
+        states: Mapping[str, Sequence[tuple[int, int, int]]],
+        *,
+        is_idle: bool,
+    ) -> StepPlan:
+        """The plan of the step that is being scheduled, in which requests compute as many tokens as `scheduled` has.
+
+        `block_tables` gives a request's blocks. `states` has, of requests, (group, block, tokens): once this step is over the block has the
+        state after so many tokens of the request.
+        """
         loads, self._to_load = self._to_load, []
-        saves, self._leaving = self._leaving, []
-        finishing = [transfer.request_id for transfer in saves]
+        leaving, self._leaving = self._leaving, []
+        saves = [kept for over in leaving if (kept := self._without_lost(over.transfer, over.loose))]
+        finishing = list(dict.fromkeys(over.transfer.request_id for over in leaving))
         if self._saves:
-            for request_id in scheduled:
-                tracked = self._tracked.get(request_id)
-                start, end = self._unsaved(tracked) if tracked else (0, 0)
-                if tracked and start < end and (table := block_table(request_id)) is not None:
-                    saves.append(self._transfer(tracked.request, table, start, end))
-                    tracked.saved_blocks = end
+            for request_id, tokens in scheduled.items():
+                if (tracked := self._tracked.get(request_id)) is not None:
+                    saves += self._step(tracked, block_tables, tokens, states.get(request_id, ()))
         return StepPlan(loads, saves, finishing, is_idle)
 
-    def failed(self, block_ids: Iterable[int]) -> None:
-        """These blocks of the pool were not loaded: the engine computes them, and they are saved again."""
+    def failed_blocks(self, block_ids: Iterable[int]) -> None:
+        """These blocks of the pool were not loaded: the engine computes them, and they are saved again. Of models with one group."""
         missing = set(block_ids)
         for tracked in self._tracked.values() if missing else ():
-            for place, block in enumerate(tracked.loading):
-                if block in missing:
-                    tracked.saved_blocks = min(tracked.saved_blocks, tracked.loading_from + place)
-                    tracked.has_failed = True
-                    tracked.loading = []
-                    break
+            first = next((place for place, block in enumerate(tracked.loading) if block in missing), None)
+            if first is not None:
+                self._fail(tracked, tracked.loading_from + first * self._step_tokens)
 
-    def finished(self, request: EngineRequest, block_ids: Sequence[int]) -> bool:
-        """The request is over: whether the engine has to keep its blocks until they have been copied."""
+    def failed_requests(self, request_ids: Iterable[str]) -> None:
+        """What these requests were to load did not come: the engine begins them anew."""
+        for request_id in request_ids:
+            if (tracked := self._tracked.get(request_id)) is not None:
+                self._fail(tracked, tracked.loading_from)
+
+    def finished(self, request: EngineRequest, tables: BlockTables) -> bool:
+        """The request is over, with these blocks: whether the engine has to keep them until they have been copied."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None or not self._saves:
             return False
-        start, end = self._unsaved(tracked)
-        end = min(end, len(block_ids))
-        if start >= end:
-            return False
-        self._leaving.append(self._transfer(request, block_ids, start, end))
-        self._held.add(request.request_id)
-        return True
+        for transfer in self._unsaved(tracked):
+            loose = frozenset(transfer.blocks).difference(tables[transfer.group])
+            self._leaving.append(_Leaving(transfer, loose))
+            self._held.add(request.request_id)
+        return request.request_id in self._held
 
     def released(self, request_ids: Iterable[str]) -> None:
         """The engine has been told that these need their blocks no longer."""
@@ -165,30 +231,90 @@ class Plan:
         """Raises AssertionError if it contradicts itself."""
         for request_id, tracked in self._tracked.items():
             assert tracked.request.request_id == request_id
-            assert tracked.saved_blocks >= 0
-            assert tracked.first >= 0
-        for transfer in (*self._to_load, *self._leaving):
+            assert tracked.first_tokens >= 0
+            for progress in tracked.groups:
+                assert 0 <= progress.saved
+                assert all(progress.saved <= place for place in progress.places)
+        for transfer in (*self._to_load, *(over.transfer for over in self._leaving)):
             assert 0 < len(transfer.blocks) == len(transfer.hashes)
-        assert {transfer.request_id for transfer in self._leaving} <= self._held
+        assert {over.transfer.request_id for over in self._leaving} <= self._held
         assert not self._held & self._tracked.keys()
 
     def _track(self, request: EngineRequest) -> _Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = self._tracked[request.request_id] = _Tracked(request)
+            tracked = self._tracked[request.request_id] = _Tracked(request, [_Progress() for _ in self._groups])
         return tracked
 
-    def _unsaved(self, tracked: _Tracked) -> tuple[int, int]:
-        """Blocks [start, end) that are confirmed and have not been saved."""
+    def _step(
+        self,
+        tracked: _Tracked,
+        block_tables: Callable[[str], BlockTables | None],
+        tokens: int,
+        states: Sequence[tuple[int, int, int]],
+    ) -> list[Transfer]:
+        """What is saved of a request, after which its blocks that this step computes are noted."""
+        saves = self._unsaved(tracked)
+        computed = tracked.request.num_computed_tokens + tokens
+        ends = [computed // group.block_tokens for group in self._groups]
+        is_noted = all(group.is_state or end <= of.noted for group, end, of in zip(self._groups, ends, tracked.groups, strict=True))
+        has_windows = any(self._groups[transfer.group].window_tokens for transfer in saves)
+        tables = block_tables(tracked.request.request_id) if has_windows or not is_noted else None
+        saves = [kept for save in saves if (kept := self._without_lost(save, self._let_go(save, tables)))]
+        for place, (group, end, progress) in enumerate(zip(self._groups, ends, tracked.groups, strict=True)):
+            if tables is not None and not group.is_state:
+                start = max(progress.saved, progress.noted)
+                blocks = tables[place][start:end]
+                progress.places.update(zip(range(start, start + len(blocks)), blocks, strict=True))
+                progress.noted = start + len(blocks)
+        for place, block, boundary in states:
+            index, rest = divmod(boundary, self._groups[place].block_tokens)
+            if not rest and index > tracked.groups[place].saved:
+                tracked.groups[place].places[index - 1] = block
+        return saves
+
+    def _unsaved(self, tracked: _Tracked) -> list[Transfer]:
+        """The blocks that are confirmed and have not been saved, which they count as from now on."""
         request = tracked.request
-        confirmed = (request.num_computed_tokens - request.num_in_flight_tokens) // self._block_tokens
-        return tracked.saved_blocks, min(confirmed, len(request.block_hashes) // self._hashes_a_block)
+        hashed = len(request.block_hashes) * self._hash_block_tokens
+        confirmed = min(request.num_computed_tokens - request.num_in_flight_tokens, hashed)
+        transfers = []
+        for place, (group, progress) in enumerate(zip(self._groups, tracked.groups, strict=True)):
+            start, end = progress.saved, confirmed // group.block_tokens
+            if start < end and (blocks := progress.take(start, end)):
+                hashes = self._hashes(request, group, start, end)
+                first = min(blocks)
+                parent = self._hashes(request, group, first - 1, first)[0] if first else None
+                names = [hashes[block - start] for block in blocks]
+                transfers.append(Transfer(request.request_id, list(blocks.values()), names, parent, place))
+            progress.saved = max(progress.saved, end)
+        return transfers
 
-    def _transfer(self, request: EngineRequest, table: Sequence[int], start: int, end: int) -> Transfer:
-        parent = self._hashes(request, start - 1, start)[0] if start else None
-        return Transfer(request.request_id, list(table[start:end]), self._hashes(request, start, end), parent)
+    def _let_go(self, transfer: Transfer, tables: BlockTables | None) -> frozenset[int]:
+        """Blocks of a running request that it has not any more: of a window which has moved on, or of a state that others have followed."""
+        if tables is None or not self._groups[transfer.group].window_tokens:
+            return frozenset()
+        return frozenset(transfer.blocks).difference(tables[transfer.group])
 
-    def _hashes(self, request: EngineRequest, start: int, end: int) -> list[bytes]:
-        """A block's hash is that of the last part of it that vLLM hashes: it covers those before."""
-        step = self._hashes_a_block
+    def _without_lost(self, transfer: Transfer, loose: frozenset[int]) -> Transfer | None:
+        """`transfer` without those of the `loose` blocks, which the engine has let go, that cannot be copied any more."""
+        lost = {block for block in loose if not self._is_whole(block)}
+        if not lost:
+            return transfer
+        kept = [(block, name) for block, name in zip(transfer.blocks, transfer.hashes, strict=True) if block not in lost]
+        if not kept:
+            return None
+        blocks, hashes = zip(*kept, strict=True)
+        return Transfer(transfer.request_id, list(blocks), list(hashes), transfer.parent, transfer.group)
+
+    def _fail(self, tracked: _Tracked, tokens: int) -> None:
+        """Nothing of what is loaded after so many tokens came."""
+        tracked.has_failed = True
+        tracked.loading = []
+        for group, progress in zip(self._groups, tracked.groups, strict=True):
+            progress.restart(min(progress.saved, tokens // group.block_tokens))
+
+    def _hashes(self, request: EngineRequest, group: LayerGroup, start: int, end: int) -> list[bytes]:
+        """Of blocks [start, end). A block's hash is that of the last part of it that vLLM hashes: it covers those before."""
+        step = group.block_tokens // self._hash_block_tokens
         return [bytes(block) for block in request.block_hashes[(start + 1) * step - 1 : end * step : step]]

@@ -1,14 +1,16 @@
 """A rank's side of a connector: moves the blocks of a step's plan between the engine's pools and the store.
 
-Loads run in threads, between steps of the engine, or in the step that needs them. Saves are copied in the step that is told of them, so
-that the engine may use the blocks at once, and stored by jobs. No error of the store comes out: blocks that cannot be had are failed ones,
-blocks that cannot be stored are dropped, and both are counted.
+Loads run in threads, between steps of the engine, or in the step that needs them. Saves are copied before the step that is told of them, so
+that the engine may use the blocks at once, and stored by jobs. Each group of layers has values and keys of its own. No error of the store
+comes out: blocks that cannot be had are failed ones, blocks that cannot be stored are dropped, and both are counted.
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import torch
@@ -21,26 +23,38 @@ from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings, job_settings
-from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging
+from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging, rows
 from kvstore.engines.vllm.trouble import LOG, Trouble
 
 IDLE_WAIT_S: Final = 0.002
 """An engine that has nothing but loads to wait for sleeps for so long before it looks for new requests again."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """The layers of one group that this rank has."""
+
+    shard: Shard
+    pools: LayerPools
+
+
 class Worker:
     """Its methods are called by the engine's thread."""
 
-    def __init__(self, client: Client, shard: Shard, pools: LayerPools, settings: VllmSettings, *, is_writer: bool) -> None:
-        """It owns `client`. Only the writer of a shard stores its blocks."""
+    def __init__(
+        self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, is_writer: bool, fails_whole: bool = False
+    ) -> None:
+        """It owns `client`. None: a group of which this rank has no layers. Only the writer of a shard stores its blocks. `fails_whole`:
+        see groups.py."""
         self._client = client
         self._jobs = Jobs(client, job_settings(settings))
-        self._shard = shard
-        self._pools = pools
+        self._groups = groups
         self._settings = settings
         self._is_writer = is_writer
-        self._load_staging = Staging(pools.value_bytes, LOAD_THREADS * CHUNK_BYTES)
-        self._save_staging = Staging(pools.value_bytes, int(settings.write_behind_bytes))
+        self._fails_whole = fails_whole
+        value_bytes = max(group.pools.value_bytes for group in groups if group is not None)
+        self._load_staging = Staging(value_bytes, LOAD_THREADS * max(CHUNK_BYTES, value_bytes))
+        self._save_staging = Staging(value_bytes, int(settings.write_behind_bytes))
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="kvstore-load")
         self._load_trouble, self._save_trouble = (
             Trouble("loading blocks", "they are computed"),
@@ -51,17 +65,20 @@ class Worker:
         self._loaded: set[str] = set()
         self._copied: set[str] = set()
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._counters = Counters()
 
     def load(self, plan: StepPlan) -> None:
         """Begin the plan's loads, or make them where the engine waits for them."""
-        for transfer in plan.loads:
+        for request_id, of_request in groupby(plan.loads, lambda transfer: transfer.request_id):
             until_s = time.monotonic() + self._settings.load_deadline_s
+            transfers = list(of_request)
             if self._settings.load_async:
-                self._loading += 1
-                self._loaders.submit(self._load, transfer, until_s)
+                with self._changed:
+                    self._loading += 1
+                self._loaders.submit(self._load, request_id, transfers, until_s)
             else:
-                self._load(transfer, until_s)
+                self._load(request_id, transfers, until_s)
 
     def save(self, plan: StepPlan) -> None:
         """Copy the blocks that the plan saves; they are stored later."""
@@ -84,9 +101,17 @@ class Worker:
             return copied, loaded
 
     def take_failed(self) -> set[int]:
-        """Blocks of the engine's pool in which nothing was loaded. Those of a request are told no later than its end."""
+        """Blocks of the engine's pool in which nothing was loaded. Those of a request are told no later than its end. None where
+        requests fail whole."""
         with self._changed:
             failed, self._failed_blocks = self._failed_blocks, set()
+            return failed
+
+    def take_failed_requests(self, loaded: set[str]) -> set[str]:
+        """Those of `loaded`, whose load is over, of which a block did not come, where requests fail whole."""
+        with self._changed:
+            failed = self._failed_requests & loaded
+            self._failed_requests -= failed
             return failed
 
     def take_counters(self) -> Counters:
@@ -107,40 +132,50 @@ class Worker:
 
     # --- loads ---
 
-    def _load(self, transfer: Transfer, until_s: float) -> None:
+    def _load(self, request_id: str, transfers: Sequence[Transfer], until_s: float) -> None:
+        """All of a request's transfers; the first one that does not come whole is the last."""
         begin_s = time.monotonic()
-        loaded = 0
-        try:
-            loaded = self._fetch(transfer, until_s)
-        except Exception:
-            LOG.exception("kvstore: loading blocks of request %s failed", transfer.request_id)
-        counters = Counters(
-            loaded_blocks=loaded,
-            loaded_bytes=loaded * self._pools.value_bytes,
-            load_s=time.monotonic() - begin_s,
-            failed_blocks=len(transfer.blocks) - loaded,
-        )
+        counters = Counters()
+        failed: list[int] = []
+        for transfer in transfers:
+            loaded = 0
+            if not failed:
+                try:
+                    loaded = self._fetch(transfer, until_s)
+                except Exception:
+                    LOG.exception("kvstore: loading blocks of request %s failed", request_id)
+            failed += transfer.blocks[loaded:]
+            counters.add(Counters(loaded_blocks=loaded, loaded_bytes=loaded * self._value_bytes(transfer)))
+        counters.add(Counters(load_s=time.monotonic() - begin_s, failed_blocks=len(failed)))
         with self._changed:
             self._counters.add(counters)
-            self._failed_blocks.update(transfer.blocks[loaded:])
+            if failed and self._fails_whole:
+                self._failed_requests.add(request_id)
+            else:
+                self._failed_blocks.update(failed)
             if self._settings.load_async:
-                self._loaded.add(transfer.request_id)
+                self._loaded.add(request_id)
                 self._loading -= 1
                 self._changed.notify_all()
 
     def _fetch(self, transfer: Transfer, until_s: float) -> int:
         """How many of the blocks, from the first on, are in the pool now."""
-        pieces = self._pools.pieces(transfer.blocks)
+        group = self._groups[transfer.group]
+        if group is None:
+            return len(transfer.blocks)
+        pieces = group.pools.pieces(transfer.blocks)
+        value_bytes = group.pools.value_bytes
         if pieces is not None:
-            return self._get(self._shard.keys(transfer.hashes), pieces, until_s)
+            return self._get(group.shard.keys(transfer.hashes), pieces, value_bytes, until_s)
         loaded = 0
         chunk = self._load_staging.take()
         assert chunk is not None, "there are as many as threads"
         try:
-            for part, keys in self._parts(transfer, len(chunk)):
-                rows = chunk[: len(keys)]
-                there = self._get(keys, rows, until_s)
-                self._pools.scatter(rows[:there], transfer.blocks[part][:there])
+            for part in _parts(transfer, self._load_staging.values(value_bytes)):
+                keys = group.shard.keys(transfer.hashes[part])
+                values = rows(chunk, len(keys), value_bytes)
+                there = self._get(keys, values, value_bytes, until_s)
+                group.pools.scatter(values[:there], transfer.blocks[part][:there])
                 loaded += there
                 if there < len(keys):
                     break
@@ -148,31 +183,36 @@ class Worker:
             self._load_staging.give_back(chunk)
         return loaded
 
-    def _get(self, keys: list[bytes], buffers: Any, until_s: float) -> int:
+    def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
         """How many of the values, from the first on, are in the buffers now."""
         job = self._jobs.load(keys, buffers, deadline_s=until_s - time.monotonic(), on_done=_ignore)
         job.wait()
         self._load_trouble.saw(job.error)
-        whole = [result == self._pools.value_bytes for result in job.results]
+        whole = [result == value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
 
     # --- saves ---
 
     def _copy(self, transfer: Transfer) -> None:
-        first = None if transfer.parent is None else self._shard.key(transfer.parent)
-        parents = [first, *self._shard.keys(transfer.hashes)]
-        for part, keys in self._parts(transfer, self._save_staging.chunk_values):
+        group = self._groups[transfer.group]
+        if group is None:
+            return
+        keys = group.shard.keys(transfer.hashes)
+        parents = [None if transfer.parent is None else group.shard.key(transfer.parent), *keys]
+        value_bytes = group.pools.value_bytes
+        for part in _parts(transfer, self._save_staging.values(value_bytes)):
             chunk = self._save_staging.take()
             if chunk is None:
                 with self._changed:
-                    self._counters.add(Counters(dropped_blocks=len(keys)))
+                    self._counters.add(Counters(dropped_blocks=len(keys[part])))
                 continue
-            self._pools.gather(transfer.blocks[part], chunk[: len(keys)])
+            values = rows(chunk, len(keys[part]), value_bytes)
+            group.pools.gather(transfer.blocks[part], values)
             with self._changed:
                 self._saving += 1
-            self._store(keys, parents[part], chunk)
+            self._store(group, keys[part], parents[part], values, chunk)
 
-    def _store(self, keys: list[bytes], parents: list[bytes | None], chunk: torch.Tensor) -> None:
+    def _store(self, group: RankGroup, keys: list[bytes], parents: list[bytes | None], values: torch.Tensor, chunk: torch.Tensor) -> None:
         begin_s = time.monotonic()
 
         def stored(job: Job) -> None:
@@ -181,7 +221,7 @@ class Worker:
             new = sum(result is True for result in job.results)
             counters = Counters(
                 saved_blocks=new,
-                saved_bytes=new * self._pools.value_bytes,
+                saved_bytes=new * group.pools.value_bytes,
                 save_s=time.monotonic() - begin_s,
                 dropped_blocks=job.succeeded.count(False),
             )
@@ -190,13 +230,17 @@ class Worker:
                 self._saving -= 1
                 self._changed.notify_all()
 
-        self._jobs.store(keys, chunk[: len(keys)], namespace=self._shard.namespace, parents=parents, on_done=stored)
+        self._jobs.store(keys, values, namespace=group.shard.namespace, parents=parents, on_done=stored)
 
-    def _parts(self, transfer: Transfer, size: int) -> Iterator[tuple[slice, list[bytes]]]:
-        """Slices of `size` of the transfer's blocks, and their keys."""
-        for start in range(0, len(transfer.blocks), size):
-            part = slice(start, min(start + size, len(transfer.blocks)))
-            yield part, self._shard.keys(transfer.hashes[part])
+    def _value_bytes(self, transfer: Transfer) -> int:
+        group = self._groups[transfer.group]
+        return group.pools.value_bytes if group is not None else 0
+
+
+def _parts(transfer: Transfer, size: int) -> Iterator[slice]:
+    """Slices of `size` of the transfer's blocks."""
+    for start in range(0, len(transfer.blocks), size):
+        yield slice(start, min(start + size, len(transfer.blocks)))
 
 
 def _ignore(job: Job) -> None:

@@ -1,15 +1,22 @@
-"""A Llama with random weights and a byte-pair tokenizer, made on the spot: `python -m tests.engines.live.tiny_model FOLDER SIZE`."""
+"""A model with random weights and a byte-pair tokenizer, made on the spot: `python -m tests.engines.live.tiny_model FOLDER SIZE`."""
 
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    Lfm2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 VOCABULARY: Final = 1024
-SIZES: Final = {
+SIZES: Final[dict[str, dict[str, Any]]] = {
     "tiny": {
         "hidden_size": 256,
         "intermediate_size": 512,
@@ -17,6 +24,31 @@ SIZES: Final = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
+        "initializer_range": 0.06,
+    },
+    "windows": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "initializer_range": 0.06,
+    },
+    "states": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "full_attention"] * 2,
+        "conv_dim": 256,
+        "block_dim": 256,
+        "block_auto_adjust_ff_dim": False,
+        "tie_embedding": False,
         "initializer_range": 0.06,
     },
     "small": {
@@ -29,7 +61,10 @@ SIZES: Final = {
         "initializer_range": 0.04,
     },
 }
-"""4 layers with a block of 64 KiB a layer and 64 tokens in float32; 16 layers of 174 million parameters, for figures."""
+"""4 layers with a block of 64 KiB a layer and 64 tokens in float32; as many, every other with a window of 64 tokens (Gemma 3), or with the
+state of a short convolution (LFM 2); 16 layers of 174 million parameters, for figures."""
+FAMILIES: Final[dict[str, type[PreTrainedConfig]]] = {"windows": Gemma3TextConfig, "states": Lfm2Config}
+"""Llama where nothing else is said."""
 
 
 def make(folder: Path, size: str) -> None:
@@ -45,7 +80,7 @@ def make(folder: Path, size: str) -> None:
     fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
     fast.save_pretrained(folder)
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = FAMILIES.get(size, LlamaConfig)(
         vocab_size=VOCABULARY,
         max_position_embeddings=16_384,
         bos_token_id=0,
@@ -55,7 +90,7 @@ def make(folder: Path, size: str) -> None:
         dtype="float32",
         **SIZES[size],
     )
-    LlamaForCausalLM(config).save_pretrained(folder, safe_serialization=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder, safe_serialization=True)
 
 
 if __name__ == "__main__":

@@ -37,24 +37,32 @@ class FakeScheduler:
     """Runs requests through a plan, a step at a time, as vLLM's scheduler does."""
 
     plan: Plan
-    tables: dict[str, list[int]] = field(default_factory=dict)
+    groups: int = 1
+    tables: dict[str, list[list[int]]] = field(default_factory=dict)
     next_block: int = 100
+    states: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """Told with the next step."""
 
     def admit(self, request: FakeRequest, *, local: int = 0, stored: int = 0) -> list[bytes]:
-        """It has `local` blocks itself, the store `stored` more; what was asked for."""
+        """It has `local` blocks itself, the store `stored` more; what was asked for, of the first group."""
         computed = local * BLOCK_TOKENS
         wanted = self.plan.wanted(request, computed)
-        tokens = self.plan.found(request, computed, min(stored, len(wanted)))
+        tokens = min(stored, len(wanted[0])) * BLOCK_TOKENS
+        self.plan.found(request, computed)
         count = -(-request.num_tokens // BLOCK_TOKENS)
-        self.tables[request.request_id] = list(range(self.next_block, self.next_block + count))
-        self.next_block += count
+        self.tables[request.request_id] = []
+        for _ in range(self.groups):
+            self.tables[request.request_id].append(list(range(self.next_block, self.next_block + count)))
+            self.next_block += count
         self.plan.allocated(request, self.tables[request.request_id], tokens)
         request.num_computed_tokens = computed + tokens
-        return wanted
+        return wanted[0]
 
     def step(self, *scheduled: FakeRequest, tokens: int = 0) -> StepPlan:
         """Plans a step in which each request computes `tokens`; their outcome is not seen until `land`."""
-        plan = self.plan.step(self.tables.get, [request.request_id for request in scheduled], is_idle=not scheduled)
+        states, self.states = self.states, {}
+        counts = {request.request_id: tokens for request in scheduled}
+        plan = self.plan.step(self.tables.get, counts, states, is_idle=not scheduled)
         for request in scheduled:
             request.num_computed_tokens += tokens
             request.num_in_flight_tokens += tokens

@@ -2,13 +2,20 @@
 
 import pytest
 
+from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.plan import Plan, StepPlan, Transfer
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
 
 @pytest.fixture
 def scheduler() -> FakeScheduler:
-    return FakeScheduler(Plan(BLOCK_TOKENS, hash_block_tokens=BLOCK_TOKENS))
+    return FakeScheduler(plan())
+
+
+def plan(*groups: LayerGroup, given_away: set[int] | None = None, hash_tokens: int = BLOCK_TOKENS, **how: bool) -> Plan:
+    """`given_away`: blocks that cannot be copied once their request has let them go."""
+    lost = given_away or set()
+    return Plan(groups or [LayerGroup(BLOCK_TOKENS)], hash_block_tokens=hash_tokens, is_whole=lambda block: block not in lost, **how)
 
 
 def saved(plan: StepPlan) -> list[bytes]:
@@ -37,13 +44,13 @@ def test_what_the_store_has_is_loaded_into_the_blocks_after_the_engine_s_own(sch
 def test_an_engine_that_takes_none_of_what_was_found_loads_nothing(scheduler: FakeScheduler) -> None:
     request = FakeRequest("a", 17)
     scheduler.plan.wanted(request, 4)
-    scheduler.plan.found(request, 4, 2)
-    scheduler.plan.allocated(request, [1, 2, 3, 4, 5], 0)
-    request.num_computed_tokens = 16
-    scheduler.tables["a"] = [1, 2, 3, 4, 5]
-    plan = scheduler.step(request)
-    assert not plan.loads
-    assert saved(plan) == hashes([1, 2, 3])
+    scheduler.plan.found(request, 4)
+    scheduler.plan.allocated(request, [[1, 2, 3, 4, 5]], 0)
+    request.num_computed_tokens = 4
+    scheduler.tables["a"] = [[1, 2, 3, 4, 5]]
+    assert not scheduler.step(request, tokens=12).loads
+    scheduler.land(request)
+    assert saved(scheduler.step(request)) == hashes([1, 2, 3])
 
 
 def test_blocks_are_saved_by_the_step_after_the_one_whose_outcome_is_known(scheduler: FakeScheduler) -> None:
@@ -67,7 +74,7 @@ def test_the_block_before_is_named(scheduler: FakeScheduler) -> None:
 def test_blocks_whose_tokens_are_not_certain_are_not_saved(scheduler: FakeScheduler) -> None:
     request = FakeRequest("a", 7, num_computed_tokens=0)
     scheduler.admit(request)
-    scheduler.tables["a"].append(999)
+    scheduler.tables["a"][0].append(999)
     scheduler.step(request, tokens=9)  # of which some are guesses
     scheduler.land(request)
     assert saved(scheduler.step(request)) == hashes([0])
@@ -88,8 +95,8 @@ def test_blocks_that_did_not_come_are_saved_again_once_they_are_computed(schedul
     scheduler.admit(request, stored=4)
     scheduler.admit(other, stored=4)
     scheduler.step(request, other, tokens=1)
-    scheduler.plan.failed([101])
-    scheduler.plan.failed([])
+    scheduler.plan.failed_blocks([101])
+    scheduler.plan.failed_blocks([])
     scheduler.land(request, other)
     request.num_computed_tokens = BLOCK_TOKENS  # vLLM takes back what stood on block 101
     assert scheduler.step(request, other, tokens=13).saves == []
@@ -101,7 +108,7 @@ def test_the_store_is_not_believed_again_by_a_request_that_it_failed(scheduler: 
     request = FakeRequest("a", 9)
     scheduler.admit(request, stored=2)
     scheduler.step()
-    scheduler.plan.failed([100])
+    scheduler.plan.failed_blocks([100])
     assert scheduler.admit(request, stored=2) == [], "else it would be asked for the same blocks for ever"
     assert scheduler.step().loads == []
 
@@ -111,8 +118,8 @@ def test_a_failure_of_a_block_that_has_been_given_to_others_is_not_a_request_s(s
     scheduler.admit(request, stored=2)
     scheduler.step()
     scheduler.plan.allocated(request, scheduler.tables["a"], 0)  # the load is over
-    scheduler.plan.failed([100])
-    assert scheduler.plan.wanted(request, 0) == hashes(range(3))
+    scheduler.plan.failed_blocks([100])
+    assert scheduler.plan.wanted(request, 0) == [hashes(range(3))]
 
 
 def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_then(scheduler: FakeScheduler) -> None:
@@ -165,7 +172,7 @@ def test_a_request_that_was_preempted_does_not_save_again_what_it_has_saved(sche
 
 
 def test_a_block_is_named_by_the_last_of_the_hashes_in_it() -> None:
-    scheduler = FakeScheduler(Plan(BLOCK_TOKENS, hash_block_tokens=2))
+    scheduler = FakeScheduler(plan(hash_tokens=2))
     request = FakeRequest("a", 13, hash_tokens=2)
     assert scheduler.admit(request, local=1, stored=1) == hashes([3, 5])
     assert scheduler.step(request, tokens=5).loads == [Transfer("a", [101], hashes([3]))]
@@ -174,7 +181,7 @@ def test_a_block_is_named_by_the_last_of_the_hashes_in_it() -> None:
 
 
 def test_an_engine_that_only_fills_the_store_asks_for_nothing() -> None:
-    scheduler = FakeScheduler(Plan(BLOCK_TOKENS, hash_block_tokens=BLOCK_TOKENS, loads=False))
+    scheduler = FakeScheduler(plan(loads=False))
     request = FakeRequest("a", 9)
     assert scheduler.admit(request, stored=2) == []
     scheduler.step(request, tokens=9)
@@ -183,7 +190,7 @@ def test_an_engine_that_only_fills_the_store_asks_for_nothing() -> None:
 
 
 def test_an_engine_that_only_uses_the_store_saves_nothing() -> None:
-    scheduler = FakeScheduler(Plan(BLOCK_TOKENS, hash_block_tokens=BLOCK_TOKENS, saves=False))
+    scheduler = FakeScheduler(plan(saves=False))
     request = FakeRequest("a", 9)
     assert scheduler.admit(request, stored=1) == hashes(range(2))
     scheduler.step(request, tokens=5)
@@ -197,7 +204,124 @@ def test_requests_that_it_does_not_know_are_left_alone(scheduler: FakeScheduler)
     assert scheduler.step(stranger).saves == []
     request = FakeRequest("a", 9)
     scheduler.admit(request)
+    table = scheduler.tables.pop("a")
     scheduler.step(request, tokens=9)
     scheduler.land(request)
-    del scheduler.tables["a"]
-    assert scheduler.step(request).saves == [], "without its blocks nothing can be saved"
+    scheduler.tables["a"] = table
+    assert scheduler.step(request).saves == [], "nobody knows where its blocks lie"
+
+
+# --- groups of layers ---
+
+HYBRID = (LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS + 1), LayerGroup(BLOCK_TOKENS, 1, is_state=True))
+"""To go on after four blocks the second needs the last two, the third the last state."""
+
+
+def of_group(plan: StepPlan, group: int) -> list[bytes]:
+    return [block for transfer in plan.saves if transfer.group == group for block in transfer.hashes]
+
+
+@pytest.fixture
+def hybrid() -> FakeScheduler:
+    return FakeScheduler(plan(*HYBRID), groups=3)
+
+
+def test_of_each_group_only_what_it_needs_is_loaded(hybrid: FakeScheduler) -> None:
+    hybrid.admit(FakeRequest("a", 17), stored=4)
+    assert hybrid.step().loads == [
+        Transfer("a", [100, 101, 102, 103], hashes(range(4))),
+        Transfer("a", [107, 108], hashes([2, 3]), group=1),
+        Transfer("a", [113], hashes([3]), group=2),
+    ]
+
+
+def test_a_window_that_the_engine_has_in_part_is_not_loaded_twice(hybrid: FakeScheduler) -> None:
+    hybrid.admit(FakeRequest("a", 17), local=3, stored=1)
+    assert [transfer.blocks for transfer in hybrid.step().loads] == [[103], [108], [113]]
+
+
+def test_a_group_that_needs_nothing_loads_nothing() -> None:
+    scheduler = FakeScheduler(plan(LayerGroup(BLOCK_TOKENS), LayerGroup(4 * BLOCK_TOKENS, 1)), groups=2)
+    request = FakeRequest("a", 17)
+    scheduler.plan.found(request, 8)
+    scheduler.plan.allocated(request, [[1, 2, 3, 4], [5]], 0)
+    assert scheduler.step().loads == []
+
+
+def test_blocks_that_leave_a_window_are_saved_in_the_step_in_which_they_do(hybrid: FakeScheduler) -> None:
+    request = FakeRequest("a", 17)
+    hybrid.admit(request)
+    hybrid.step(request, tokens=16)
+    hybrid.land(request)
+    hybrid.tables["a"][1][:3] = [0, 0, 0]
+    plan = hybrid.step(request, tokens=1)
+    assert of_group(plan, 0) == of_group(plan, 1) == hashes(range(4))
+    assert [transfer.blocks for transfer in plan.saves] == [[100, 101, 102, 103], [105, 106, 107, 108]]
+    assert of_group(plan, 2) == [], "nobody said that there is a state"
+    assert hybrid.step(request).saves == []
+
+
+def test_states_are_saved_where_the_engine_has_them(hybrid: FakeScheduler) -> None:
+    request = FakeRequest("a", 17)
+    hybrid.admit(request)
+    hybrid.states = {"a": [(2, 60, 12), (2, 61, 14), (2, 62, 0)]}
+    hybrid.step(request, tokens=12)
+    hybrid.states = {"a": [(2, 63, 16)]}
+    assert of_group(hybrid.step(request, tokens=4), 2) == [], "its step is still on its way"
+    hybrid.land(request)
+    plan = hybrid.step(request)
+    assert [transfer for transfer in plan.saves if transfer.group == 2] == [Transfer("a", [60, 63], hashes([2, 3]), block_hash(1), 2)]
+
+
+def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:
+    scheduler = FakeScheduler(plan(*HYBRID[:2], given_away={105, 107, 110, 111}), groups=2)
+    request, other = FakeRequest("a", 17), FakeRequest("b", 9, text="b")
+    scheduler.admit(request)
+    scheduler.step(request, tokens=12)
+    scheduler.land(request)
+    scheduler.tables["a"][1][:2] = [0, 0]
+    assert of_group(scheduler.step(request, tokens=4), 1) == hashes([1, 2]), "107 is still its own"
+    scheduler.land(request)
+    scheduler.tables["a"][1][:] = [0] * 5
+    assert of_group(scheduler.step(request), 1) == hashes([3])
+    scheduler.admit(other)
+    assert scheduler.tables["b"] == [[110, 111, 112], [113, 114, 115]]
+    scheduler.tables["b"][1][:2] = [110, 111]
+    scheduler.step(other, tokens=8)
+    scheduler.land(other)
+    scheduler.tables["b"][1][:] = [0, 0, 0]
+    assert of_group(scheduler.step(other), 1) == []
+
+
+def test_what_a_request_that_is_over_has_let_go_is_saved_if_it_can_be() -> None:
+    scheduler = FakeScheduler(plan(*HYBRID[:2], given_away={104, 109, 110}), groups=2)
+    requests = [FakeRequest(name, 9, text=name) for name in "ab"]
+    for request in requests:
+        scheduler.admit(request)
+    scheduler.step(*requests, tokens=9)
+    scheduler.land(*requests)
+    for request in requests:
+        scheduler.tables[request.request_id][1][:] = [0, 0, 0]
+        assert scheduler.finish(request)
+    last = scheduler.step()
+    assert of_group(last, 0) == [*hashes(range(2), "a"), *hashes(range(2), "b")]
+    assert of_group(last, 1) == hashes([0], "a")
+    assert last.finishing == ["a", "b"]
+
+
+def test_a_request_that_failed_is_begun_anew(hybrid: FakeScheduler) -> None:
+    request = FakeRequest("a", 17)
+    hybrid.admit(request, local=1, stored=3)
+    hybrid.step()
+    hybrid.plan.failed_requests(["a", "stranger"])
+    assert hybrid.plan.wanted(request, 0) == [[], [], []]
+    assert hybrid.admit(request, local=1) == []
+    assert hybrid.step(request, tokens=13).loads == []
+    hybrid.land(request)
+    assert of_group(hybrid.step(request), 1) == hashes([1, 2, 3])
+
+
+def test_groups_of_other_block_sizes_are_asked_for_whole_blocks_of_all() -> None:
+    scheduler = FakeScheduler(plan(LayerGroup(2 * BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, 4)), groups=2)
+    wanted = scheduler.plan.wanted(FakeRequest("a", 16), 0)
+    assert wanted == [hashes([1]), hashes([0, 1])]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging
+from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging, rows
 
 
 @pytest.mark.parametrize(("value_bytes", "values"), [(1 << 20, 16), ((1 << 20) + 1, 15), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 1)])
@@ -10,8 +10,12 @@ def test_a_chunk_is_of_whole_values(value_bytes: int, values: int) -> None:
     staging = Staging(value_bytes, 0)
     chunk = staging.take()
     assert chunk is not None
-    assert chunk.shape == (values, value_bytes)
-    assert staging.chunk_values == values
+    assert staging.values(value_bytes) == values
+    assert rows(chunk, values, value_bytes).shape == (values, value_bytes)
+
+
+def test_a_chunk_has_room_for_many_small_values() -> None:
+    assert Staging(2 * CHUNK_BYTES, 0).values(1 << 20) == 32
 
 
 def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:

@@ -13,7 +13,7 @@ from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.engines.vllm.worker import Worker
+from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Full, Unavailable
 from kvstore.protocol.settings import Size
@@ -46,7 +46,7 @@ class Rank:
         ]
         self.client = ParentClient(address)
         self.shard = shard
-        self.worker = Worker(self.client, shard, LayerPools(self.layers, BLOCKS), settings, is_writer=True)
+        self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings, is_writer=True)
 
     def contents(self, *blocks: int) -> list[float]:
         """What fills each of the blocks, in all layers."""
@@ -166,7 +166,7 @@ def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(
 
 def test_of_ranks_with_equal_bytes_only_one_stores(address: str, shard: Shard) -> None:
     rank = Rank(address, shard)
-    second = Worker(FaultyClient(address), shard, LayerPools(rank.layers, BLOCKS), WAITING, is_writer=False)
+    second = Worker(FaultyClient(address), [RankGroup(shard, LayerPools(rank.layers, BLOCKS))], WAITING, is_writer=False)
     second.save(StepPlan(saves=[Transfer("a", [3], hashes(1))], finishing=["a"]))
     second.flush()
     assert second.take_finished() == ({"a"}, set())
@@ -232,3 +232,60 @@ def test_closing_stores_what_was_copied(address: str, shard: Shard) -> None:
     rank.worker.close()
     with contextlib.closing(FaultyClient(address)) as client:
         eventually(lambda: client.exists(shard.key(hashes(1)[0])), "it is there")
+
+
+class HybridRank:
+    """A worker with two groups of layers, of values of other sizes, and a third of which it has none. Block b is full of `first` + b."""
+
+    def __init__(self, address: str, shards: list[Shard], *, first: int = 0) -> None:
+        filled = torch.arange(first, first + BLOCKS, dtype=torch.float32)
+        self.pools = [filled.repeat_interleave(size).view(BLOCKS, -1) for size in (512, 8)]
+        self.client = ParentClient(address)
+        groups = [RankGroup(shard, LayerPools([pool], BLOCKS)) for shard, pool in zip(shards, self.pools, strict=True)]
+        self.worker = Worker(self.client, [*groups, None], VllmSettings(), is_writer=True, fails_whole=True)
+
+    def loaded(self, *transfers: Transfer) -> set[str]:
+        """Requests whose load is over, all of them, and those that failed."""
+        self.worker.load(StepPlan(loads=list(transfers), is_idle=True))
+        over: set[str] = set()
+
+        def is_over() -> bool:
+            self.worker.wait_idle()
+            over.update(self.worker.take_finished()[1])
+            return over == {transfer.request_id for transfer in transfers}
+
+        eventually(is_over, "the loads are over")
+        return self.worker.take_failed_requests(over)
+
+
+@pytest.fixture
+def shards() -> list[Shard]:
+    return [Shard(Namespace(model=f"group-{next(NUMBERS)}", dtype="float32", block_tokens=4)) for _ in range(2)]
+
+
+@pytest.mark.usefixtures("way")
+def test_each_group_has_values_and_keys_of_its_own(address: str, shards: list[Shard]) -> None:
+    one, two = HybridRank(address, shards), HybridRank(address, shards, first=100)
+    saves = [Transfer("a", [3, 1], hashes(2)), Transfer("a", [2], hashes(1), hashes(2)[1], 1), Transfer("a", [5], hashes(1), None, 2)]
+    one.worker.save(StepPlan(saves=saves))
+    one.worker.flush()
+    assert one.client.parents == [[None, shards[0].key(hashes(1)[0])], [shards[1].key(hashes(2)[1])]]
+    loads = [Transfer("b", [7, 8], hashes(2)), Transfer("b", [9], hashes(1), None, 1), Transfer("b", [9], hashes(1), None, 2)]
+    assert two.loaded(*loads) == set()
+    assert (two.pools[0][[7, 8, 9], 0].tolist(), two.pools[1][[7, 8, 9], 0].tolist()) == ([3, 1, 109], [107, 108, 2])
+    assert not two.worker.take_failed()
+    for rank in (one, two):
+        rank.worker.close()
+
+
+def test_a_block_of_one_group_that_does_not_come_fails_its_request_and_no_other(address: str, shards: list[Shard]) -> None:
+    rank = HybridRank(address, shards)
+    rank.worker.save(StepPlan(saves=[Transfer("a", [3], hashes(1)), Transfer("a", [2], hashes(1), None, 1)]))
+    rank.worker.flush()
+    lost = [Transfer("b", [7], [b"nowhere"]), Transfer("b", [9], hashes(1), None, 1)]
+    whole = [Transfer("c", [8], hashes(1)), Transfer("c", [10], hashes(1), None, 1)]
+    assert rank.loaded(*lost, *whole) == {"b"}
+    assert rank.pools[1][9, 0] == 9, "nothing is loaded after the first that did not come"
+    assert not rank.worker.take_failed_requests({"b"}), "it is told once"
+    assert not rank.worker.take_failed()
+    rank.worker.close()

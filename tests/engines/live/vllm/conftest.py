@@ -16,9 +16,13 @@ LOSING = "tests.engines.live.vllm.faults:LosingConnector"
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by a process of its own: what makes it takes seconds to load."""
+    return make_model(tmp_path_factory, "tiny")
+
+
+def make_model(tmp_path_factory: pytest.TempPathFactory, size: str) -> Path:
+    """By a process of its own: what makes it takes seconds to load."""
     folder = tmp_path_factory.mktemp("engines") / "model"
-    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, "tiny"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, size], cwd=ROOT, check=True)
     return folder
 
 

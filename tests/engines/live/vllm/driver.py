@@ -60,9 +60,9 @@ class Engine:
             return str(error)
         return ""
 
-    def lose(self, places: list[int]) -> None:
-        """These blocks of the next load vanish before it."""
-        faults.VANISHING[:] = places
+    def lose(self, places: list[int], group: int = 0) -> None:
+        """These blocks of a group of layers vanish before the next load, which is of them."""
+        faults.VANISHING[:] = [(group, place) for place in places]
 
     def keys(self, prompt: list[int], block_tokens: int) -> list[str]:
         """Of the prompt's blocks in the store, in hexadecimal digits."""
@@ -71,7 +71,7 @@ class Engine:
         for start in range(0, len(prompt) - block_tokens + 1, block_tokens):
             parent = hashes[-1] if hashes else None
             hashes.append(hash_block_tokens(function, parent, prompt[start : start + block_tokens]))
-        return [key.hex() for key in get_kv_transfer_group()._shard.keys(hashes)]
+        return [key.hex() for key in get_kv_transfer_group()._rank_groups[0].shard.keys(hashes)]
 
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}

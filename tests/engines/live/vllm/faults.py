@@ -5,8 +5,8 @@ from typing import Any
 from kvstore.client import Client
 from kvstore.engines.vllm.connector import KVStoreConnector
 
-VANISHING: list[int] = []
-"""Places of blocks in the next load, the first is 0."""
+VANISHING: list[tuple[int, int]] = []
+"""Groups of layers, and places of their blocks in the next load: the first is 0."""
 
 
 class LosingConnector(KVStoreConnector):
@@ -14,9 +14,12 @@ class LosingConnector(KVStoreConnector):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         loads = self._step().loads
-        if loads and VANISHING and self._shard is not None:
+        if loads and VANISHING:
             with Client(self._settings.master) as client:
-                keys = self._shard.keys(loads[0].hashes)
-                client.remove([keys[place] for place in VANISHING], force=True)
+                for load in loads:
+                    group = self._rank_groups[load.group]
+                    assert group is not None
+                    keys = group.shard.keys(load.hashes)
+                    client.remove([keys[place] for of_group, place in VANISHING if of_group == load.group], force=True)
             VANISHING.clear()
         super().start_load_kv(forward_context, **kwargs)
