@@ -1,10 +1,15 @@
-"""A model with random weights and a byte-pair tokenizer, made on the spot: `python -m tests.engines.live.tiny_model FOLDER SIZE`."""
+"""A model with random weights and a byte-pair tokenizer, made on the spot, or a LoRA for the tiny one.
 
+`python -m tests.engines.live.tiny_model FOLDER SIZE`, or `FOLDER adapter SEED`.
+"""
+
+import json
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -16,6 +21,7 @@ from transformers import (
 )
 
 VOCABULARY: Final = 1024
+ADAPTER_RANK: Final = 8
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "tiny": {
         "hidden_size": 256,
@@ -93,5 +99,25 @@ def make(folder: Path, size: str) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, safe_serialization=True)
 
 
+def make_adapter(folder: Path, seed: int) -> None:
+    """Write a LoRA for the model "tiny", of random weights as large as the model's: what it is applied to makes other tokens."""
+    size = SIZES["tiny"]
+    numbers = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(size["num_hidden_layers"]):
+        for name, heads in (("k_proj", size["num_key_value_heads"]), ("v_proj", size["num_key_value_heads"])):
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{module}.lora_A.weight"] = torch.randn(ADAPTER_RANK, size["hidden_size"], generator=numbers) * 0.06
+            weights[f"{module}.lora_B.weight"] = torch.randn(heads * size["head_dim"], ADAPTER_RANK, generator=numbers)
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": ADAPTER_RANK, "lora_alpha": ADAPTER_RANK, "target_modules": ["k_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), sys.argv[2])
+    path, what, *seed = sys.argv[1:]
+    if what == "adapter":
+        make_adapter(Path(path), int(seed[0]))
+    else:
+        make(Path(path), what)

@@ -19,10 +19,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory, "tiny")
 
 
-def make_model(tmp_path_factory: pytest.TempPathFactory, size: str) -> Path:
+def make_model(tmp_path_factory: pytest.TempPathFactory, *what: str) -> Path:
     """By a process of its own: what makes it takes seconds to load."""
     folder = tmp_path_factory.mktemp("engines") / "model"
-    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, size], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", folder, *what], cwd=ROOT, check=True)
     return folder
 
 

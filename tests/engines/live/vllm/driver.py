@@ -6,11 +6,13 @@ OPTIONS are arguments of `vllm.LLM` as JSON, "kv_transfer_config" as an object.
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
@@ -24,15 +26,22 @@ class Engine:
     def __init__(self, options: dict[str, Any]) -> None:
         if transfer := options.pop("kv_transfer_config", None):
             options["kv_transfer_config"] = KVTransferConfig(**transfer)
+        self._adapters: dict[str, LoRARequest] = {}
         self._llm = LLM(enforce_eager=True, seed=0, disable_log_stats=False, **options)
 
-    def generate(self, prompts: list[list[int]], tokens: int, salts: list[str] | None = None) -> list[dict[str, Any]]:
-        """Greedy tokens of each prompt, their log-probabilities, and how many tokens of it were cached."""
+    def generate(
+        self, prompts: list[list[int]], tokens: int, salts: list[str] | None = None, adapter: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Greedy tokens of each prompt, their log-probabilities, and how many tokens of it were cached. `adapter`: the folder of a LoRA,
+        which is called as that is."""
         asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
         for prompt, salt in zip(asked, salts or [], strict=False):
             prompt["cache_salt"] = salt
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
-        outputs = self._llm.generate(asked, parameters, use_tqdm=False)
+        if adapter is not None and adapter not in self._adapters:
+            self._adapters[adapter] = LoRARequest(Path(adapter).name, len(self._adapters) + 1, adapter)
+        lora = self._adapters[adapter] if adapter is not None else None
+        outputs = self._llm.generate(asked, parameters, use_tqdm=False, lora_request=lora)
         self._settle()
         return [
             {
@@ -54,11 +63,8 @@ class Engine:
 
     def flush(self) -> str:
         """Come back when what the engine has saved is in the store, for all to read; what the store says of it, "" if all is well."""
-        try:
-            get_kv_transfer_group().flush()
-        except KVStoreError as error:
-            return str(error)
-        return ""
+        errors: list[str] = self._llm.collective_rpc(flush_rank)
+        return "".join(errors)
 
     def lose(self, places: list[int], group: int = 0) -> None:
         """These blocks of a group of layers vanish before the next load, which is of them."""
@@ -81,6 +87,15 @@ class Engine:
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
         while core is not None and core.scheduler.has_requests():
             self._llm.llm_engine.step()
+
+
+def flush_rank(worker: Any) -> str:
+    """In the process of a rank."""
+    try:
+        get_kv_transfer_group().flush()
+    except KVStoreError as error:
+        return str(error)
+    return ""
 
 
 def main() -> None:

@@ -74,25 +74,28 @@ class Engine:
             }
         if transfer is not None:
             options["kv_transfer_config"] = transfer
+        has_ranks = {"tensor_parallel_size", "pipeline_parallel_size"} & options.keys()
         environment = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            # Ranks are processes; vLLM would have a NUMA node for each.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind" if has_ranks else "auto",
             "PYTHONDONTWRITEBYTECODE": "",  # else each engine compiles all of torch and vLLM again, for a minute
         }
         log = model.with_name(f"engine-{next(NUMBERS)}.log")
         self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=log, environment=environment)
 
-    def generate(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None) -> list[Answer]:
-        """Of prompts that are there at once."""
-        self.begin(*prompts, tokens=tokens, salts=salts)
+    def generate(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None, adapter: Path | None = None) -> list[Answer]:
+        """Of prompts that are there at once. `adapter`: the folder of a LoRA."""
+        self.begin(*prompts, tokens=tokens, salts=salts, adapter=adapter)
         return self.answers()
 
-    def begin(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None) -> None:
+    def begin(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None, adapter: Path | None = None) -> None:
         """As `generate`, for a test that takes the `answers` later."""
-        self._child.begin("generate", prompts=prompts, tokens=tokens, salts=salts)
+        self._child.begin("generate", prompts=prompts, tokens=tokens, salts=salts, adapter=adapter and str(adapter))
 
     def answers(self) -> list[Answer]:
         return [Answer(**answer) for answer in self._child.answer()]

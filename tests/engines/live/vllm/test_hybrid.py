@@ -93,7 +93,9 @@ def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_
     hybrid.check(hybrid.first, asked, cached=CACHED)
 
 
+@pytest.mark.parametrize("hybrid", ["windows"], indirect=True)
 def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(hybrid: Hybrid) -> None:
+    """Not of short convolutions, of which vLLM itself makes something else when they are computed in other chunks: see `Hybrid.check`."""
     asked = [hybrid.prompt(seed) for seed in range(20, 28)]
     hybrid.plain.forget()
     right = hybrid.plain.generate(*asked, tokens=110)
