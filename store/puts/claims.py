@@ -36,9 +36,12 @@ _Wanted = list[tuple[int, OpenPut]]
 class _UndecidedPut:
     """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
 
-    __slots__ = ("_answer", "_error", "_frame", "_is_asked_again", "_left", "_publishers", "_span", "_stored", "_table")
+    __slots__ = ("_answer", "_claims", "_error", "_frame", "_is_asked_again", "_left", "_publishers", "_span", "_stored", "_table")
 
-    def __init__(self, table: BlockTable, publishers: Publishers, frame: PutFrame, answer: PendingAnswer, span: Span | None) -> None:
+    def __init__(
+        self, claims: "Claims", table: BlockTable, publishers: Publishers, frame: PutFrame, answer: PendingAnswer, span: Span | None
+    ) -> None:
+        self._claims = claims
         self._table = table
         self._span = span
         self._publishers = publishers
@@ -134,6 +137,7 @@ class _UndecidedPut:
         """Carry out the decision on one put; its flag."""
         if status == GRANTED and self._table.is_open(put):
             self._table.commit_claimed(put, checksum, generation)
+            self._claims.in_bytes += put.block.size_bytes
             return STORED
         self._table.abort(put)
         if status == GRANTED:  # it expired, or its writer left, while the master decided
@@ -152,6 +156,8 @@ class Claims:
         self._partitioning = partitioning
         self._links: dict[int, tuple[Ask, int]] = {}
         """By partition, with the registration's epoch."""
+        self.in_bytes = 0
+        """Of values that masters have granted."""
 
     def link_up(self, ask: Ask, epoch: int, partition: int = 0) -> None:
         self._links[partition] = ask, epoch
@@ -165,7 +171,7 @@ class Claims:
         flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
-        undecided = _UndecidedPut(self._table, self._publishers, frame, answer, span)
+        undecided = _UndecidedPut(self, self._table, self._publishers, frame, answer, span)
         parts = undecided.parts(self._partitioning)
         for partition, wanted in parts.items():
             self._publishers[partition].flush_now()  # else the master may take this node for a holder by what has left since

@@ -41,7 +41,13 @@ class SentPuts:
         self._claims = claims
         self._checker = checker
         self._discard = memoryview(bytearray(DISCARD_BYTES))
-        self.in_bytes = 0
+        self._in_bytes = 0
+        """Of values that were stored without being claimed first."""
+
+    @property
+    def in_bytes(self) -> int:
+        """Of values stored."""
+        return self._in_bytes + self._claims.in_bytes
 
     def put_at_once(self, session: Session, header: Header, body: memoryview) -> bool:
         """Store a small value that has come along with its message and that nobody reserved, and answer if it is kept here whatever the
@@ -77,7 +83,7 @@ class SentPuts:
             table.undecided.put_by(tenant, namespace, session.traces.span(header.request_id))
         if table.events.is_recording:
             table.events.stored(tenant, [block])
-        self.in_bytes += size_bytes
+        self._in_bytes += size_bytes
         session.take_payload()
         session.reply_packed(header.request_id, Flags.TYPE, _STORED)
         return True
@@ -167,7 +173,7 @@ class SentPuts:
                 else:
                     stored.append(self._table.commit(put, checksum))
                     frame.waits.append(put.block)
-                self.in_bytes += put.block.size_bytes
+                self._in_bytes += put.block.size_bytes
                 flags.append(STORED)
                 continue
             if put is not None:

@@ -125,6 +125,7 @@ def test_what_is_not_granted_leaves_nothing(node: Served, client: Client, master
     thread.join(TIMEOUT_S)
     assert results == [[ALREADY_THERE, ASK_AGAIN, STORED]]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("c", 0, 1)
+    assert node.sent.in_bytes == 1, "of what is stored"
 
 
 def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, client: Client, master: Master) -> None:
