@@ -6,48 +6,26 @@ by key, of partition 0's.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.merging import merged_status
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import (
-    Corrupt,
-    DeadlineExceeded,
-    Denied,
-    Fenced,
-    Full,
-    InvalidArgument,
-    KVStoreError,
-    ProtocolError,
-    Unauthorized,
-    Unavailable,
-)
+from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.merging import merged_status
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello, Welcome
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.grpc_errors import translated
 from kvstore.rpc.owners import Masters, await_owner
 from kvstore.rpc.tracing import trace_metadata
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
-
-_ERRORS: Final[dict[str, type[KVStoreError]]] = {
-    "UNAVAILABLE": Unavailable,
-    "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "RESOURCE_EXHAUSTED": Full,
-    "DATA_LOSS": Corrupt,
-    "FAILED_PRECONDITION": Fenced,
-    "UNAUTHENTICATED": Unauthorized,
-    "PERMISSION_DENIED": Denied,
-    "INVALID_ARGUMENT": InvalidArgument,
-}
-"""By gRPC status name; the way back of protocol.errors.GRPC_STATUS. Others become the root."""
 
 
 class StoredKey(NamedTuple):
@@ -242,13 +220,6 @@ def hello(settings: ClientSettings) -> Hello:
 def known_masters(settings: ClientSettings, partition: int = 0) -> Masters:
     """For what the partition is asked. Raises InvalidArgument: no address, or a malformed one."""
     return Masters([parse_address(text.strip())._replace(partition=partition) for text in settings.master.split(",") if text.strip()])
-
-
-def translated(error: grpc.RpcError) -> KVStoreError:
-    """The typed error of a failed call."""
-    if not isinstance(error, grpc.Call):
-        return KVStoreError(str(error))
-    return _ERRORS.get(error.code().name, KVStoreError)(error.details() or error.code().name)
 
 
 def as_dict(message: Any) -> dict[str, Any]:

@@ -71,13 +71,21 @@ class History:
         self._cluster = Ring(names, max(1, round(span_s / interval_s)))
         self._nodes: dict[str, Ring] = {}
 
-    def add(self, at_s: float, figures: Mapping[str, float | None], nodes: Mapping[str, Mapping[str, float | None]]) -> None:
+    def add(
+        self,
+        at_s: float,
+        figures: Mapping[str, float | None],
+        nodes: Mapping[str, Mapping[str, float | None]],
+        *,
+        rested_s: float = 0.0,
+    ) -> None:
         """What the cluster and `nodes` are at `at_s`, by a clock that nobody sets. Where samples are missing, for nobody could be asked,
-        there are gaps."""
+        there are gaps; not for `rested_s`, in which nobody was meant to be: rates are means over it."""
         if (missed := self._pace.missed(at_s)) is not None:
-            for _ in range(missed if missed <= LATE_SAMPLES else 0):
+            stands_for = LATE_SAMPLES + round(rested_s / self._pace.interval_s)
+            for _ in range(missed if missed <= stands_for else 0):
                 self._cluster.add(figures)
-            self._cluster.skip(missed if missed > LATE_SAMPLES else 0)
+            self._cluster.skip(missed if missed > stands_for else 0)
             self._cluster.add(figures)
         if (missed := self._node_pace.missed(at_s)) is not None:
             for ring in self._nodes.values():

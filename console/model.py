@@ -36,8 +36,8 @@ class Model:
     def __init__(self) -> None:
         self._rates = Rates()
 
-    def document(self, status: pb.StatusReply, *, at_s: float, wall_s: float) -> Document:
-        """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day."""
+    def document(self, status: pb.StatusReply, *, at_s: float, wall_s: float, missing: Sequence[str] = ()) -> Document:
+        """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day; `missing` what could not be asked for."""
         nodes = [self._node(node, at_s) for node in sorted(status.nodes, key=lambda node: node.name)]
         own = self._rates.of(MASTER, at_s=at_s, epoch=status.epoch, counters=dict(status.counters))
         self._rates.keep([MASTER, *(node["name"] for node in nodes)])
@@ -57,7 +57,7 @@ class Model:
             },
             "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records, "shards": status.shards}
             | {"partitions": max(1, status.partitions), "shares": shares(status)},
-            "troubles": troubles(status, nodes, tiers),
+            "troubles": [*({"level": "error", "text": text} for text in missing), *troubles(status, nodes, tiers)],
             "totals": totals,
             "tiers": tiers,
             "ways": _ways(status),
@@ -130,13 +130,8 @@ NODE_KEPT: Final = ("used_bytes", "hits_per_s", "misses_per_s", "in_bytes_per_s"
 def troubles(status: pb.StatusReply, nodes: list[Document], tiers: list[Document]) -> list[dict[str, str]]:
     """What an operator should know first, the worst first: `level` error or warning, and a line."""
     found: list[tuple[str, str]] = []
-    if status.role == "following":
-        owner = status.owner
-        found.append(
-            ("warning", f"This master follows; the cluster is seen at its owner, {owner.name} at {owner.address}")
-            if owner.name
-            else ("error", "No master owns the catalog now: nothing can be changed until one does")
-        )
+    if status.role == "following" and not status.owner.name:
+        found.append(("error", "No master owns the catalog now: nothing can be changed until one does"))
     elif status.role == "cut off":
         found.append(("error", "This master is cut off from its catalog, which another one may own by now"))
     lost = status.partitions - sum(shares(status).values()) if status.partitions > 1 and status.owners else 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstore.protocol import control_pb2 as pb
 
@@ -18,14 +18,21 @@ class MasterSeen:
     trouble: str = ""
 
 
+class Look(NamedTuple):
+    """The cluster as it is now, but for what is `missing`, a line each: what those who know it did not tell."""
+
+    status: pb.StatusReply
+    missing: tuple[str, ...] = ()
+
+
 class Source(Protocol):
     """Every call may block until a deadline of its own, comes from a thread of the console, and raises errors of protocol/errors.py."""
 
-    def status(self) -> pb.StatusReply:
-        """The whole cluster; of a master that follows, itself and the owner."""
+    def look(self) -> Look:
+        """At the whole cluster."""
 
     def masters(self) -> Sequence[MasterSeen]:
-        """Those that are known of here: a master knows itself and the owner, who is told of several asks each of them."""
+        """Those that are known of here."""
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
         """What the nodes last said of their hosts."""

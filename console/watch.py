@@ -1,6 +1,7 @@
 """Looks at a cluster again and again, in a thread of its own: the last document, its history and what happened, for any thread to read.
 
-A source that cannot answer is asked again at the next look; until it does, the last document stays, with what is wrong.
+A source that cannot answer is asked again at the next look; until it does, the last document stays, with what is wrong. One that has to ask
+others may have looks come less often while nobody wants to see them.
 """
 
 import json
@@ -25,6 +26,8 @@ MAX_SHARE: Final = 0.05
 """Of a processor, for looks: of a very large cluster they come less often, so that a master goes on serving."""
 STOP_S: Final = 10.0
 """For a look under way to end."""
+WANTED_S: Final = 30.0
+"""After somebody has read the state he is taken to look on for so long."""
 
 
 class Watch:
@@ -37,9 +40,14 @@ class Watch:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        rest_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Nothing is asked before `start`."""
+        """Nothing is asked before `start`. `rest_s`: how long after a look the next one comes at the earliest while nobody wants it."""
         self.source, self.settings = source, settings
+        self._rest_s = rest_s
+        self._rested_s = 0.0
+        """Before the last look."""
+        self._wanted_until_s = 0.0
         self.clock, self._wall = clock, wall
         self._model = Model()
         self._history = History(
@@ -59,6 +67,8 @@ class Watch:
         self._listeners: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
+        self._is_wanted = threading.Event()
+        """It does not rest; also once it is closed."""
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
 
     def start(self) -> None:
@@ -66,19 +76,21 @@ class Watch:
 
     def close(self, *, wait_s: float = STOP_S) -> None:
         """Look no more, and wait so long for a look under way. A second close is a no-op."""
-        self._is_closed.set()
+        with self._lock:
+            self._is_closed.set()
+            self._is_wanted.set()
         if self._thread.is_alive():
             self._thread.join(wait_s)
 
     def look(self) -> None:
         """Ask the source, and tell who listens."""
         try:
-            status = self.source.status()
+            status, missing = self.source.look()
         except KVStoreError as error:
             self._fail(str(error))
         else:
             self._status = status
-            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall()))
+            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall(), missing=missing))
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -86,6 +98,7 @@ class Watch:
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Have `listener` called in the watching thread after each look, until what is returned is called."""
+        self._want()
         with self._lock:
             self._listeners.add(listener)
 
@@ -96,7 +109,8 @@ class Watch:
         return stop
 
     def state(self) -> bytes:
-        """The last document as JSON, and how it came to be."""
+        """The last document as JSON, and how it came to be. While it rests another look comes at once, for who reads it again."""
+        self._want()
         with self._lock:
             if not self._encoded:
                 about = {"version": self._version, "interval_s": self.settings.interval_s, "failure": self._failure}
@@ -133,6 +147,21 @@ class Watch:
             rest_s = (time.thread_time() - begun_s) / MAX_SHARE
             due_s = max(due_s + self.settings.interval_s, self.clock() + rest_s)
             self._is_closed.wait(due_s - self.clock())
+            self._rest()
+
+    def _rest(self) -> None:
+        """Until a look is wanted, or none was taken for long enough."""
+        begun_s = self.clock()
+        with self._lock:
+            if not (self._listeners or begun_s < self._wanted_until_s or self._is_closed.is_set()):
+                self._is_wanted.clear()
+        self._is_wanted.wait(self._rest_s())
+        self._rested_s = self.clock() - begun_s
+
+    def _want(self) -> None:
+        with self._lock:
+            self._wanted_until_s = self.clock() + WANTED_S
+            self._is_wanted.set()
 
     def _take(self, document: Document) -> None:
         with self._lock:
@@ -142,7 +171,7 @@ class Watch:
                 happened.append(Event(INFO, "", "The cluster answers again"))
             self._failure = ""
             if before:  # the first look knows no rates
-                self._history.add(self.clock(), figures(document), node_figures(document))
+                self._history.add(self.clock(), figures(document), node_figures(document), rested_s=self._rested_s)
             self._told(happened)
 
     def _fail(self, failure: str) -> None:

@@ -13,13 +13,14 @@ import grpc
 from kvstore.master.control_crew import SEND_TIMEOUT_S, Crew
 from kvstore.master.control_lines import line_of
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
-from kvstore.security.grpc_metadata import from_metadata
+from kvstore.security.grpc_metadata import from_metadata, master_key
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER, Identity, Kind
 from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.identities import both, of_caller
+from kvstore.security.tls.subjects import MASTER, CertifiedPeer
 
 Send = Callable[[Any], None]
 """Sends an answer, and returns once it is on its way; None: the call's status, which is its end."""
@@ -44,6 +45,9 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         peer = caller(context)
         if self._tls is not None and self._tls.is_revoked(peer):
             raise Unauthorized(f"the certificate for {peer} has been revoked (tls_revoked): use another one")
+        key = master_key(context.invocation_metadata())
+        if key is not None:
+            return self._identify_master(key, peer)
         shown = from_metadata(context.invocation_metadata())
         if shown is None:
             shown = getattr(request, "tenant", ""), getattr(request, "token", "")
@@ -52,6 +56,12 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return certificate or STRANGER
         is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it
         return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
+
+    def _identify_master(self, key: str, peer: CertifiedPeer | None) -> Identity:
+        """Raises Unauthorized."""
+        if peer is not None and not peer.is_a(MASTER):
+            raise Unauthorized(f"the certificate is for {peer}, and a master calls: make it one (kvstore certs master)")
+        return self._guard.identify_master(key)
 
     def intercept_service(
         self,

@@ -68,6 +68,7 @@ IDLE_MS: Final = 300_000
 
 STRANGERS_INTERVAL_S: Final = 1.0
 """How often connections are looked at where there are many."""
+IT_GOES_ON: Final = "it has begun and takes long, or the catalog takes no writes now; it goes on"
 OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog takes writes again"
 
 
@@ -83,12 +84,15 @@ class ControlService(ControlServicer):
         status: Callable[[int], pb.StatusReply],
         callers: Callers,
         timeout_s: float,
+        action_timeout_s: float,
     ) -> None:
+        """`action_timeout_s`: for what is done with all blocks of a namespace."""
         self._reactor = reactor
         self._standings = standings
         self._status = status
         self._callers = callers
         self._timeout_s = timeout_s
+        self._action_timeout_s = action_timeout_s
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         said = request
@@ -205,6 +209,17 @@ class ControlService(ControlServicer):
         ask = functools.partial(self._in_loop, context)
         return contents(ask, self._standings, tenant, request, now_ns=self._reactor.now_ns)
 
+    def PinNamespace(self, request: pb.PinNamespaceRequest, context: grpc.ServicerContext) -> pb.PinNamespaceReply:  # noqa: N802
+        """Answered when it is durable."""
+        tenant, namespace, pinned = request.tenant, request.namespace, request.pinned
+        durable = self._in_loop(context, lambda: self._standing(context).leading().pin_all(tenant, namespace, pinned=pinned))
+        return pb.PinNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+
+    def RemoveNamespace(self, request: pb.RemoveNamespaceRequest, context: grpc.ServicerContext) -> pb.RemoveNamespaceReply:  # noqa: N802
+        """Answered when it is durable."""
+        durable = self._in_loop(context, lambda: self._standing(context).leading().remove_all(request.tenant, request.namespace))
+        return pb.RemoveNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+
     def _standing(self, context: grpc.ServicerContext) -> Standing:
         """Of the partition that a call is about. Raises InvalidArgument."""
         return self._standings[from_metadata(context.invocation_metadata(), len(self._standings))]
@@ -216,10 +231,10 @@ class ControlService(ControlServicer):
             raise Denied(f"{identity} may not list what tenant {request.tenant!r} has: it needs a token of that tenant or of [admins]")
         return identity
 
-    def _wait(self, context: grpc.ServicerContext, durable: "Future[None]", otherwise: str) -> None:
-        """Until it is durable. Ends the call with its error, or with `otherwise` when that takes too long."""
+    def _wait(self, context: grpc.ServicerContext, durable: "Future[T]", otherwise: str, timeout_s: float | None = None) -> T:
+        """What comes of it, once that is durable. Ends the call with its error, or with `otherwise` when that takes too long."""
         try:
-            durable.result(self._timeout_s)
+            return durable.result(timeout_s or self._timeout_s)
         except TimeoutError:
             abort(context, CatalogUnavailable(otherwise))
         except KVStoreError as error:

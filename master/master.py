@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.elsewhere import add_pointer
 from kvstore.console.watch import Watch
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
-from kvstore.master.catalogs.interface import Candidate, Catalog, Owner
+from kvstore.master.catalogs.interface import Candidate, Catalog, Contact, Owner
 from kvstore.master.config import MasterSettings
 from kvstore.master.control_service import ControlServer, ControlService
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.prefixes import Prefixes, prefixes
 from kvstore.master.directory.recording import ALL
+from kvstore.master.fellows import Fellows
 from kvstore.master.frames.clients import ClientPeer
 from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.reception import Reception
@@ -126,6 +126,7 @@ class Master:
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
         self.http: HttpServer | None = None
+        self._fellows: Fellows | None = None
         self._watch: Watch | None = None
         self._catalogs = [self._make_catalog(index) for index in range(settings.partitions)]
         try:
@@ -215,6 +216,7 @@ class Master:
             status=lambda index: self._status(self.partitions[index]),
             callers=callers,
             timeout_s=settings.control_timeout_s,
+            action_timeout_s=settings.console_action_timeout_s,
         )
         control = parse_address(settings.control) if settings.control else None
         control_host = control.host if control else listen.host
@@ -242,16 +244,20 @@ class Master:
         self._reachable = Reachable(
             socket.gethostname(), socket_id(self._unix), self._unix, told_host, self._control.port, settings.partitions
         )
+        fellows_host = told_host or parse_address(self._me.address).host
+        self._catalogs[0].contact = Contact(
+            f"[{fellows_host}]:{self._control.port}" if ":" in fellows_host else f"{fellows_host}:{self._control.port}",
+            self._guard.master_key,
+        )
         self._reception = Reception(self._server, lambda index: self.partitions[index].handler, settings.partitions)
         self._control.start()
         if self.http is not None:
             ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
             add_signals(self.http, MASTER, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
-            if settings.console_interval_s and settings.partitions == 1:  # of several the console asks each owner: `kvstore console`
-                self._watch = Watch(self._watched(), ConsoleSettings(interval_s=settings.console_interval_s))
+            if settings.console_interval_s:
+                watched = self._watched()
+                self._watch = Watch(watched, ConsoleSettings(interval_s=settings.console_interval_s), rest_s=watched.rest_s)
                 self.http.later(self._add_console)
-            elif settings.console_interval_s:
-                self.http.later(add_pointer)
             self.http.start()
         self.reactor.every(TICK_S, self._tick)
         self.reactor.every(TURN_S, self._measures.requests.turn)
@@ -284,6 +290,8 @@ class Master:
         """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
         if self._watch is not None:
             self._watch.close(wait_s=0)  # it may be waiting for this very thread
+        if self._fellows is not None:
+            self._fellows.close()
         if self.http is not None:
             self.http.close()
         for partition in self.partitions:
@@ -408,10 +416,13 @@ class Master:
 
     def _watched(self) -> Watched:
         settings = self._settings
+        self._fellows = Fellows(lambda: self._catalogs[0].fellows, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
         return Watched(
             self.reactor,
-            self.partitions[0].standing,
-            lambda: self._status(self.partitions[0]),
+            [partition.standing for partition in self.partitions],
+            lambda index: self._status(self.partitions[index]),
+            self._fellows,
+            address=self._me.address,
             timeout_s=settings.control_timeout_s,
             action_timeout_s=settings.console_action_timeout_s,
         )

@@ -1,62 +1,229 @@
-"""A master as the console's source: what the console asks in its own thread is carried into the loop's."""
+"""A master as the console's source: of the whole cluster, whichever partitions it owns.
 
+What it owns is asked for in its loop, into which the console's threads carry it; the rest of the masters that own it, at once and each with
+a deadline. Who lets an operator in is the master whose page he looks at: the others do as that master says.
+"""
+
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
-from kvstore.console.source import MasterSeen
+from kvstore.console.source import Look, MasterSeen
+from kvstore.master.control_service import IT_GOES_ON
 from kvstore.master.directory.records import TO_PEERS
+from kvstore.master.fellows import Fellows
+from kvstore.master.frames.standby import refusal
 from kvstore.master.roles.contents import contents
+from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.node_status import node_topology
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import CatalogUnavailable
+from kvstore.protocol.errors import CatalogUnavailable, KVStoreError
+from kvstore.protocol.merging import merged_status
 from kvstore.rpc.reactor import Reactor
+
+LOOK_S: Final = 2.0
+"""For each fellow to answer: one that does not is no reason to wait long."""
+REST_S: Final = 10.0
+"""Between two looks at a cluster of which others own a part, or of several partitions, while nobody wants to see it: each owner would be
+asked each second by all masters, about each."""
 
 
 class Watched:
-    """A kvstore.console.source.Source. `status` is the master's, for the loop's thread. `action_timeout_s`: for an action to be durable."""
+    """A kvstore.console.source.Source."""
 
     def __init__(
-        self, reactor: Reactor, standing: Standing, status: Callable[[], pb.StatusReply], *, timeout_s: float, action_timeout_s: float
+        self,
+        reactor: Reactor,
+        standings: Sequence[Standing],
+        status: Callable[[int], pb.StatusReply],
+        fellows: Fellows,
+        *,
+        address: str,
+        timeout_s: float,
+        action_timeout_s: float,
     ) -> None:
-        self._reactor, self._standing, self._status = reactor, standing, status
-        self._timeout_s, self._action_timeout_s = timeout_s, action_timeout_s
+        """`standings`, by partition, and `status`, this master's of a partition, are for the loop's thread. `address` is where the others
+        know this master. `action_timeout_s`: for an action to be durable, and for contents of a fellow."""
+        self._reactor, self._standings, self._status, self._fellows = reactor, standings, status, fellows
+        self._address, self._timeout_s, self._action_timeout_s = address, timeout_s, action_timeout_s
+        self._told: dict[int, tuple[float, pb.StatusReply]] = {}
+        """Of partitions of others, what their owners said last, and when."""
+        self._silent: dict[str, str] = {}
+        """Why owners did not answer at the last look, by their addresses."""
+        self._asks_others = False
 
-    def status(self) -> pb.StatusReply:
-        return self._in_loop(self._status)  # type: ignore[no-any-return]
+    def rest_s(self) -> float:
+        """For a Watch."""
+        return REST_S if self._asks_others or len(self._standings) > 1 else 0.0
+
+    def look(self) -> Look:
+        own = self._own()
+        asked = self._begin({number: reply.owner.address for number, reply in enumerate(own) if _is_of_another(reply)})
+        self._asks_others = bool(asked)
+        replies, silent = [], dict[str, str]()
+        for number, reply in enumerate(own):
+            if reply.role != Role.FOLLOWING:
+                self._told.pop(number, None)
+                replies.append(reply)
+                continue
+            try:
+                replies.append(self._heard(number, asked[number]) if number in asked else self._as_last_told(number, reply))
+            except KVStoreError as error:
+                silent[reply.owner.address] = str(error)
+                replies.append(self._as_last_told(number, reply))
+        self._silent = silent
+        found = merged_status(replies)
+        owners = list(own[0].owners)  # as this master knows them: others may not have heard yet
+        del found.owners[:]
+        found.owners.extend(owners)
+        return Look(found, tuple(self._missing(own, address, why) for address, why in silent.items()))
 
     def masters(self) -> Sequence[MasterSeen]:
-        status = self.status()
-        is_owner = status.role == Role.OWNER
-        own = MasterSeen(status.owner.address if is_owner else "", status.name, status.role)
-        return [own] if is_owner or not status.owner.name else [own, MasterSeen(status.owner.address, status.owner.name, Role.OWNER)]
+        own = self._own()
+        role = Role.OWNER if any(reply.role == Role.OWNER for reply in own) else own[0].role
+        records = [self._told[number][1].records if number in self._told else reply.records for number, reply in enumerate(own)]
+        behind = max(0, sum(records) - sum(reply.records for reply in own)) if role == Role.FOLLOWING else 0
+        owners = {reply.owner.address: reply.owner.name for reply in own if _is_of_another(reply)}
+        seen = [MasterSeen(self._address, own[0].name, role, behind)]
+        seen += [MasterSeen(address, name, Role.OWNER, 0, self._silent.get(address, "")) for address, name in sorted(owners.items())]
+        others = {address: fellow.name for address, fellow in sorted(self._fellows.known().items()) if address not in owners}
+        asked = {address: self._begin(dict.fromkeys(range(len(own)), address)) for address in others}
+        return [*seen, *(self._follower(address, name, asked[address], sum(records)) for address, name in others.items())]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
-        members = self._in_loop(lambda: list(self._standing.answering().directory.members))
+        owner = self._owner_elsewhere(0)
+        if owner:
+            told: list[pb.NodeTopology] = self._fellows.ask(owner, "Topologies", pb.TopologiesRequest(), timeout_s=self._timeout_s)
+            return told
+        members = self._in_loop(lambda: list(self._standings[0].answering().directory.members))
         now_ns = self._reactor.now_ns()
         return [node_topology(node, now_ns) for node in members]
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
-        return contents(self._in_loop, [self._standing], None, request, now_ns=self._reactor.now_ns)
+        owner = self._owner_elsewhere(0)
+        if owner:
+            reply: pb.ContentsReply = self._fellows.ask(owner, "Contents", request, timeout_s=self._action_timeout_s)
+            return reply
+        return contents(self._in_loop, self._standings, None, request, now_ns=self._reactor.now_ns)
 
     def drain(self, node: str, *, to: str, cancel: bool) -> None:
-        self._wait(lambda: self._standing.leading().drain(node, "" if cancel else to or TO_PEERS))
+        place = "" if cancel else to or TO_PEERS
+        self._of_node(node, lambda leading: leading.drain(node, place), "Drain", pb.DrainRequest(node=node, to=to, cancel=cancel))
 
     def forget(self, node: str) -> None:
-        self._wait(lambda: self._standing.leading().forget(node))
+        self._of_node(node, lambda leading: leading.forget(node), "Forget", pb.ForgetRequest(node=node))
 
     def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
-        return self._wait(lambda: self._standing.leading().pin_all(tenant, namespace, pinned=pinned))  # type: ignore[no-any-return]
+        request = pb.PinNamespaceRequest(tenant=tenant, namespace=namespace, pinned=pinned)
+        return self._of_blocks(lambda leading: leading.pin_all(tenant, namespace, pinned=pinned), "PinNamespace", request)
 
     def remove(self, tenant: str, namespace: str) -> int:
-        return self._wait(lambda: self._standing.leading().remove_all(tenant, namespace))  # type: ignore[no-any-return]
+        request = pb.RemoveNamespaceRequest(tenant=tenant, namespace=namespace)
+        return self._of_blocks(lambda leading: leading.remove_all(tenant, namespace), "RemoveNamespace", request)
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
-        self._wait(lambda: self._standing.leading().set_quota(tenant, limits))
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
+        self._do(0, lambda leading: leading.set_quota(tenant, limits), "SetQuota", request)
 
     def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
-        self._wait(lambda: self._standing.leading().clear_quota(tenant, names))
+        request = pb.ClearQuotaRequest(tenant=tenant, names=names)
+        self._do(0, lambda leading: leading.clear_quota(tenant, names), "ClearQuota", request)
+
+    # --- what others know ---
+
+    def _own(self) -> list[pb.StatusReply]:
+        """Of each partition what this master knows; a turn of the loop for each."""
+        return [self._in_loop(partial(self._status, number)) for number in range(len(self._standings))]
+
+    def _begin(self, owners: Mapping[int, str]) -> dict[int, Callable[[], pb.StatusReply]]:
+        """Ask the masters at these addresses about these partitions, all at once."""
+
+        def begin(number: int, address: str) -> Callable[[], pb.StatusReply]:
+            try:
+                return self._fellows.begin(address, "Status", pb.StatusRequest(), partition=number, timeout_s=LOOK_S)
+            except KVStoreError as error:
+                return partial(_fail, error)
+
+        return {number: begin(number, address) for number, address in owners.items()}
+
+    def _heard(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
+        """Raises KVStoreError: it does not answer, or owns the partition no more."""
+        found = answer()
+        if found.role == Role.FOLLOWING:
+            raise refusal(None)
+        self._told[number] = time.monotonic(), found
+        return found
+
+    def _as_last_told(self, number: int, own: pb.StatusReply) -> pb.StatusReply:
+        """What its owner said last of a partition that nobody tells of now, with whose it is by now."""
+        if number not in self._told:
+            return own
+        found = pb.StatusReply()
+        found.CopyFrom(self._told[number][1])
+        found.role = own.role
+        found.owner.CopyFrom(own.owner)
+        return found
+
+    def _missing(self, own: Sequence[pb.StatusReply], address: str, why: str) -> str:
+        mine = [number for number, reply in enumerate(own) if reply.owner.address == address]
+        what = "the catalog" if len(own) == 1 else f"{len(mine)} of the {len(own)} partitions"
+        ages = [time.monotonic() - self._told[number][0] for number in mine if number in self._told]
+        shown = f"what is shown of it is {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
+        return f"{own[mine[0]].owner.name} at {address}, which owns {what}, does not answer: {why}; {shown}"
+
+    def _follower(self, address: str, name: str, asked: Mapping[int, Callable[[], pb.StatusReply]], records: int) -> MasterSeen:
+        try:
+            known = sum(answer().records for answer in asked.values())
+        except KVStoreError as error:
+            return MasterSeen(address, name, trouble=str(error))
+        return MasterSeen(address, name, Role.FOLLOWING, max(0, records - known))
+
+    # --- what owners do ---
+
+    def _owner_elsewhere(self, number: int) -> str:
+        """Where the partition's owner is; "" for this master. Raises Unavailable: nobody owns it."""
+
+        def look() -> str:
+            standing = self._standings[number]
+            if standing.role is not Role.FOLLOWING:
+                return ""
+            if standing.owner is None:
+                raise refusal(None)
+            return standing.owner.address
+
+        found: str = self._in_loop(look)
+        return found
+
+    def _do(self, number: int, begin: Callable[[Leading], "Future[Any]"], method: str, request: Any) -> Any:
+        """Have the partition's owner do it: what comes of it, once that is durable."""
+        owner = self._owner_elsewhere(number)
+        if owner:
+            return self._fellows.ask(owner, method, request, partition=number, timeout_s=self._action_timeout_s)
+        return self._wait(lambda: begin(self._standings[number].leading()))
+
+    def _of_blocks(self, begin: Callable[[Leading], "Future[int]"], method: str, request: Any) -> int:
+        """Of all partitions: of how many blocks."""
+        done = [self._do(number, begin, method, request) for number in range(len(self._standings))]
+        return sum(one if isinstance(one, int) else one.blocks for one in done)
+
+    def _of_node(self, node: str, begin: Callable[[Leading], "Future[None]"], method: str, request: Any) -> None:
+        """At the owner of each partition that knows the node; of the first one, which says whether that may be, last."""
+        for number in range(1, len(self._standings)):
+            if self._knows(number, node):
+                self._do(number, begin, method, request)
+        self._do(0, begin, method, request)
+
+    def _knows(self, number: int, node: str) -> bool:
+        owner = self._owner_elsewhere(number)
+        if owner:
+            reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=self._timeout_s)
+        else:
+            reply = self._in_loop(partial(self._status, number))
+        return any(known.name == node for known in reply.nodes)
 
     def _in_loop(self, function: Callable[[], Any]) -> Any:
         return self._reactor.call(function, deadline_s=self._timeout_s)
@@ -66,4 +233,12 @@ class Watched:
         try:
             return self._in_loop(begin).result(self._action_timeout_s)
         except TimeoutError:
-            raise CatalogUnavailable("it has begun and takes long, or the catalog takes no writes now; it goes on") from None
+            raise CatalogUnavailable(IT_GOES_ON) from None
+
+
+def _is_of_another(reply: pb.StatusReply) -> bool:
+    return reply.role == Role.FOLLOWING and bool(reply.owner.name)
+
+
+def _fail(error: KVStoreError) -> pb.StatusReply:
+    raise error

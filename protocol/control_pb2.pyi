@@ -603,6 +603,36 @@ class ContentsReply(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[PrefixSegment]
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[PrefixSegment, _Mapping]]] = ...) -> None: ...
 
+class PinNamespaceRequest(_message.Message):
+    __slots__ = ("tenant", "namespace", "pinned")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    namespace: str
+    pinned: bool
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., pinned: bool = ...) -> None: ...
+
+class PinNamespaceReply(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class RemoveNamespaceRequest(_message.Message):
+    __slots__ = ("tenant", "namespace")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    namespace: str
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class RemoveNamespaceReply(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
 class PrefillSample(_message.Message):
     __slots__ = ("input_tokens", "prefix_tokens", "duration_s")
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]

@@ -84,6 +84,16 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ContentsRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.ContentsReply.FromString,
                 _registered_method=True)
+        self.PinNamespace = channel.unary_unary(
+                '/kvstore.v1.Control/PinNamespace',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.PinNamespaceRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.PinNamespaceReply.FromString,
+                _registered_method=True)
+        self.RemoveNamespace = channel.unary_unary(
+                '/kvstore.v1.Control/RemoveNamespace',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -159,6 +169,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinNamespace(self, request, context):
+        """All blocks of a namespace, of the partition that is asked about, are kept from eviction and removal, or let go.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveNamespace(self, request, context):
+        """All blocks of a namespace, of the partition that is asked about, that are not pinned are removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +235,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Contents,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.ContentsRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.ContentsReply.SerializeToString,
+            ),
+            'PinNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinNamespace,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.PinNamespaceRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.PinNamespaceReply.SerializeToString,
+            ),
+            'RemoveNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveNamespace,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -483,6 +517,60 @@ class Control(object):
             '/kvstore.v1.Control/Contents',
             kvstore_dot_protocol_dot_control__pb2.ContentsRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.ContentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/PinNamespace',
+            kvstore_dot_protocol_dot_control__pb2.PinNamespaceRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.PinNamespaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/RemoveNamespace',
+            kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceReply.FromString,
             options,
             channel_credentials,
             insecure,

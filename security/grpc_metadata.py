@@ -1,4 +1,4 @@
-"""How a credential goes with a gRPC call: two entries of its metadata, in UTF-8.
+"""How a credential goes with a gRPC call: two entries of its metadata, in UTF-8; of a master that asks another one, an entry of its own.
 
 Metadata and not fields of each request, so that one look tells of every call, of those to come too, whose it is.
 """
@@ -9,6 +9,8 @@ from typing import Any, Final
 TENANT: Final = "kvstore-tenant-bin"
 TOKEN: Final = "kvstore-token-bin"
 """gRPC takes any bytes under a name that ends so."""
+MASTER_KEY: Final = "kvstore-master-key"
+"""What the master that is asked has said in the catalog, in hexadecimal digits."""
 
 
 def as_metadata(tenant: str, token: str) -> tuple[tuple[str, bytes], ...]:
@@ -16,6 +18,11 @@ def as_metadata(tenant: str, token: str) -> tuple[tuple[str, bytes], ...]:
     if not (tenant or token):
         return ()
     return (TENANT, tenant.encode(errors="surrogatepass")), (TOKEN, token.encode(errors="surrogatepass"))
+
+
+def master_key(metadata: Iterable[Any]) -> str | None:
+    """That a call shows; None where it shows none."""
+    return next((value for key, value in metadata if key == MASTER_KEY and isinstance(value, str)), None)
 
 
 def from_metadata(metadata: Iterable[Any]) -> tuple[str, str] | None:

@@ -3,7 +3,9 @@
 A new file takes the place of the old one whole, or not at all. Threads may ask; the loop alone has it read again.
 """
 
+import hmac
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,10 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, Unauthorized
 from kvstore.security.credentials import read_credentials
 from kvstore.security.file_signature import signature
-from kvstore.security.identity import Identity, Kind
+from kvstore.security.identity import FELLOW, Identity, Kind
 
+MASTER_KEY_BYTES: Final = 32
+"""At random."""
 LOG_INTERVAL_S: Final = 10.0
 """One line in the log for so long of wrong credentials, however many: whoever guesses must not fill a disk."""
 
@@ -30,6 +34,8 @@ class Guard:
         self._wall_s = wall_s
         self._seen = signature(path)
         self._credentials = read_credentials(path, nodes_have_certificates=nodes_have_certificates)
+        self.master_key = secrets.token_hex(MASTER_KEY_BYTES)
+        """By which other masters of the cluster are let in: told in the catalog, which they alone read, and over with this process."""
         self._lock = threading.Lock()
         self._refused = 0
         self._logged_s = -LOG_INTERVAL_S
@@ -64,6 +70,14 @@ class Guard:
                 "master's tokens file has in [nodes], by this name or by *"
             ) from None
         return found
+
+    def identify_master(self, key: str) -> Identity:
+        """Another master of the cluster, by this one's `master_key`. Raises Unauthorized."""
+        if not hmac.compare_digest(key.encode(errors="replace"), self.master_key.encode()):
+            text = "a master's key that is not this one's: who asks must have read it in the catalog since this master started"
+            self._count(text)
+            raise Unauthorized(text)
+        return FELLOW
 
     def holds(self, identity: Identity) -> bool:
         """Would whoever was identified so be identified so again?"""

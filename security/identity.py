@@ -68,5 +68,7 @@ STRANGER: Final = Identity(Kind.STRANGER)
 """Who has not shown who he is."""
 MASTER: Final = Identity(Kind.MASTER)
 """The master that a node has registered with, over the connection that the node made."""
+FELLOW: Final = Identity(Kind.MASTER, Role.ADMIN)
+"""Another master of the same cluster, for a master: it asks on behalf of operators whom it has let in."""
 EVERYBODY: Final = Identity(Kind.EVERYBODY, Role.ADMIN)
 """Whoever comes, where no credentials are configured."""

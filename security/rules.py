@@ -67,6 +67,10 @@ WRITES: Final = Rule("a tenant's token with role write or admin", frozenset({Kin
 FETCHES: Final = Rule("a tenant's token, or a pass of a node", frozenset({Kind.TENANT, Kind.NODE}), Role.READ)
 LISTS: Final = Rule("a token of the tenant or of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.READ)
 OPERATES: Final = Rule("a token of [admins], or a tenant's with role admin", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.ADMIN)
+# What the console of another master asks and does for operators whom that master has let in.
+SHOWS: Final = Rule(LISTS.text, LISTS.kinds | {Kind.MASTER}, LISTS.role)
+SERVES: Final = Rule(OPERATES.text, OPERATES.kinds | {Kind.MASTER}, OPERATES.role)
+SERVES_ALL: Final = Rule("a token of [admins]", frozenset({Kind.OPERATOR, Kind.MASTER}))
 JOINS: Final = Rule("a registered node, by its join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
 REPORTS: Final = Rule(
     "an instance's token (the setting instance_token, of the section [instances])", frozenset({Kind.INSTANCE, Kind.TENANT}), Role.ADMIN
@@ -123,13 +127,15 @@ RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
         "/kvstore.v1.Control/Register": JOINS,
         "/kvstore.v1.Control/Heartbeat": JOINS,
         "/kvstore.v1.Control/Status": KNOWN,
-        "/kvstore.v1.Control/Topologies": OPERATES,
-        "/kvstore.v1.Control/Forget": OPERATES,
-        "/kvstore.v1.Control/Drain": OPERATES,
-        "/kvstore.v1.Control/SetQuota": OPERATES,
-        "/kvstore.v1.Control/ClearQuota": OPERATES,
+        "/kvstore.v1.Control/Topologies": SERVES,
+        "/kvstore.v1.Control/Forget": SERVES,
+        "/kvstore.v1.Control/Drain": SERVES,
+        "/kvstore.v1.Control/SetQuota": SERVES,
+        "/kvstore.v1.Control/ClearQuota": SERVES,
         "/kvstore.v1.Control/ListKeys": LISTS,
-        "/kvstore.v1.Control/Contents": LISTS,
+        "/kvstore.v1.Control/Contents": SHOWS,
+        "/kvstore.v1.Control/PinNamespace": SERVES_ALL,
+        "/kvstore.v1.Control/RemoveNamespace": SERVES_ALL,
         "/kvstore.v1.Scheduler/Report": REPORTS,
         "/kvstore.v1.Scheduler/Leave": REPORTS,
         "/kvstore.v1.Scheduler/Schedule": READS,

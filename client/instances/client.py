@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple
 import grpc
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import control_of_owner, hello, known_masters, translated
+from kvstore.client.control import control_of_owner, hello, known_masters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.grpc_errors import translated
 from kvstore.rpc.owners import Masters, find_owner, looks, pauses
 from kvstore.rpc.tracing import trace_metadata
 from kvstore.rpc.vanishing import grpc_options

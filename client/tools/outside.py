@@ -8,7 +8,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.connecting import connect
 from kvstore.client.control import Control
 from kvstore.client.tools import masters
-from kvstore.console.source import MasterSeen
+from kvstore.console.source import Look, MasterSeen
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 
@@ -27,11 +27,11 @@ class Outside:
         self._control: Control | None = None
         self._lock = threading.Lock()
 
-    def status(self) -> pb.StatusReply:
-        return self._asked(lambda control: control.status())
+    def look(self) -> Look:
+        return Look(self._asked(lambda control: control.status()))
 
     def masters(self) -> Sequence[MasterSeen]:
-        told = masters.look(self._settings, self.status())
+        told = masters.look(self._settings, self.look().status)
         return [MasterSeen(one.address, one.name, one.role, one.behind, one.trouble) for one in told]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:

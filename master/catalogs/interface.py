@@ -10,7 +10,8 @@ owner's epoch is larger than that of every earlier owner; a former owner's write
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from kvstore.protocol.errors import ConfigError, KVStoreError
@@ -63,6 +64,21 @@ class Candidate(NamedTuple):
     address: str
 
 
+class Contact(NamedTuple):
+    """How a master is asked by its fellows: where its control plane is (HOST:PORT), and the key that it asks them for
+    (security/guard.py). Both are "" of a release before."""
+
+    control: str = ""
+    key: str = ""
+
+
+class Fellow(NamedTuple):
+    """Another master of the cluster that lives."""
+
+    name: str
+    contact: Contact
+
+
 class Owner(NamedTuple):
     """Who owns the catalog: a Candidate, and the epoch it was elected with."""
 
@@ -109,6 +125,7 @@ class Written(NamedTuple):
     size_bytes: int = 0
 
 
+NO_FELLOWS: Final[Mapping[str, Fellow]] = MappingProxyType({})
 NOTHING_WRITTEN: Final = Written(Histogram().counts())
 
 
@@ -127,12 +144,20 @@ class Catalog(ABC):
     scheme: ClassVar[str]
     wait_s: Callable[[], float] = staticmethod(lambda: 0.0)
     """How long to leave the catalog to other masters when nobody owns it; asked in the catalog's own thread. To be set before `follow`."""
+    contact: Contact = Contact()
+    """How this master is asked, for the others. To be set before `follow`."""
 
     @property
     def living(self) -> frozenset[str]:
         """Addresses of the masters that live, where several share the partitions out; none while that is not known, and of a catalog that
         is not the first partition's."""
         return frozenset()
+
+    @property
+    def fellows(self) -> Mapping[str, Fellow]:
+        """The other masters that live, by the address of their frames, as far as is known; none where there can be no other, and of a
+        catalog that is not the first partition's. Any thread may ask."""
+        return NO_FELLOWS
 
     def give_up(self) -> None:
         """Own it no longer, for another master that lives: as if another had taken over. Nothing where there can be no other."""

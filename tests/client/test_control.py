@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control, as_dict, find_control, translated
+from kvstore.client.control import Control, as_dict, find_control
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, Unavailable
+from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
@@ -111,10 +111,6 @@ def test_no_master_is_unavailable_and_names_the_address() -> None:
 def test_a_malformed_address_is_misuse() -> None:
     with pytest.raises(InvalidArgument, match="HOST:PORT"):
         Control.find(ClientSettings(master="nowhere"))
-
-
-def test_an_error_that_tells_no_status_is_still_typed() -> None:
-    assert type(translated(grpc.RpcError("odd"))) is KVStoreError
 
 
 def test_a_message_becomes_plain_values_with_whole_numbers() -> None:

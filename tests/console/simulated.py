@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from kvstore.console.source import MasterSeen
+from kvstore.console.source import Look, MasterSeen
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 
@@ -25,11 +25,15 @@ class Simulated:
         self.owners: list[str] = []
         """Of partitions, by the masters' names; none: there is one partition."""
         self.failure: KVStoreError | None = None
+        self.missing: tuple[str, ...] = ()
         self.done: list[tuple[object, ...]] = []
 
-    def status(self) -> pb.StatusReply:
+    def look(self) -> Look:
         if self.failure is not None:
             raise self.failure
+        return Look(self.status(), self.missing)
+
+    def status(self) -> pb.StatusReply:
         at_s = self.clock()
         following = self.role == "following"
         nodes = [] if following else [self._node(index, at_s) for index in range(self.count) if _name(index) not in self.gone]

@@ -61,7 +61,7 @@ def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> N
     ("changes", "troubles"),
     [
         ({}, []),
-        ({"role": "following", "nodes": []}, [("warning", "This master follows; the cluster is seen at its owner, m at m:1")]),
+        ({"role": "following"}, []),
         (
             {"role": "following", "owner": None, "nodes": []},
             [("error", "No master owns the catalog now: nothing can be changed until one does")],
@@ -102,6 +102,12 @@ def test_troubles_are_told_the_worst_first(changes: dict[str, Any], troubles: li
     }
     document = Model().document(pb.StatusReply(**(facts | changes)), at_s=1, wall_s=1)
     assert [(trouble["level"], trouble["text"]) for trouble in document["troubles"]] == troubles
+
+
+def test_what_could_not_be_asked_for_is_told_first() -> None:
+    document = Model().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1, missing=["a is silent", "b is silent"])
+    told = [(trouble["level"], trouble["text"]) for trouble in document["troubles"]]
+    assert told == [("error", "a is silent"), ("error", "b is silent"), ("warning", "No node has come yet")]
 
 
 def test_ways_are_the_slowest_by_name_and_a_thousand_nodes_fit() -> None:

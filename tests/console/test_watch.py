@@ -5,8 +5,8 @@ import threading
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.events import Event
-from kvstore.console.watch import Watch
-from kvstore.protocol import control_pb2 as pb
+from kvstore.console.source import Look
+from kvstore.console.watch import WANTED_S, Watch
 from kvstore.protocol.errors import Unavailable
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
@@ -81,7 +81,7 @@ def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     looks = threading.Semaphore(0)
 
     class Odd(Simulated):
-        def status(self) -> pb.StatusReply:
+        def look(self) -> Look:
             looks.release()
             raise RuntimeError("a bug")
 
@@ -93,6 +93,60 @@ def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     finally:
         watch.close()
     watch.close()
+
+
+class Counted(Simulated):
+    """Whose looks are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(1, lambda: 0.0)
+        self.looks = threading.Semaphore(0)
+
+    def look(self) -> Look:
+        self.looks.release()
+        return super().look()
+
+
+def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looked_at() -> None:
+    clock, source, rests = Clock(), Counted(), threading.Semaphore(0)
+
+    def rest_s() -> float:
+        rests.release()
+        return 24 * 3600.0
+
+    watch = Watch(source, ConsoleSettings(interval_s=0.001), clock=clock, rest_s=rest_s)
+    watch.start()
+    try:
+        assert source.looks.acquire(timeout=WAIT_S)
+        assert rests.acquire(timeout=WAIT_S)
+        assert not source.looks.acquire(blocking=False), "one look, and it rests"
+        assert watch.state()
+        assert source.looks.acquire(timeout=WAIT_S), "who reads the state has it looked at"
+        stop = watch.listen(lambda: None)
+        for _ in range(3):
+            clock.now_s += WANTED_S
+            assert source.looks.acquire(timeout=WAIT_S), "again and again while somebody listens"
+        stop()
+    finally:
+        watch.close()
+
+
+def test_it_ends_though_it_rests() -> None:
+    source = Counted()
+    watch = Watch(source, ConsoleSettings(interval_s=0.001), rest_s=lambda: 24 * 3600.0)
+    watch.start()
+    assert source.looks.acquire(timeout=WAIT_S)
+    watch.close(wait_s=WAIT_S)
+    assert not watch._thread.is_alive()
+
+
+def test_what_a_source_could_not_be_told_is_a_trouble() -> None:
+    clock = Clock()
+    source = Simulated(1, clock)
+    source.missing = ("m2 at m2:1 does not answer",)
+    watch = watch_of(source, clock)
+    watch.look()
+    assert json.loads(watch.state())["cluster"]["troubles"][0] == {"level": "error", "text": "m2 at m2:1 does not answer"}
 
 
 def test_how_near_tenants_are_to_their_quotas_is_that_of_the_last_look() -> None:

@@ -1,26 +1,132 @@
-"""Promises of watched.py: which masters a master's own console knows of."""
+"""Promises of watched.py: what a master's own console is told of the cluster, and does. Of real clusters: tests/system/test_consoles.py."""
 
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from kvstore.console.source import MasterSeen
-from kvstore.master.watched import Watched
+from kvstore.master.catalogs.interface import Contact, Fellow
+from kvstore.master.watched import REST_S, Watched
 from kvstore.protocol import control_pb2 as pb
-from tests.master.running import TIMEOUT_S, master_in_thread
+from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.transfer.testing.waiting import eventually
+from tests.master.running import Places, master_in_thread
+from tests.ports import free_ports
 
-ELSEWHERE = pb.CatalogOwner(name="b", address="b:1", epoch=2)
+PARTITIONS = 2
 
 
-def test_an_owner_tells_of_itself_and_one_that_follows_of_its_owner_too(tmp_path: Path) -> None:
+def watched(places: Places) -> Watched:
+    """The source of the master's console."""
+    assert places.master is not None
+    assert places.master._watch is not None
+    source = places.master._watch.source
+    assert isinstance(source, Watched)
+    return source
+
+
+def owned(places: Places) -> int:
+    assert places.master is not None
+    return sum(partition.standing.role == "owner" for partition in places.master.partitions)
+
+
+def owners(places: Places) -> set[str]:
+    """Of the partitions, as it knows them."""
+    return {owner.address for owner in watched(places).look().status.owners}
+
+
+def lead_to(source: Watched, contact: Contact) -> None:
+    """All fellows that it knows are asked there from now on."""
+    known = {address: Fellow(fellow.name, contact) for address, fellow in source._fellows.known().items()}
+    source._fellows.known = lambda: known
+
+
+@pytest.fixture
+def pair(tmp_path: Path, etcd_url: str) -> Iterator[tuple[Places, Places]]:
+    """Two masters that own a partition each."""
+    catalog = f"{etcd_url}/{uuid.uuid4()}"
+    with ExitStack() as stack:
+        found = [
+            stack.enter_context(
+                master_in_thread(
+                    tmp_path / str(index),
+                    listen=f"127.0.0.1:{free_ports(1)[0]}",
+                    catalog=catalog,
+                    partitions=PARTITIONS,
+                    share_settle_s=0.1,
+                    lease_ttl_s=10.0,
+                )
+            )
+            for index in range(2)
+        ]
+        eventually(lambda: [owned(places) for places in found] == [1, 1], "each has its share")
+        addresses = {places.listen for places in found}
+        for places in found:
+            eventually(lambda places=places: owners(places) == addresses, "each knows the other's share")  # type: ignore[misc]
+        yield found[0], found[1]
+
+
+def test_a_master_that_is_alone_asks_nobody_and_never_rests(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as places:
-        assert places.master is not None
+        source = watched(places)
+        status, missing = source.look()
+        assert (status.role, missing, source.rest_s()) == ("owner", (), 0.0)
+        assert source.masters() == [MasterSeen(places.listen, status.name, "owner")]
 
-        def masters(status: pb.StatusReply) -> list[MasterSeen]:
-            assert places.master is not None
-            reactor, standing = places.master.reactor, places.master.partitions[0].standing
-            return list(Watched(reactor, standing, lambda: status, timeout_s=TIMEOUT_S, action_timeout_s=TIMEOUT_S).masters())
 
-        own = pb.CatalogOwner(name="a", address="a:1", epoch=1)
-        assert masters(pb.StatusReply(name="a", role="owner", owner=own)) == [MasterSeen("a:1", "a", "owner")]
-        follows = [MasterSeen("", "a", "following"), MasterSeen("b:1", "b", "owner")]
-        assert masters(pb.StatusReply(name="a", role="following", owner=ELSEWHERE)) == follows
-        assert masters(pb.StatusReply(name="a", role="following")) == [MasterSeen("", "a", "following")]
+def test_each_tells_of_all_partitions_and_of_all_masters(pair: tuple[Places, Places]) -> None:
+    addresses = {places.listen for places in pair}
+    for places in pair:
+        source = watched(places)
+        eventually(lambda source=source: not source.look().missing, "it hears the other one")  # type: ignore[misc]
+        status, _missing = source.look()
+        assert (status.role, {owner.address for owner in status.owners}) == ("owner", addresses)
+        assert source.rest_s() == REST_S
+        assert {(one.address, one.role, one.trouble) for one in source.masters()} == {(address, "owner", "") for address in addresses}
+        assert source.topologies() == []
+        assert source.contents(pb.ContentsRequest()) == pb.ContentsReply()
+
+
+def test_each_does_what_an_operator_says_at_whoever_owns_it(pair: tuple[Places, Places]) -> None:
+    for number, places in enumerate(pair):
+        source, tenant = watched(places), f"red-{number}"
+        source.set_quota(tenant, {"pins": 3, "blocks": None})
+        for other in pair:
+            eventually(lambda: tenant in watched(other).look().status.quotas.tenants, "both tell of it")  # noqa: B023
+        source.clear_quota(tenant, ["pins", "blocks"])
+        eventually(lambda: tenant not in source.look().status.quota_origins, "and of its end")  # noqa: B023
+        assert source.pin(tenant, "ns", pinned=True) == source.remove(tenant, "ns") == 0
+        with pytest.raises(InvalidArgument, match="there is no node 'n0'"):
+            source.drain("n0", to="peers", cancel=False)
+        with pytest.raises(InvalidArgument, match="there is no node 'n0'"):
+            source.forget("n0")
+
+
+def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair: tuple[Places, Places]) -> None:
+    second = next(places for places in pair if places.master is not None and places.master.partitions[0].standing.role != "owner")
+    first = next(places for places in pair if places is not second)
+    source = watched(second)
+    eventually(lambda: not source.look().missing, "it hears the other one")
+    before = source.look().status
+    lead_to(source, Contact("127.0.0.1:1", ""))
+    status, [missing] = source.look()
+    assert f"at {first.listen}, which owns 1 of the 2 partitions, does not answer: " in missing
+    assert "; what is shown of it is 0 s old" in missing
+    assert (status.name, status.role, status.owner.address) == (before.name, "following", first.listen)
+    [seen] = [one for one in source.masters() if one.address == first.listen]
+    assert (seen.role, bool(seen.trouble)) == ("owner", True)
+    with pytest.raises(Unavailable):
+        source.topologies()
+
+
+def test_of_a_fellow_that_never_answered_nothing_is_shown(pair: tuple[Places, Places]) -> None:
+    for places in pair:
+        source = watched(places)
+        eventually(lambda source=source: source._fellows.known(), "it knows the other one")  # type: ignore[misc]
+        source._told.clear()
+        lead_to(source, Contact())
+        _status, [missing] = source.look()
+        assert missing.endswith("is of a release before; not all is shown")

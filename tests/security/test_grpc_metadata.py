@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.security.grpc_metadata import TENANT, TOKEN, as_metadata, from_metadata
+from kvstore.security.grpc_metadata import MASTER_KEY, TENANT, TOKEN, as_metadata, from_metadata, master_key
 
 
 @pytest.mark.parametrize(("tenant", "token"), [("red", "secret"), ("", "join"), ("röd \x00", "\udcff"), ("red", "")])
@@ -18,6 +18,12 @@ def test_who_has_nothing_shows_nothing() -> None:
 @pytest.mark.parametrize("metadata", [[(TOKEN, b"\xff")], [(TENANT, b"red")], [(TOKEN, "text")]], ids=["not UTF-8", "no token", "no bytes"])
 def test_what_is_no_credential_is_none(metadata: list[tuple[str, str | bytes]]) -> None:
     assert from_metadata(metadata) is None
+
+
+def test_a_masters_key_is_an_entry_of_its_own() -> None:
+    assert master_key([("user-agent", "grpc"), (MASTER_KEY, "key")]) == "key"
+    assert master_key([("user-agent", "grpc"), (TOKEN, b"key"), (MASTER_KEY, b"key")]) is None
+    assert from_metadata([(MASTER_KEY, "key")]) is None
 
 
 def test_a_token_alone_is_of_no_tenant() -> None:

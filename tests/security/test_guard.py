@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.security.guard import Guard
-from kvstore.security.identity import EVERYBODY, Identity, Kind
+from kvstore.security.identity import EVERYBODY, FELLOW, Identity, Kind
 
 TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
 
@@ -55,6 +55,15 @@ def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Pat
     with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: give it, in join_token "):
         guard.identify_node(name, token)
     assert guard.refused == 1
+
+
+def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(file: Path) -> None:
+    guard, other = Guard(str(file)), Guard(str(file))
+    assert guard.identify_master(guard.master_key) is FELLOW
+    for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):
+        with pytest.raises(Unauthorized, match="master's key"):
+            guard.identify_master(wrong)
+    assert guard.refused == 4
 
 
 def test_a_node_joins_by_its_certificate_under_its_own_name_only(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ What each may do stands here a second time, in words of its own: a rule that cha
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,7 +35,7 @@ from kvstore.protocol.master_messages import (
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
 from kvstore.rpc.address import connect, parse_address
-from kvstore.security.grpc_metadata import as_metadata
+from kvstore.security.grpc_metadata import MASTER_KEY, as_metadata
 from kvstore.security.rules import MASTER_FRAMES, RPCS
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.blocks import publish
@@ -102,6 +102,8 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/kvstore.v1.Control/ClearQuota": (pb.ClearQuotaRequest(tenant="green"), OPERATORS),
     "/kvstore.v1.Control/ListKeys": (pb.ListKeysRequest(tenant="green"), TENANT_ROLES | {"operator"}),
     "/kvstore.v1.Control/Contents": (pb.ContentsRequest(tenant="green"), TENANT_ROLES | {"operator"}),
+    "/kvstore.v1.Control/PinNamespace": (pb.PinNamespaceRequest(tenant="green"), {"operator"}),
+    "/kvstore.v1.Control/RemoveNamespace": (pb.RemoveNamespaceRequest(tenant="green"), {"operator"}),
     "/kvstore.v1.Scheduler/Report": (pb.ReportRequest(name="p1", role=pb.ROLE_BOTH), {"p1", "tenant's admin"}),
     "/kvstore.v1.Scheduler/Leave": (pb.LeaveRequest(name="p1"), {"p1", "tenant's admin"}),
     "/kvstore.v1.Scheduler/Schedule": (pb.ScheduleRequest(tenant="green", block_tokens=1, input_tokens=1), TENANT_ROLES),
@@ -112,6 +114,16 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest(list_services=""), VALID),
 }
 """What is asked, and who is let through to be answered: perhaps with an error, but not for who he is."""
+
+STRANGERS: Final = {method for method, (_request, who) in CALLS.items() if "none" in who}
+FELLOWS: Final = {
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    *(
+        f"/kvstore.v1.Control/{name}"
+        for name in ["Status", "Topologies", "Forget", "Drain", "SetQuota", "ClearQuota", "Contents", "PinNamespace", "RemoveNamespace"]
+    ),
+}
+"""What another master may call."""
 
 READERS: Final = {"other tenant", *TENANT_ROLES}
 """Each of its own tenant's blocks: a session is of the tenant that its Hello named."""
@@ -153,10 +165,21 @@ def test_there_is_a_row_for_every_rpc_and_every_frame() -> None:
 def test_a_call_reaches_its_service_from_who_may_make_it_and_from_nobody_else(places: Places, method: str) -> None:
     request, expected = CALLS[method]
     with grpc.insecure_channel(places.control) as channel:
-        assert {name for name, shown in CREDENTIALS.items() if is_let_through(channel, method, request, shown)} == expected
+        assert {name for name, shown in CREDENTIALS.items() if is_let_through(channel, method, request, as_metadata(*shown))} == expected
 
 
-def is_let_through(channel: grpc.Channel, method: str, request: Any, shown: Shown) -> bool:
+def test_another_master_asks_and_does_what_its_console_needs_and_nothing_else(places: Places) -> None:
+    assert places.master is not None
+    key = places.master._guard.master_key
+    with grpc.insecure_channel(places.control) as channel:
+        for shown, expected in ((key, FELLOWS | STRANGERS), ("guess", STRANGERS)):
+            metadata: list[tuple[str, str | bytes]] = [(MASTER_KEY, shown)]
+            assert {method for method in CALLS if is_let_through(channel, method, CALLS[method][0], metadata)} == expected
+            also: list[tuple[str, str | bytes]] = [*metadata, *as_metadata("green", OPERATOR)]
+            assert is_let_through(channel, "/kvstore.v1.Scheduler/Instances", pb.InstancesRequest(), also) is False
+
+
+def is_let_through(channel: grpc.Channel, method: str, request: Any, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
     service, name = method.split("/")[1:]
     stubs = {
         "kvstore.v1.Control": ControlStub,
@@ -166,7 +189,7 @@ def is_let_through(channel: grpc.Channel, method: str, request: Any, shown: Show
     }
     asked = iter([request]) if name == "ServerReflectionInfo" else request
     try:
-        answer: Any = getattr(stubs[service](channel), name)(asked, timeout=TIMEOUT_S, metadata=as_metadata(*shown))
+        answer: Any = getattr(stubs[service](channel), name)(asked, timeout=TIMEOUT_S, metadata=metadata)
         if hasattr(answer, "cancel"):  # a stream
             next(iter(answer), None)
             answer.cancel()

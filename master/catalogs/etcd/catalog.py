@@ -15,7 +15,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 from aetcd.rpc import rpc_pb2
@@ -29,7 +29,18 @@ from kvstore.master.catalogs.etcd.owner_key import OwnerKey
 from kvstore.master.catalogs.etcd.version import warn_of_data_bug
 from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written, check_partitions
+from kvstore.master.catalogs.interface import (
+    IDENTITY_BYTES,
+    NO_FELLOWS,
+    Candidate,
+    Catalog,
+    Change,
+    Done,
+    Fellow,
+    Follower,
+    Written,
+    check_partitions,
+)
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
@@ -122,9 +133,9 @@ class EtcdCatalog(Catalog):
             refuse=self._committer.refuse,
             wait_s=lambda: self.wait_s(),
         )
-        if self._keeps and self._partitions > 1:
+        if self._keeps:
             times = {"lease_ttl_s": self._lease_ttl_s, "timeout_s": self._request_timeout_s}
-            self._members = EtcdMembers(self._channels[-1], self._prefix[:-1].decode(), me, **times)
+            self._members = EtcdMembers(self._channels[-1], self._prefix[:-1].decode(), me, self.contact, **times)
             self._members.start()
         self._following.start()
         if self._keeps:
@@ -132,7 +143,11 @@ class EtcdCatalog(Catalog):
 
     @property
     def living(self) -> frozenset[str]:
-        return self._members.living if self._members is not None else frozenset()
+        return self._members.living if self._members is not None and self._partitions > 1 else frozenset()
+
+    @property
+    def fellows(self) -> Mapping[str, Fellow]:
+        return self._members.fellows if self._members is not None else NO_FELLOWS
 
     def give_up(self) -> None:
         self._end(StaleEpoch("it is given up for another master"))

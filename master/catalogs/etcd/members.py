@@ -1,11 +1,15 @@
 """Which masters live, as far as etcd knows: each has a key under a lease of its own. Two threads: the lease's, and one that looks.
 
-PREFIX.masters/ADDRESS    the master's name
+PREFIX.masters/ADDRESS    {"name": ..., "control": ..., "key": ...}; of a release before, the master's name
+
+The key lets in whoever shows it to that master as one of its fellows (security/guard.py): who can read this range is as good as a master.
 """
 
+import json
 import logging
 import threading
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from aetcd.rpc import rpc_pb2
 
@@ -13,7 +17,7 @@ from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
 from kvstore.master.catalogs.etcd.lease import Lease
 from kvstore.master.catalogs.etcd.owner_key import end_of
-from kvstore.master.catalogs.interface import Candidate
+from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, Contact, Fellow
 from kvstore.protocol.errors import KVStoreError
 
 LOOK_S: Final = 0.5
@@ -23,17 +27,20 @@ log = logging.getLogger("kvstore.master")
 
 
 class EtcdMembers:
-    """`living`: addresses of the masters that live; empty while that is not known. `stop` may be called from any thread."""
+    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last. `stop`
+    may be called from any thread."""
 
-    def __init__(self, channel: EtcdChannel, prefix: str, me: Candidate, *, lease_ttl_s: float, timeout_s: float) -> None:
+    def __init__(self, channel: EtcdChannel, prefix: str, me: Candidate, contact: Contact, *, lease_ttl_s: float, timeout_s: float) -> None:
         self._channel = channel
         self._prefix = f"{prefix}.masters/".encode()
         self._me = me
+        self._contact = contact
         self._lease_ttl_s = lease_ttl_s
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
         self._lease: Lease | None = None
         self.living: frozenset[str] = frozenset()
+        self.fellows: Mapping[str, Fellow] = NO_FELLOWS
         self._thread = threading.Thread(target=self._run, name="catalog-members", daemon=True)
 
     def start(self) -> None:
@@ -47,17 +54,22 @@ class EtcdMembers:
             self._lease.close()
 
     def _run(self) -> None:
-        backoff = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S)
+        backoff, is_told = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S), False
         while not self._stopped.is_set():
             try:
                 if self._lease is None or not self._lease.is_valid:
                     self._enter()
-                self.living = self._look()
+                told = self._look()
+                self.living = frozenset(told)
+                self.fellows = {address: fellow for address, fellow in told.items() if address != self._me.address}
                 backoff.reset()
+                is_told = False
                 self._stopped.wait(LOOK_S)
             except KVStoreError as error:
-                self.living = frozenset()
-                log.warning("which masters live is not known: %s", error)
+                self.living = frozenset()  # the others are asked by what was told last: it holds for as long as they live
+                if not is_told:
+                    log.warning("which masters live is not known: %s", error)
+                is_told = True
                 self._stopped.wait(backoff.next_s())
 
     def _enter(self) -> None:
@@ -67,10 +79,19 @@ class EtcdMembers:
         self._lease = Lease(self._channel, self._lease_ttl_s, on_lost=lambda _why: None)
         request = rpc_pb2.TxnRequest()
         put = request.success.add().request_put
-        put.key, put.value, put.lease = self._prefix + self._me.address.encode(), self._me.name.encode(), self._lease.lease_id
+        put.key, put.lease = self._prefix + self._me.address.encode(), self._lease.lease_id
+        put.value = json.dumps({"name": self._me.name, **self._contact._asdict()}).encode()
         self._channel.call("Txn", request, timeout_s=self._timeout_s)
 
-    def _look(self) -> frozenset[str]:
-        request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix), keys_only=True)
+    def _look(self) -> dict[str, Fellow]:
+        request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix))
         found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
-        return frozenset(value.key.removeprefix(self._prefix).decode(errors="replace") for value in found)
+        return {record.key.removeprefix(self._prefix).decode(errors="replace"): _fellow(record.value) for record in found}
+
+
+def _fellow(value: bytes) -> Fellow:
+    try:
+        said: Any = json.loads(value)
+        return Fellow(str(said["name"]), Contact(str(said["control"]), str(said["key"])))
+    except (ValueError, TypeError, KeyError):
+        return Fellow(value.decode(errors="replace"), Contact())

@@ -4,10 +4,11 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.members import EtcdMembers
-from kvstore.master.catalogs.interface import Candidate
+from kvstore.master.catalogs.interface import Candidate, Contact, Fellow
 from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
 
@@ -20,7 +21,8 @@ def member(etcd: EtcdServer) -> Iterator[MakeMember]:
 
     def member(address: str) -> EtcdMembers:
         channels.append(EtcdChannel([etcd.host_port], EtcdAccess()))
-        made.append(EtcdMembers(channels[-1], prefix, Candidate("name", address), lease_ttl_s=2.0, timeout_s=30.0))
+        contact = Contact(f"control of {address}", f"key of {address}")
+        made.append(EtcdMembers(channels[-1], prefix, Candidate("name", address), contact, lease_ttl_s=2.0, timeout_s=30.0))
         made[-1].start()
         return made[-1]
 
@@ -36,6 +38,19 @@ def test_all_know_who_lives_and_who_has_ended_is_gone_at_once(member: MakeMember
     eventually(lambda: first.living == second.living == {"a:1", "b:1"}, "both know both")
     second.stop()
     eventually(lambda: first.living == {"a:1"}, "the one that has ended is gone")
+
+
+def test_the_others_are_known_with_how_they_are_asked_and_one_of_a_release_before_without(member: MakeMember) -> None:
+    first, second = member("a:1"), member("b:1")
+    expected = {"b:1": Fellow("name", Contact("control of b:1", "key of b:1"))}
+    eventually(lambda: first.fellows == expected, "the first knows the second, and not itself")
+    request = rpc_pb2.TxnRequest()
+    put = request.success.add().request_put
+    put.key, put.value = first._prefix + b"c:1", b"of a release before"
+    first._channel.call("Txn", request, timeout_s=30.0)
+    eventually(lambda: first.fellows == {**expected, "c:1": Fellow("of a release before", Contact())}, "the third is known by its name")
+    second.stop()
+    eventually(lambda: "b:1" not in first.fellows, "the one that has ended is gone")
 
 
 def test_who_is_not_heard_of_lives_no_more_and_again_when_it_is(member: MakeMember) -> None:

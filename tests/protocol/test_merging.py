@@ -1,7 +1,7 @@
 """Promises of merging.py: what the owners of partitions tell of a cluster comes to the sums of the cluster."""
 
-from kvstore.client.merging import merged_status
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.merging import merged_status
 
 
 def node(blocks: int, state: str = "alive", drain: pb.DrainStatus | None = None, name: str = "n") -> pb.NodeStatus:

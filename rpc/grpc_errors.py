@@ -1,0 +1,36 @@
+"""The way back of protocol.errors.GRPC_STATUS: what a failed call of the control plane raises at who made it."""
+
+from typing import Final
+
+import grpc
+
+from kvstore.protocol.errors import (
+    Corrupt,
+    DeadlineExceeded,
+    Denied,
+    Fenced,
+    Full,
+    InvalidArgument,
+    KVStoreError,
+    Unauthorized,
+    Unavailable,
+)
+
+_ERRORS: Final[dict[str, type[KVStoreError]]] = {
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "RESOURCE_EXHAUSTED": Full,
+    "DATA_LOSS": Corrupt,
+    "FAILED_PRECONDITION": Fenced,
+    "UNAUTHENTICATED": Unauthorized,
+    "PERMISSION_DENIED": Denied,
+    "INVALID_ARGUMENT": InvalidArgument,
+}
+"""By gRPC status name. Others become the root."""
+
+
+def translated(error: grpc.RpcError) -> KVStoreError:
+    """The typed error of a failed call."""
+    if not isinstance(error, grpc.Call):
+        return KVStoreError(str(error))
+    return _ERRORS.get(error.code().name, KVStoreError)(error.details() or error.code().name)
