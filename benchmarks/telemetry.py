@@ -189,6 +189,7 @@ def _cluster(opened: contextlib.ExitStack, *, config: str) -> str:
     cluster = opened.enter_context(Cluster(ClusterPlan(is_private=True, dram="64MiB", config=config), on_log=show_trouble))
     cluster.wait_ready()
     if http := cluster.nodes[0].facts("ready", deadline_s=10)["http"]:
+        _scrape_once(f"http://{http}/metrics")  # a daemon loads its HTTP server when it is asked first: a third of a second, once
         ending = threading.Event()
         scraping = threading.Thread(target=_scrape, args=(f"http://{http}/metrics", ending))
         scraping.start()
@@ -208,8 +209,12 @@ def _collector(opened: contextlib.ExitStack) -> str:
 
 def _scrape(url: str, ending: threading.Event) -> None:
     while not ending.wait(SCRAPE_S):
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            answer.read()
+        _scrape_once(url)
+
+
+def _scrape_once(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        answer.read()
 
 
 def _turn(client: Client, turn: str, operations: int) -> Iterator[tuple[str, float]]:

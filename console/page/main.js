@@ -43,8 +43,7 @@ function show() {
 function worst() {
   if (view === "overview" || !store.cluster) return ["", ""];
   if (store.state.failure) return ["error", `The cluster does not answer: ${store.state.failure}`];
-  const { master, troubles } = store.cluster;
-  const found = troubles.find((one) => one.level === "error" || master.role === "following");
+  const found = store.cluster.troubles.find((one) => one.level === "error");
   return found ? [found.level, found.text] : ["", ""];
 }
 

@@ -214,12 +214,12 @@ def test_an_empty_cluster_says_what_to_do(browser: BrowserContext) -> None:
         assert watched.wrong == []
 
 
-def test_a_master_that_follows_says_in_each_view_where_the_cluster_is_seen(browser: BrowserContext) -> None:
+def test_whom_the_console_does_not_hear_is_said_in_each_view(browser: BrowserContext) -> None:
     with simulated(1, looks=2) as (found, source, _clock), Watched(browser, found.address) as watched:
-        source.role = "following"
+        source.missing = ("master-2 at master-2:7440, which owns 4 of the 12 partitions, does not answer",)
         found.watch.look()
         for view in VIEWS:
-            expect(watched.show(view).locator("main .notes:not([hidden])")).to_contain_text("This master follows")
+            expect(watched.show(view).locator("main .notes:not([hidden])")).to_contain_text("4 of the 12 partitions, does not answer")
         watched.page.keyboard.press("1")
         expect(watched.page.locator("main .notes:not([hidden])")).to_have_count(1)
         assert watched.violations() == ""

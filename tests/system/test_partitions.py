@@ -24,7 +24,6 @@ from tests.etcd_server import EtcdServer
 from tests.master.running import refusal
 from tests.system.running import DEADLINE_S, PATIENT_S, STATUS_POLL_S, System, until
 from tests.system.test_standby import LEASE, Load
-from tests.telemetry.http.asking import ask
 
 PARTITIONS = 4
 FLAGS = ("--partitions", str(PARTITIONS))
@@ -101,7 +100,6 @@ def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remo
             status = control.status()
         assert (status.blocks, status.partitions) == (150, PARTITIONS)
         assert [owner.name for owner in status.owners] == [status.name] * PARTITIONS
-        assert "kvstore console --master" in ask(status.http, "/").text
         assert sum(node.blocks for node in status.nodes) == 150
         assert client.remove_matching(namespace="n") == 150
         assert not any(client.exists_batch(KEYS))
