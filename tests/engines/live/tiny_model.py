@@ -69,7 +69,13 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 }
 """4 layers with a block of 64 KiB a layer and 64 tokens in float32; as many, every other with a window of 64 tokens (Gemma 3), or with the
 state of a short convolution (LFM 2); 16 layers of 174 million parameters, for figures."""
-FAMILIES: Final[dict[str, type[PreTrainedConfig]]] = {"windows": Gemma3TextConfig, "states": Lfm2Config}
+SIZES["sliding"] = SIZES["windows"] | {"layer_types": ["sliding_attention"] * 4}
+"""No layer of it attends to all tokens."""
+FAMILIES: Final[dict[str, type[PreTrainedConfig]]] = {
+    "windows": Gemma3TextConfig,
+    "sliding": Gemma3TextConfig,
+    "states": Lfm2Config,
+}
 """Llama where nothing else is said."""
 
 

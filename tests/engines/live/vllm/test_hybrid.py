@@ -1,4 +1,4 @@
-"""Models whose layers have caches of several kinds, on vLLM's hybrid cache manager: windows beside full attention, states beside it."""
+"""Models whose layers have caches of several kinds, on vLLM's hybrid cache manager: windows beside full attention, windows only, states."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Hybrid:
         engine.flush()
 
 
-@pytest.fixture(scope="module", params=["windows", "states"])
+@pytest.fixture(scope="module", params=["windows", "sliding", "states"])
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, store: Cluster) -> Iterator[Hybrid]:
     model: Path = make_model(tmp_path_factory, request.param)
     settings = PATIENT | {"master": store.address}
@@ -79,7 +79,9 @@ def test_a_conversation_goes_on_in_another_engine(hybrid: Hybrid) -> None:
     hybrid.check(hybrid.first, longest, cached=len(longer) // BLOCK_TOKENS * BLOCK_TOKENS, before=[asked, longer])
 
 
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(
+    ("hybrid", "group"), [("windows", 0), ("windows", 1), ("sliding", 0), ("states", 0), ("states", 1)], indirect=["hybrid"]
+)
 def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_saved_again(hybrid: Hybrid, group: int) -> None:
     """None of the request's other blocks is taken for computed."""
     asked = hybrid.prompt(10 + group)
@@ -93,7 +95,7 @@ def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_
     hybrid.check(hybrid.first, asked, cached=CACHED)
 
 
-@pytest.mark.parametrize("hybrid", ["windows"], indirect=True)
+@pytest.mark.parametrize("hybrid", ["windows", "sliding"], indirect=True)
 def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(hybrid: Hybrid) -> None:
     """Not of short convolutions, of which vLLM itself makes something else when they are computed in other chunks: see `Hybrid.check`."""
     asked = [hybrid.prompt(seed) for seed in range(20, 28)]
