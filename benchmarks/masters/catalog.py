@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from kvstore.client.tools.bench_report import Row, at_least, at_most
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
 from kvstore.master.catalogs.etcd.keeping import Bounds
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import elected
@@ -106,7 +107,7 @@ def prompts(blocks: int) -> Iterator[BlockPuts]:
         yield BlockPuts("bench", keys, [1 << 16] * size, checksums, generations, ["bench"] * size, parents, [(1,)] * size)
 
 
-def commit(catalog: EtcdCatalog, commits: "list[list[Change]] | list[BlockPuts]") -> float:
+def commit(catalog: EtcdCatalog, commits: "Iterable[list[Change]] | Iterable[BlockPuts]") -> float:
     """Seconds until all are durable."""
     free, durable, failures = threading.Semaphore(WAITING), threading.Semaphore(0), list[KVStoreError]()
 
@@ -116,10 +117,12 @@ def commit(catalog: EtcdCatalog, commits: "list[list[Change]] | list[BlockPuts]"
         durable.release()
 
     began_s = time.monotonic()
+    count = 0
     for changes in commits:
         free.acquire()
         catalog.commit([changes] if isinstance(changes, BlockPuts) else changes, done)
-    for _commit in commits:
+        count += 1
+    for _commit in range(count):
         assert durable.acquire(timeout=PATIENCE_S)
     assert not failures, failures
     return time.monotonic() - began_s
@@ -134,6 +137,11 @@ def await_merged(etcd: EtcdServer) -> None:
 
 def restart_s(etcd: EtcdServer, prefix: str) -> float:
     """From the start of a master's process until it owns the catalog."""
+    return restart(etcd, prefix)[0]
+
+
+def restart(etcd: EtcdServer, prefix: str) -> tuple[float, int]:
+    """As `restart_s`, and the master's resident bytes then."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
         master = MasterProcess(Path(folder), ("--catalog", f"etcd://{etcd.host_port}{prefix}"))
         began_s = time.monotonic()
@@ -142,8 +150,10 @@ def restart_s(etcd: EtcdServer, prefix: str) -> float:
         while role != "owner":
             role = master.next_line()["event"]
         took_s = time.monotonic() - began_s
+        with place.stub() as stub:
+            resident_bytes = int(stub.Status(pb.StatusRequest(), timeout=PATIENCE_S).rss_bytes)
         master.stop()
-    return took_s
+    return took_s, resident_bytes
 
 
 def settled_bytes(etcd: EtcdServer) -> int:

@@ -68,11 +68,11 @@ class HolderSets:
         self._rows[index] += count
         return index
 
-    def leave(self, index: int) -> None:
-        """Count one row less; an index without rows is forgotten."""
+    def leave(self, index: int, count: int = 1) -> None:
+        """Count so many rows less; an index without rows is forgotten."""
         if not index:
             return
-        self._rows[index] -= 1
+        self._rows[index] -= count
         if not self._rows[index]:
             self._forget(index)
 

@@ -176,7 +176,7 @@ class Publishing:
         )
         self._reservations.saw(max(message.generations, default=0))
         floor = node.floor
-        if self._plan_new(plan, node, message, tenants):
+        if self._plan_new(plan, node, message, tenants) or self._plan_held(node, message, tenants):
             return
         for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns:
             if kind == EVENT_COMMIT:
@@ -226,6 +226,19 @@ class Publishing:
             plan.ops.append(puts)
         plan.commits += zip(repeat(tenant), keys)  # noqa: B905  (repeat)
         return True
+
+    def _plan_held(self, node: Member, message: Publish, tenants: list[Tenant]) -> bool:
+        """The commits of an inventory's message, all of versions that the node is known to hold, as `_commit` takes them one by one: nearly
+        all that a node names whose link was broken for a moment. False, with nothing done, for any other message."""
+        keys = message.keys
+        is_plain = len(tenants) == 1 and len(keys) >= MIN_NEW and message.kinds.count(EVENT_COMMIT) == len(keys)
+        if node.state != SYNCING or not self._recording.is_all or not is_plain or min(message.generations) <= node.floor:
+            return False
+        tenant = tenants[0]
+        if tenant.removed or tenant.pending.has_any(keys) or not tenant.reserved.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
+            return False
+        columns = message.sizes, message.checksums, message.generations
+        return self._rows.hold_known(tenant.rows.find(keys), columns, node.node_id, message.tiers.translate(_MASKS))
 
     def _enter_new(self, effects: Effects, plan: Plan) -> bool:
         """`_enter` for a plan's batch, if each is still the only one of its key, nothing else is known of that, and all are in the same

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.holders import HINT, HolderSets, Pairs
-from kvstore.master.directory.key_index import FEW
+from kvstore.master.directory.holders import HINT, HolderSets, Pairs, with_holder
+from kvstore.master.directory.key_index import FEW, Found
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
@@ -283,6 +283,25 @@ class Rows:
         index = self.sets.enter(pairs)
         self.sets.leave(self.holders[row])
         self.holders[row] = index
+
+    def hold_known(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> bool:
+        """The node holds these rows, each named once, in these tiers from now on. False, with nothing done, unless it is a holder of each
+        of them, and `version_columns` (sizes, checksums, generations) are theirs."""
+        columns = zip((self.sizes, self.checksums, self.generations), version_columns, strict=True)
+        if not all(np.array_equal(np.frombuffer(wide, np.uint64)[rows], np.array(told, np.uint64)) for wide, told in columns):
+            return False
+        holders = np.frombuffer(self.holders, np.uint32)
+        changes = holders[rows].astype(np.uint64) << 8 | np.frombuffer(tiers, np.uint8)
+        kinds, which, counts = np.unique(changes, return_inverse=True, return_counts=True)
+        former = [(kind >> 8, kind & 0xFF, count) for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
+        held = [with_holder(self.sets[index], node_id, mask) for index, mask, _count in former]
+        if any(len(pairs) > len(self.sets[index]) for pairs, (index, _mask, _count) in zip(held, former, strict=True)):
+            return False
+        entered = [self.sets.enter(pairs, count) for pairs, (_index, _mask, count) in zip(held, former, strict=True)]
+        holders[rows] = np.array(entered, np.uint32)[which]
+        for index, _mask, count in former:
+            self.sets.leave(index, count)
+        return True
 
     def remove(self, row: int) -> None:
         """The row's block is gone. Frees the row, and every ancestor's that only waited for it."""

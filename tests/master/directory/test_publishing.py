@@ -15,6 +15,7 @@ from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     EVENT_GONE,
     EVENT_MOVED,
+    PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
@@ -25,8 +26,8 @@ from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
 
 
-def plan(master: Master, epoch: int, *events: Event, node_id: int = 1) -> Plan:
-    made = master.directory.plan_publish(node_id, publish(epoch, events))
+def plan(master: Master, epoch: int, *events: Event, node_id: int = 1, phase: int = PHASE_STREAM) -> Plan:
+    made = master.directory.plan_publish(node_id, publish(epoch, events, phase))
     master.directory.check_integrity()
     return made
 
@@ -421,6 +422,8 @@ EVENTS = st.builds(
 )
 ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
     st.tuples(st.just("plan"), st.integers(1, 2), st.lists(EVENTS, max_size=5)),
+    st.tuples(st.just("inventory"), st.integers(1, 2), st.lists(EVENTS, max_size=2)),
+    st.tuples(st.just("end"), st.integers(1, 2), st.lists(EVENTS, max_size=2)),
     st.tuples(st.just("durable"), st.integers(1, 3), st.just([])),
     st.tuples(st.just("remove"), st.integers(0, 9), st.just([])),
     st.tuples(st.just("register"), st.just(1), st.just([])),
@@ -439,6 +442,9 @@ def singly(changes: Iterable[Change]) -> list[Change]:
     return found
 
 
+PHASES = {"plan": PHASE_STREAM, "inventory": PHASE_SYNC_BEGIN, "end": PHASE_SYNC_END}
+
+
 class Publisher:
     """Does what it is told, and says all that came of it."""
 
@@ -449,8 +455,9 @@ class Publisher:
 
     def act(self, what: str, number: int, events: list[Event]) -> list[object]:
         master, told = self.master, list[object]()
-        if what == "plan":
-            made = plan(master, self.epochs[number], *events, node_id=number)
+        if what in PHASES:
+            known = self.held_by(number) if what == "inventory" else []
+            made = plan(master, self.epochs[number], *known, *events, node_id=number, phase=PHASES[what])
             self.plans.append(made)
             told = [singly(made.ops), list(made.commands.messages()), [(tenant.name, key) for tenant, key in made.commits]]
         elif what == "durable":
@@ -469,7 +476,15 @@ class Publisher:
         master.directory.check_integrity()
         keys = [b"%d" % key for key in range(10)]
         found = master.directory.queries.lookup(TENANT, keys)
-        return [*told, sorted(master.catalog.items()), list(found.nodes), list(found.generations), master.directory.counts()]
+        rows, tenants = master.directory.columns()
+        held = [rows.pairs(tenants.asked(TENANT).rows.get(key)) for key in keys]
+        return [*told, sorted(master.catalog.items()), list(found.nodes), list(found.generations), master.directory.counts(), held]
+
+    def held_by(self, node_id: int) -> list[Event]:
+        """What the directory thinks that the node has: in NVMe by now, if it is of an even generation."""
+        rows, tenants = self.master.directory.columns()
+        found = [(key, rows.generations[row]) for key, row in tenants.asked(TENANT).rows.items() if node_id in dict(rows.pairs(row))]
+        return [Event(key, generation, tiers=DRAM if generation % 2 else NVME) for key, generation in sorted(found)]
 
 
 @given(st.lists(ACTIONS, max_size=12))
@@ -480,6 +495,20 @@ def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(action
         with patch.object(publishing, "MIN_NEW", 1):
             first = together.act(what, number, events)
         assert first == one_by_one.act(what, number, events)
+
+
+@pytest.mark.parametrize("gone_keys", [[], [b"3"]])
+def test_of_many_blocks_that_a_node_still_has_its_inventory_says_where_they_are(gone_keys: list[bytes]) -> None:
+    named, master = many(20), Master()
+    master.publish(master.register("a"), *named)
+    master.publish(master.register("b"), *named[:10])
+    node = master.register("a")
+    told = [Event(event.key, event.generation, tiers=NVME) for event in named if event.key not in gone_keys]
+    master.sync(node, *told)
+    assert master.directory.blocks_at(node.node_id) == len(told)
+    rows, tenants = master.directory.columns()
+    states = {dict(rows.pairs(row)).get(node.node_id) for _key, row in tenants.asked(TENANT).rows.items()}
+    assert states == ({NVME, None} if gone_keys else {NVME}), "no hints any more"
 
 
 def many(count: int = MIN_NEW, **options: object) -> list[Event]:
