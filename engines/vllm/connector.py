@@ -4,6 +4,7 @@ Made by vLLM once for its scheduler and once in each rank. Everything that it de
 vLLM's objects on to them.
 """
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +27,11 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvstore.client import Client
+from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.connecting import connect
 from kvstore.engines.vllm.counters import Counters
+from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
 from kvstore.engines.vllm.facts import check_engine, group_pools, layer_groups, rank_facts
 from kvstore.engines.vllm.groups import fail_whole
 from kvstore.engines.vllm.identity import Shard, shard
@@ -100,6 +103,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             loads=self._kv_transfer_config.is_kv_consumer,
             saves=self._kv_transfer_config.is_kv_producer,
         )
+        # Where a prefix does not end with each block of all layers, nobody could wait for one that does.
+        promises = self._kv_transfer_config.is_kv_producer and not fail_whole(self._groups)
+        self._disaggregation = Disaggregation(self._groups[0].block_tokens, wait_s=self._settings.prefill_wait_s, saves=promises)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -117,10 +123,18 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._lookup = Lookup(self._jobs, self._groups, shards, deadline_s=self._settings.lookup_deadline_s)
         self._lookup.connect()
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        tokens = 0
-        if self._lookup is not None and not request.skip_reading_prefix_cache:
-            tokens = self._lookup.tokens(num_computed_tokens, self._plan.wanted(request, num_computed_tokens))
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """None: to be asked again in a later step, for the engine that computed the prompt is still storing it."""
+        begin_s = time.monotonic()
+        if self._disaggregation.is_early(request, begin_s):
+            return None, False
+        tokens, is_answered = 0, False
+        if self._lookup is not None and self._jobs is not None and not request.skip_reading_prefix_cache:
+            wanted = self._plan.wanted(request, num_computed_tokens)
+            tokens = self._lookup.tokens(num_computed_tokens, wanted)
+            is_answered = all(wanted) and self._jobs.stats().reads.state is State.CLOSED
+        if self._disaggregation.waits(request, num_computed_tokens + tokens, begin_s, is_answered=is_answered):
+            return None, False
         self._plan.found(request, num_computed_tokens)
         return tokens, self._settings.load_async and tokens > 0
 
@@ -131,6 +145,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         state = scheduler_output.kv_connector_block_state
         assert state is not None, "vLLM gives it to every connector"
         scheduled = scheduler_output.num_scheduled_tokens
+        if not scheduled and self._disaggregation.is_waiting:
+            time.sleep(POLL_S)  # vLLM asks again at once where there is nothing else to do
         return StepMetadata(self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -142,7 +158,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        return self._plan.finished(request, block_ids), None
+        return self._plan.finished(request, block_ids), self._disaggregation.finished(request)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._block_pool = gpu_block_pool

@@ -34,6 +34,12 @@ class VllmSettings(TlsSettings):
     lookup_deadline_s: float = setting(
         0.1, "Time to ask which blocks the store has; after that a request is a miss.", minimum=0.001, maximum=60
     )
+    prefill_wait_s: float = setting(
+        2.0,
+        "Time that a request whose prompt another engine computed waits for blocks that one is still storing; then it is computed.",
+        minimum=0,
+        maximum=600,
+    )
     load_deadline_s: float = setting(
         5.0, "Time for the blocks of one request to come; after that those which have not are computed.", minimum=0.001, maximum=3600
     )

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,17 +18,29 @@ from tests.engines.live.environments import ROOT, python_of
 from tests.ports import free_ports
 
 BLOCK_TOKENS: Final = 32
-PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 900.0
 RETRY_S: Final = 0.1
 MODEL: Final = "tiny"
+ROLES: Final = {"both": "kv_both", "prefill": "kv_both", "decode": "kv_consumer"}
+"""What vLLM calls what the scheduler calls a role. Who computes prompts loads what others have computed of them."""
 NAMESPACE: Final = re.compile(r"of the namespace ([0-9a-f]{32})")
 
 
 class Server:
     """One vLLM server, from construction on; `close` ends it."""
 
-    def __init__(self, model: Path, master: str, *, log: Path, blocks: int, store: bool = True) -> None:
-        """`blocks`: of its own cache. Comes back before it is ready."""
+    def __init__(
+        self,
+        model: Path,
+        master: str,
+        *,
+        log: Path,
+        blocks: int,
+        store: bool = True,
+        role: str = "both",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`blocks`: of its own cache; `role`: of ROLES; `settings`: of the connector. Comes back before it is ready."""
         port, events, replay = free_ports(3)
         self.url = f"http://127.0.0.1:{port}"
         self.events, self.replay = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
@@ -37,9 +50,9 @@ class Server:
         transfer = {
             "kv_connector": "KVStoreConnector",
             "kv_connector_module_path": "kvstore.engines.vllm.connector",
-            "kv_role": "kv_both",
+            "kv_role": ROLES[role],
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"master": master},
+            "kv_connector_extra_config": {"master": master, **(settings or {})},
         }
         # PYTHONDONTWRITEBYTECODE would have each engine compile all of torch and vLLM again, for a minute.
         others = ("KVSTORE_", "VLLM_", "PYTHONDONTWRITEBYTECODE")
@@ -107,15 +120,19 @@ class Fleet:
         dram: str = "512MiB",
         dispatcher: str = "",
         has_store: bool = True,
+        roles: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`blocks`: of each engine's own cache; `dispatcher`: the master's, "" for its default; without a store engines have their own
-        caches only."""
+        caches only; `roles`: of the servers, where they have any; `settings`: of their connectors."""
         self._folder = folder
         self._model = model
         self._count = servers
         self._blocks = blocks
         self._dram = dram
         self._has_store = has_store
+        self._roles = list(roles) or ["both"] * servers
+        self._settings = settings
         self._dispatcher = ("--dispatcher", dispatcher) if dispatcher else ()
         self._ending = contextlib.ExitStack()
         self._naming: tuple[str, ...] = ()
@@ -130,7 +147,18 @@ class Fleet:
             self.store.start_node("--dram", self._dram)
             for number in range(self._count):
                 log = self._folder / f"vllm{number}.log"
-                self.servers.append(Server(self._model, self.store.address, log=log, blocks=self._blocks, store=self._has_store))
+                role = self._roles[number]
+                self.servers.append(
+                    Server(
+                        self._model,
+                        self.store.address,
+                        log=log,
+                        blocks=self._blocks,
+                        store=self._has_store,
+                        role=role,
+                        settings=self._settings,
+                    )
+                )
                 beginning.callback(self.servers[-1].close)
             self._naming = ("--naming", "vllm", "--block-tokens", str(BLOCK_TOKENS), "--namespace-id", self._namespace_id())
             beginning.callback(self._stop_sidecars)
@@ -138,7 +166,7 @@ class Fleet:
             where = ("--listen", "127.0.0.1:0", "--master", self.store.address)
             router = Process(
                 "kvstore.router.daemon",
-                *(*where, "--model", MODEL, "--schedule-timeout-s", "60", *self._naming),
+                *(*where, "--model", MODEL, "--schedule-timeout-s", "60", "--next-token-timeout-s", "300", *self._naming),
                 log=self._folder / "router.log",
             )
             beginning.callback(router.stop)
@@ -157,7 +185,17 @@ class Fleet:
                 Process(
                     "kvstore.engines.sidecar.daemon",
                     *("--engine", server.url, "--events", server.events, "--events-replay", server.replay, "--name", f"e{number}"),
-                    *("--node", node, "--master", self.store.address, "--metrics-timeout-s", "30", *self._naming),
+                    *(
+                        "--role",
+                        self._roles[number],
+                        "--node",
+                        node,
+                        "--master",
+                        self.store.address,
+                        "--metrics-timeout-s",
+                        "30",
+                        *self._naming,
+                    ),
                     log=self._folder / f"sidecar{number}.log",
                 )
             )
