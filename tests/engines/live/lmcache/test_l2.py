@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
+from tests.engines.live.full import filled
 
 PROGRAM = Path(__file__).with_name("l2_child.py")
 PLAN = ClusterPlan(dram="64MiB", is_private=True)
@@ -87,6 +89,26 @@ def test_the_status_says_that_the_store_can_be_reached(first: EngineChild) -> No
     assert status["tasks"]["lookup"]["jobs"] >= 1
 
 
+def test_servers_of_different_dtypes_share_nothing(cluster: Cluster, first: EngineChild, tmp_path: Path) -> None:
+    first.ask("store", names=["d"], sizes=[1000], fills=[5])
+    with child(cluster, tmp_path / "log", dtype="bfloat16") as other:
+        assert other.ask("lookup", names=["d"])["found"] == [False]
+        assert other.ask("load", names=["d"], sizes=[1000])["loaded"] == [False]
+        other.ask("store", names=["d"], sizes=[500], fills=[6])
+        assert other.ask("load", names=["d"], sizes=[500])["contents"] == [6]
+    assert first.ask("load", names=["d"], sizes=[1000])["contents"] == [5]
+
+
+def test_an_object_that_vanishes_between_lookup_and_load_is_a_miss_and_stored_again(first: EngineChild, second: EngineChild) -> None:
+    names, sizes = ["v1", "v2", "v3"], [1000] * 3
+    first.ask("store", names=names, sizes=sizes, fills=[1, 2, 3])
+    assert second.ask("lookup", names=names)["found"] == [True] * 3
+    first.ask("delete", names=["v2"])
+    assert second.ask("load", names=names, sizes=sizes) == {"told": True, "loaded": [True, False, True], "contents": [1, 0, 3]}
+    assert second.ask("store", names=["v2"], sizes=[1000], fills=[2])["ok"]
+    assert first.ask("load", names=names, sizes=sizes)["contents"] == [1, 2, 3]
+
+
 @pytest.fixture
 def doomed(tmp_path: Path) -> Iterator[tuple[Cluster, EngineChild]]:
     """A cluster that a test may break, and a server that has stored `x` and `y` in it."""
@@ -129,6 +151,27 @@ def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tupl
     assert server.ask("delete", names=["x"]) == {}
     assert server.ask("status")["is_healthy"] is False
     assert server.ask("close") == {}
+
+
+def test_a_killed_master_leaves_the_objects_of_this_host_s_nodes(doomed: tuple[Cluster, EngineChild]) -> None:
+    """But to the one task that finds out that it is gone, of which all are misses."""
+    cluster, server = doomed
+    os.kill(cluster.master_pid, signal.SIGKILL)
+    assert server.ask("lookup", names=["never"])["found"] == [False]
+    for _ in range(3):
+        assert server.ask("lookup", names=["x", "y", "never"])["found"] == [True, True, False]
+        assert server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2) == {"told": True, "loaded": [True, True], "contents": [7, 8]}
+
+
+def test_a_full_store_costs_only_what_it_does_not_take(doomed: tuple[Cluster, EngineChild]) -> None:
+    cluster, server = doomed
+    with Client(cluster.address) as client, filled(client):
+        stored = server.ask("store", names=["z"], sizes=[100 * KIB], fills=[9])
+        assert (stored["told"], stored["ok"]) == (True, False)
+        assert server.ask("load", names=["z"], sizes=[100 * KIB])["loaded"] == [False]
+    while not server.ask("store", names=["z"], sizes=[100 * KIB], fills=[9])["ok"]:
+        pass  # until a probe of the breaker has found room again
+    assert server.ask("load", names=["z"], sizes=[100 * KIB])["contents"] == [9]
 
 
 def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(doomed: tuple[Cluster, EngineChild]) -> None:
