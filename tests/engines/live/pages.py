@@ -1,9 +1,10 @@
-"""The commands of docs/engines.md, for tests that run them as printed but for addresses, ports and folders."""
+"""The commands and configurations of docs/engines.md, for tests that run them as printed but for addresses, ports and folders."""
 
+import json
 import re
 import shlex
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "engines.md"
 MASTER: Final = "127.0.0.1:7440"
@@ -18,3 +19,15 @@ def command(*first: str, changes: dict[str, str]) -> list[str]:
         assert any(old in word for word in words), f"{old} is not in {shlex.join(words)}"
         words = [word.replace(old, new) for word in words]
     return words
+
+
+def configuration(part: str, *, changes: dict[str, str]) -> dict[str, Any]:
+    """The one object of JSON on the page that has `part` in it, with texts replaced, each of which must be there."""
+    (text,) = [
+        block for block in re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL) if part in block
+    ]
+    for old, new in changes.items():
+        assert old in text, f"{old} is not in {text}"
+        text = text.replace(old, new)
+    found: dict[str, Any] = json.loads(text)
+    return found

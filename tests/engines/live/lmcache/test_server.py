@@ -21,8 +21,8 @@ POLL_S = 0.2
 
 
 @contextmanager
-def server(master: str, log: Path) -> Iterator[str]:
-    """Its HTTP address."""
+def server(master: str, log: Path) -> Iterator[tuple[str, int]]:
+    """Its HTTP address, and the port for engines."""
     port, http_port = free_ports(2)
     program, *arguments = command("lmcache", "server", changes={MASTER: master, "6555": str(port), "6556": str(http_port)})
     with log.open("wb") as output:
@@ -34,7 +34,7 @@ def server(master: str, log: Path) -> Iterator[str]:
         while not is_up(address):
             assert process.poll() is None, log.read_text(errors="replace")
             time.sleep(POLL_S)  # nothing tells of it but its port
-        yield address
+        yield address, port
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ def mappings(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_the_server_starts_and_tells_of_the_adapter(tmp_path: Path) -> None:
-    with embedded(ClusterPlan(dram="64MiB", is_private=True)) as cluster, server(cluster.address, tmp_path / "log") as address:
+    with embedded(ClusterPlan(dram="64MiB", is_private=True)) as cluster, server(cluster.address, tmp_path / "log") as (address, _):
         with urllib.request.urlopen(f"{address}/status", timeout=60) as answer:
             status = json.load(answer)
         (adapter,) = [found for found in mappings(status) if found.get("type") == "KVStoreL2Adapter"]
