@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.holders import HINT, with_holder
 from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import Version
@@ -103,6 +103,40 @@ def test_a_block_can_be_read_at_its_holders_that_live_and_one_that_is_not_known_
     rows.sets.set_live([2])
     assert list(rows.readable_at(red, b"a")) == [2]
     assert list(rows.readable_at(red, b"unknown")) == []
+
+
+BEFORE = (((1, 2),), ((1, 2), (2, 4)), ((1, HINT),), ((1, 4), (2, HINT)), ((1, 2),), ((1, 2), (2, 4)))
+TIERS = bytes((2, 6, 4, 4, 4, 6))
+
+
+def test_what_a_node_holds_already_it_holds_in_other_tiers_as_if_told_one_by_one() -> None:
+    at_once, each = table(), table()
+    keys = [b"k%d" % number for number in range(len(BEFORE))]
+    for rows, red in (at_once, each):
+        for number, (key, pairs) in enumerate(zip(keys, BEFORE, strict=True)):
+            rows.insert(red, key, version(number + 1), pairs)
+    generations = range(1, len(BEFORE) + 1)
+    told = [10] * len(BEFORE), [20] * len(BEFORE), generations
+    assert at_once[0].hold_known(at_once[1].rows.find(keys), told, 1, TIERS)
+    for key, pairs, tiers in zip(keys, BEFORE, TIERS, strict=True):
+        each[0].hold(each[1].rows[key], with_holder(pairs, 1, tiers))
+    for rows, red in (at_once, each):
+        rows.check_integrity()
+        assert [rows.pairs(red.rows[key]) for key in keys] == [with_holder(*one) for one in zip(BEFORE, [1] * 6, TIERS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "generations", "node_id"),
+    [([b"a", b"b"], [1, 3], 1), ([b"a", b"b"], [1, 2], 2), ([b"a", b"unknown"], [1, 2], 1)],
+    ids=["another version", "held by others", "unknown"],
+)
+def test_of_what_a_node_is_not_known_to_hold_nothing_is_taken_in_at_once(keys: list[bytes], generations: list[int], node_id: int) -> None:
+    rows, red = table()
+    rows.insert(red, b"a", version(1), ((1, 2), (2, 2)))
+    rows.insert(red, b"b", version(2), HELD)
+    assert not rows.hold_known(red.rows.find(keys), ([10, 10], [20, 20], generations), node_id, bytes((4, 4)))
+    assert [rows.pairs(red.rows[key]) for key in (b"a", b"b")] == [((1, 2), (2, 2)), HELD]
+    rows.check_integrity()
 
 
 def test_a_parent_that_went_finds_its_children_when_it_comes_back() -> None:
