@@ -77,7 +77,8 @@ fuzz: $(BIN)/.dev typing  ## coverage-guided fuzzing of what is read from peers,
 	$(BIN)/python -m tests.fuzz
 
 .PHONY: lint
-lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter
+lint: $(BIN)/.dev typing  ## ruff, mypy --strict, import-linter, no marks of a conflict
+	! git grep -nE '^(<{7}|>{7}) '
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(addprefix build/typing/kvstore/,protocol security rpc kvcache telemetry tiers transfer scheduler lab console master store client router handover engines benchmarks) examples tests
@@ -132,6 +133,10 @@ bench-scale: $(BIN)/.dev  ## what a cluster of a thousand nodes computes and sen
 .PHONY: bench-telemetry
 bench-telemetry: $(BIN)/.dev  ## what metrics and traces cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
 	$(BIN)/python -m benchmarks.telemetry
+
+.PHONY: bench-metrics-cost
+bench-metrics-cost: $(BIN)/.dev  ## what metrics, scrapes and the console's looks cost puts in processor time; writes benchmarks/out/metrics_cost.json
+	$(BIN)/python -m benchmarks.metrics_cost
 
 .PHONY: bench-tensors
 bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against memcpy; writes benchmarks/out/tensors.json

@@ -22,40 +22,25 @@ from transformers import (
 
 VOCABULARY: Final = 1024
 ADAPTER_RANK: Final = 8
+FOUR_LAYERS: Final[dict[str, Any]] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.06,
+}
 SIZES: Final[dict[str, dict[str, Any]]] = {
-    "tiny": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "initializer_range": 0.06,
-    },
-    "windows": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "query_pre_attn_scalar": 64,
-        "sliding_window": 64,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "initializer_range": 0.06,
-    },
-    "states": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+    "tiny": FOUR_LAYERS | {"head_dim": 64},
+    "windows": FOUR_LAYERS
+    | {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "states": FOUR_LAYERS
+    | {
         "layer_types": ["conv", "full_attention"] * 2,
         "conv_dim": 256,
         "block_dim": 256,
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": False,
-        "initializer_range": 0.06,
     },
     "small": {
         "hidden_size": 1024,
