@@ -3,7 +3,7 @@ would answer with misses for blocks that are where they always were.
 
 So a question about a block that only nodes hold which have not registered with this owner is kept until they have, or for a set time, for a
 node may have died together with the former owner. Whoever asks waits, as he does while there is no owner. A put asks, too: what is there
-would else be written once more. The loop is the only caller.
+would else be written once more; and so does who pins, lets go, removes or replicates: it is there. The loop is the only caller.
 """
 
 from collections.abc import Callable, Sequence

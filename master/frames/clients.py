@@ -43,7 +43,7 @@ from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.identity import Identity
 
-Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve)
+Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
 SLICE_ROWS: Final = 4096
 """Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed at a time."""
@@ -159,6 +159,8 @@ class ClientFrames:
 
     def pin(self, session: Session, header: Header, message: Pin) -> None:
         """Answered when the pins are durable and the nodes have been told."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin):
+            return
         tenant, pins = _tenant(session), self._directory.pins
 
         def pin() -> None:
@@ -168,6 +170,8 @@ class ClientFrames:
 
     def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
         """As `pin`."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for):
+            return
         tenant, pins, ttl_ns = _tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
 
         def pin() -> None:
@@ -177,6 +181,8 @@ class ClientFrames:
 
     def replicate(self, session: Session, header: Header, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate):
+            return
         asked = self._directory.targets.ask(_tenant(session), message.keys, message.count)
         if not asked.ops:
             session.reply(header.request_id, Flags(asked.flags))
@@ -202,6 +208,8 @@ class ClientFrames:
 
     def remove(self, session: Session, header: Header, message: Remove) -> None:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove):
+            return
         span = session.span(header.request_id)
         self._remove(_tenant(session), message.keys, bool(message.force), lambda gone: session.reply(header.request_id, Flags(gone)), span)
 

@@ -8,8 +8,21 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.master_messages import Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
-from kvstore.protocol.message import GRANTED, PRESENT, Message
+from kvstore.protocol.master_messages import (
+    Exists,
+    Grants,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Nodes,
+    NodeTable,
+    Pin,
+    PinFor,
+    Remove,
+    Replicate,
+    Reserve,
+)
+from kvstore.protocol.message import GRANTED, PRESENT, REPLICAS_ABSENT, Message
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.channel import Channel
 from kvstore.transfer.testing.waiting import eventually
@@ -104,6 +117,30 @@ def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new
     client.close()
     for node in (one, two):
         node.close()
+
+
+@pytest.mark.parametrize(
+    "question", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
+)
+def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Places, question: Message) -> None:
+    """It would be told that the block is not there, and a pin would not be made."""
+    asked = Asking(places, question, Flags)
+    await_waiting(places, 1)
+    node = NodeSide(places)
+    if question != Pin([b"a", b"none"], pinned=0):  # the node is told
+        header, _body = node.read()
+        node.answer(header, Flags(b"\1"))
+    assert asked.result() == Flags(b"\1\0")
+    node.close()
+
+
+def test_copies_of_a_block_are_ordered_once_its_node_has_come(places: Places) -> None:
+    asked = Asking(places, Replicate([b"a", b"none"], 2), Flags)
+    await_waiting(places, 1)
+    node = NodeSide(places)
+    there, absent = asked.result().flags
+    assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
+    node.close()
 
 
 def test_a_put_that_has_waited_in_vain_is_told_what_is_wrong(tmp_path: Path, catalog: dict[str, Any]) -> None:

@@ -84,8 +84,11 @@ def test_another_process_is_at_the_other_end(transports: str, listener: Listener
 
 def test_a_peer_that_is_killed_is_unreachable_at_once(transports: str, listener: Listener) -> None:
     with process("quiet", listener) as (child, connection):
+        assert isinstance(connection, UcxConnection)
         receiving = in_background(lambda: connection.recv_into([memoryview(bytearray(1))], Deadline(PATIENCE_S)))
         sending = in_background(lambda: connection.send([bytes(8 << 20)], Deadline(PATIENCE_S)))
+        operations = connection._operations
+        eventually(lambda: len(operations) == 2, "both are under way: who comes later finds it closed")
         child.kill()
         with pytest.raises(Unreachable):
             receiving.result(SOON_S)
