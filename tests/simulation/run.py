@@ -87,6 +87,8 @@ class Run:
         """Acknowledged while a node was away."""
         self._holders: dict[Version, list[object]] = {}
         """The processes that had a block when it was acknowledged."""
+        self._flushed_ns: dict[int, int] = {}
+        """By writer: when the last flush that came back began."""
 
     def execute(self) -> Outcome:
         log = logging.getLogger("kvstore")
@@ -253,12 +255,13 @@ class Run:
                 case "flush":
                     client.client(tenant).flush(deadline_s=DEADLINE_S)
                     self.history.flushed(self._writer(client, tenant), begun_at=began_ns, at=world.now_ns)
+                    self._flushed_ns[self._writer(client, tenant)] = began_ns
                     told = None
                 case _:
                     raise AssertionError(f"there is no operation {step.kind!r}")
         except EXPECTED as error:
             told = type(error).__name__
-            if self.faults.is_calm_since(began_ns - RECOVERY_NS) and self._is_roomy and not self._may_fail(step):
+            if self.faults.is_calm_since(self._felt_since(client, step, began_ns)) and self._is_roomy and not self._may_fail(step):
                 world.finding("an operation failed without a fault", f"{step}: {type(error).__name__}: {error}")
         except KVStoreError as error:
             told = type(error).__name__
@@ -267,6 +270,11 @@ class Run:
         late_ns = world.now_ns - began_ns - int(DEADLINE_S * S)
         if late_ns > LATE_NS and not process.was_stopped_since(began_ns):
             world.finding("beyond its deadline", f"{step}: {late_ns / S:.3f} s late")
+
+    def _felt_since(self, client: ClientProcess, step: Step, began_ns: int) -> int:
+        """Faults from then on may have it fail. A flush tells what was lost since the one before, however long ago that is."""
+        since_ns = min(began_ns, self._flushed_ns.get(self._writer(client, step.args[1]), 0)) if step.kind == "flush" else began_ns
+        return since_ns - RECOVERY_NS
 
     def _may_fail(self, step: Step) -> bool:
         """Copies may take longer than the call: a node that was just being written to is asked again seconds later."""
