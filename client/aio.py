@@ -36,7 +36,7 @@ from kvstore.client.locations import Location
 from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations, Timeout
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.reservations import CLEANUP_S, TIDY_S
+from kvstore.client.reservations import CLEANUP_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed_async
 from kvstore.client.tracing import trace_calls
@@ -450,7 +450,7 @@ class AsyncClient:
         """Give back what a cancelled put had reserved, in a task of its own: whoever cancelled it does not wait for daemons."""
         with contextlib.suppress(RuntimeError):  # the loop is gone: so are its connections
             if asyncio.get_running_loop() and (self._tidying is None or self._tidying.done()):
-                self._tidying = asyncio.create_task(self._run(self._operations.resources.reservations.give_up_unused(TIDY_S)))
+                self._tidying = asyncio.create_task(self._run(self._operations.resources.reservations.give_up_unused()))
 
     async def _do(self, effect: Effect) -> Any:
         match effect:

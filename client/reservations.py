@@ -51,12 +51,15 @@ class Reservations:
         with contextlib.suppress(KVStoreError):
             yield from self._daemons.ask_master(message, Ok, deadline, partition=partition)
 
-    def give_up_unused(self, timeout_s: float = CLEANUP_S) -> Operation[None]:
-        """Give back what the puts in `unused` had reserved. Several threads may do so at once: to cancel twice does no harm."""
+    def give_up(self, put: Unused, timeout_s: float = CLEANUP_S) -> Operation[None]:
+        """Give back what this one of `unused` had reserved. Several threads may do so at once: to cancel twice does no harm."""
+        try:
+            yield from self.cancel(put.unused(), timeout_s)
+        finally:
+            with contextlib.suppress(ValueError):
+                self.unused.remove(put)
+
+    def give_up_unused(self) -> Operation[None]:
+        """The same for all of them, in the background: a call that waited for each would be late by as many times CLEANUP_S."""
         while self.unused:
-            put = self.unused[0]
-            try:
-                yield from self.cancel(put.unused(), timeout_s)
-            finally:
-                with contextlib.suppress(ValueError):
-                    self.unused.remove(put)
+            yield from self.give_up(self.unused[0], TIDY_S)

@@ -38,7 +38,7 @@ from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations, Timeout
 from kvstore.client.reads.single import SingleReads
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.reservations import CLEANUP_S, TIDY_S
+from kvstore.client.reservations import CLEANUP_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed
 from kvstore.client.together import run_together
@@ -460,7 +460,7 @@ class Client:
 
     def _tidy(self) -> None:
         """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""
-        giving_up = self._operations.resources.reservations.give_up_unused(TIDY_S)
+        giving_up = self._operations.resources.reservations.give_up_unused()
         is_at_work = threading.Lock()
         is_at_work.acquire()
 

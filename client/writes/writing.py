@@ -68,7 +68,7 @@ class Writing:
         except BaseException as error:
             resources.reservations.unused.append(self._batch)  # first: an interrupt may follow an interrupt
             if isinstance(error, KVStoreError):
-                yield from resources.reservations.give_up_unused()
+                yield from resources.reservations.give_up(self._batch)
             raise
         finally:
             stored = self._batch.stored.count(True)

@@ -36,6 +36,15 @@ def test_reservations_that_the_master_cannot_be_told_of_are_left_to_expire(oracl
     assert not reservations.unused
 
 
+def test_a_put_that_fails_gives_back_its_own_and_leaves_those_of_others_to_the_background(oracle: Oracle) -> None:
+    """Each takes its time where the master is silent: of several threads whose puts ended together the last was late by all of theirs."""
+    reservations, mine, others = oracle.resources.reservations, OverPut(b"a"), OverPut(b"b")
+    reservations.unused += [others, mine]
+    oracle.run(reservations.give_up(mine))
+    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"]]
+    assert list(reservations.unused) == [others]
+
+
 def test_two_may_give_back_the_same(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused.append(OverPut(b"a"))
