@@ -77,10 +77,12 @@ class PutBatch:
         self.note_grants()
         return self._cancellation(list(self.granted))
 
-    def ask_again(self, again: list[int], busy: list[int]) -> Operation[None]:
-        """The node had no room for these, or another writer has them there: their reservations go back, for all to ask again."""
+    def not_written(self, there: Sequence[int], again: Sequence[int], busy: list[int]) -> Operation[None]:
+        """Others have stored `there` at the node; for `again` it had no room, or another writer has them. The reservations of both go back:
+        those of `there` would hold up whoever puts such a key anew once its block is removed."""
+        self.was_there(there)
         busy += again
-        yield from self.cancel(again)
+        yield from self.cancel([*there, *again])
 
     def columns(self, indices: Sequence[int]) -> tuple[list[bytes], list[int], list[int]]:
         """Keys, sizes and generations."""
@@ -98,9 +100,11 @@ class PutBatch:
         """Whether these are all keys, in order."""
         return len(indices) == len(self.keys) and indices == self._all
 
-    def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> list[int]:
-        """Note the node's answers; the keys to ask again for."""
-        hints, again = [], []
+    def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> tuple[list[int], list[int]]:
+        """Note what the node has stored; the others, for `not_written`: those that were there, and those to ask again for."""
+        hints: list[tuple[bytes, Hint]] = []
+        there: list[int] = []
+        again: list[int] = []
         keys, sizes, node_id, pop = self.keys, self.sources.sizes, node.node_id, self.granted.pop
         if reply.flags.count(STORED) == len(indices) == len(reply.flags) and len(set(map(sizes.__getitem__, indices))) == 1:
             generations = set(map(self.granted.__getitem__, indices))
@@ -110,21 +114,19 @@ class PutBatch:
                     self.stored[:] = [True] * len(keys)
                     self.granted.clear()
                     self._hints.learn_all(keys, hint)
-                    return []
+                    return there, again
                 for i in indices:
                     self.stored[i] = True
                     pop(i)
                 self._hints.learn_all([keys[i] for i in indices], hint)
-                return []
+                return there, again
         for i, flag in zip(indices, reply.flags, strict=True):
             if flag == ASK_AGAIN:
                 again.append(i)
-                continue
-            generation = pop(i)
-            if flag == STORED:
+            elif flag == STORED:
                 self.stored[i] = True
-                hints.append((keys[i], Hint(node_id, generation, sizes[i])))
+                hints.append((keys[i], Hint(node_id, pop(i), sizes[i])))
             else:
-                self._there.add(keys[i])
+                there.append(i)
         self._hints.learn(hints)
-        return again
+        return there, again

@@ -39,17 +39,15 @@ class SlotWriting:
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
             if self._batch.granted[indices[0]] == UNRESERVED:
                 self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
-            again = yield from self._fill_slots(loan, node, indices, opened)
+            there, again = yield from self._fill_slots(loan, node, indices, opened)
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
         loan.give_back()
         if opened.statuses.count(GRANTED) < len(indices):
-            present = [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
-            self._batch.was_there(present)
-            yield from self._batch.cancel(present)
+            there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
             again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
-        yield from self._batch.ask_again(again, busy)
+        yield from self._batch.not_written(there, again, busy)
         return True
 
     def write_by_engine(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
@@ -65,7 +63,7 @@ class SlotWriting:
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
-            again = yield from self._fill_regions(loan, node, peer, indices, opened)
+            there, again = yield from self._fill_regions(loan, node, peer, indices, opened)
         except BaseException as error:
             is_gone = not loan.channel.is_open
             loan.discard()  # the node forgets the puts of a connection that ends
@@ -74,19 +72,19 @@ class SlotWriting:
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
         loan.give_back()
-        present = [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
-        self._batch.was_there(present)
-        yield from self._batch.cancel(present)
+        there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
-        yield from self._batch.ask_again(again, busy)
+        yield from self._batch.not_written(there, again, busy)
         return True
 
-    def _fill_regions(self, loan: AnyLoan, node: KnownNode, peer: Peer, indices: list[int], opened: Opened) -> Operation[list[int]]:
-        """Write into the slots' regions and commit; what has to be written again."""
+    def _fill_regions(
+        self, loan: AnyLoan, node: KnownNode, peer: Peer, indices: list[int], opened: Opened
+    ) -> Operation[tuple[list[int], list[int]]]:
+        """Write into the slots' regions and commit; what was not stored, as `PutBatch.written` tells it."""
         resources = self._resources
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
         if not places:
-            return []
+            return [], []
         sources = [self._batch.sources[indices[place]] for place in places]
         copies: list[Copy] = []
         total_bytes = 0
@@ -102,15 +100,14 @@ class SlotWriting:
         reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
         return self._batch.written(node, [indices[place] for place in places], reply)
 
-    def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[list[int]]:
-        """Copy into the slots and commit; what the node has forgotten meanwhile and must be written again."""
+    def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[tuple[list[int], list[int]]]:
+        """Copy into the slots and commit; what was not stored, as `PutBatch.written` tells it."""
         resources, channel = self._resources, loan.channel
         slabs, offsets, put_ids, written = opened.slabs, opened.offsets, opened.put_ids, indices
         if opened.statuses.count(GRANTED) < len(indices):
             places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
             slabs, offsets = [opened.slabs[place] for place in places], [opened.offsets[place] for place in places]
             put_ids, written = [opened.put_ids[place] for place in places], [indices[place] for place in places]
-        again: list[int] = []
         if opened.ahead:  # first, so that it goes on beside the copies
             yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
         if written:
@@ -130,5 +127,5 @@ class SlotWriting:
             sums = yield from work(copies, sum(map(sources.sizes.__getitem__, written)))
             commit = Commit(put_ids, sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
-            again = self._batch.written(node, written, reply)
-        return again
+            return self._batch.written(node, written, reply)
+        return [], []

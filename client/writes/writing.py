@@ -243,4 +243,5 @@ class Writing:
         loan.give_back()
         if is_kept:
             self._resources.early_puts.answered(node, instance)
-        yield from self._batch.ask_again(self._batch.written(node, indices, reply), busy)
+        there, again = self._batch.written(node, indices, reply)
+        yield from self._batch.not_written(there, again, busy)

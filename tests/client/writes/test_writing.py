@@ -121,6 +121,14 @@ def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_b
     assert oracle.sent(Commit) == []
 
 
+def test_of_values_sent_along_those_the_node_already_has_are_not_stored_and_their_reservations_given_back(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    oracle.script[Put].append(Flags(b"\0\1\2"))
+    assert put(oracle, [b"a", b"b", b"c"], [b"1", b"2", b"3"]) == [False, True, True]
+    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a", b"c"]]
+    assert b"a" not in oracle.reserved, "else nobody could put it anew, once its block is removed, until the reservation expires"
+
+
 def test_a_put_the_node_forgot_is_written_again(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.script[Commit].append(Flags(b"\2"))
