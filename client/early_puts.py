@@ -28,6 +28,7 @@ class _Early:
 
     node: KnownNode
     puts: int = 0
+    """Each counts when it begins and when it is over."""
     instance: int = 0
 
 
@@ -70,12 +71,13 @@ class EarlyPuts:
             early.puts += 1
 
     def answered(self, node: KnownNode, instance: int) -> None:
-        """The node's process `instance` has answered a put."""
+        """A put that was sent to the node's process `instance` is over. A flush that went out while it was under way may have passed it."""
         who = _who(node)
         with self._lock:
             early = self._nodes.get(who)
             if early is None:
                 early = self._nodes[who] = _Early(node)
+            early.puts += 1
             if early.instance not in (0, instance):
                 self._lose(node)
             early.instance = instance
@@ -149,7 +151,7 @@ class EarlyPuts:
             self._end(who, early, puts=puts)
 
     def _end(self, who: Who, early: _Early, *, puts: int | None = None, is_lost: bool = False) -> None:
-        """Nothing is left to be flushed, but for what has been sent since there were `puts` (None: that, too, was for nothing)."""
+        """Nothing is left to be flushed, but for what has begun or ended since there were `puts` (None: that, too, was for nothing)."""
         with self._lock:
             if self._nodes.get(who) is early and puts in (None, early.puts):
                 del self._nodes[who]

@@ -34,15 +34,17 @@ class SlotWriting:
         if begun is None:
             return False
         loan, opened = begun
+        is_kept = self._batch.granted[indices[0]] == UNRESERVED
         try:
             if len(opened.statuses) != len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
-            if self._batch.granted[indices[0]] == UNRESERVED:
-                self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
             there, again = yield from self._fill_slots(loan, node, indices, opened)
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
+        finally:
+            if is_kept:
+                self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
         loan.give_back()
         if opened.statuses.count(GRANTED) < len(indices):
             there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
@@ -60,6 +62,7 @@ class SlotWriting:
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
         loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
+        is_kept = self._batch.granted[indices[0]] == UNRESERVED
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
@@ -71,6 +74,9 @@ class SlotWriting:
                 raise
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
+        finally:
+            if is_kept:
+                resources.early_puts.answered(node, loan.channel.welcome.epoch)
         loan.give_back()
         there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]

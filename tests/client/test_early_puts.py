@@ -109,6 +109,36 @@ def test_what_is_put_while_a_flush_is_under_way_is_flushed_by_the_next(oracle: O
     assert len(oracle.sent(Flush)) == 2
 
 
+@pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, Commit)])
+def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value: bytes, message: type) -> None:
+    """The node answers the flush of another thread before it has the block."""
+
+    def passed(channel: Any, sent: Any) -> Any:
+        oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        return Flags(b"\1")
+
+    oracle.script[message].append(passed)
+    put(oracle, b"a", value)
+    assert len(oracle.resources.early_puts) == 1
+    flush(oracle)
+    assert len(oracle.resources.early_puts) == 0
+
+
+def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
+    put(oracle, b"a")
+    oracle.resources.early_puts.begin(known(oracle))
+
+    def meanwhile(channel: Any, sent: Any) -> Any:
+        oracle.resources.early_puts.answered(known(oracle), node.epoch)
+        return oracle.answer(channel, sent)
+
+    oracle.script[Flush].append(meanwhile)
+    flush(oracle)
+    assert len(oracle.resources.early_puts) == 1
+    flush(oracle)
+    assert len(oracle.resources.early_puts) == 0
+
+
 def test_a_put_that_was_interrupted_is_flushed_too(oracle: Oracle) -> None:
     oracle.script[Put].append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
