@@ -89,6 +89,7 @@ class Version:
     told: Told = Told.NOTHING
     ended_at: int | None = None
     known_at: int | None = None
+    is_told_lost: bool = False
     over_at: int | None = None
     """It cannot be read any more from here on."""
 
@@ -143,8 +144,19 @@ class History:
     def flushed(self, writer: int, *, begun_at: int, at: int) -> None:
         """A flush is over: every block that this writer's puts were told to have stored before it began is known to all from now on."""
         for version in self.versions():
-            if version.writer == writer and version.told is Told.STORED and version.ended_at is not None and version.ended_at <= begun_at:
+            if self._is_before(version, writer, begun_at) and not version.is_told_lost:
                 version.known_at = version.known_at if version.known_at is not None else at
+
+    def flush_told_loss(self, writer: int, *, begun_at: int) -> None:
+        """A flush said that a node is gone, and with it what was not known: no later one waits for any of that."""
+        for version in self.versions():
+            if self._is_before(version, writer, begun_at) and version.known_at is None:
+                version.is_told_lost = True
+
+    @staticmethod
+    def _is_before(version: Version, writer: int, begun_at: int) -> bool:
+        """The writer was told before that it is stored."""
+        return version.writer == writer and version.told is Told.STORED and version.ended_at is not None and version.ended_at <= begun_at
 
     def begin_remove(self, tenant: str, key: bytes, *, writer: int, at: int) -> Removal:
         removal = Removal(tenant, key, writer, at)

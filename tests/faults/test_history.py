@@ -130,6 +130,14 @@ def test_a_flush_tells_of_what_was_stored_before_it_began(history: History) -> N
     assert (early.is_acknowledged, late.is_acknowledged, known.known_at) == (True, False, 7)
 
 
+def test_what_a_flush_told_to_be_lost_no_later_one_makes_known(history: History) -> None:
+    lost, known = put(history, 1, ack="node"), put(history, 2, ack="cluster")
+    history.flush_told_loss(1, begun_at=10)
+    later = put(history, 12, ack="node")
+    history.flushed(1, begun_at=20, at=20)
+    assert (lost.is_acknowledged, known.is_acknowledged, later.is_acknowledged) == (False, True, True)
+
+
 def test_all_that_was_put_can_be_listed(history: History) -> None:
     version = put(history, 1)
     assert history.places() == [(TENANT, KEY)]

@@ -261,6 +261,8 @@ class Run:
                     raise AssertionError(f"there is no operation {step.kind!r}")
         except EXPECTED as error:
             told = type(error).__name__
+            if step.kind == "flush" and "and with it what was put there" in str(error):
+                self.history.flush_told_loss(self._writer(client, tenant), begun_at=began_ns)
             if self.faults.is_calm_since(self._felt_since(client, step, began_ns)) and self._is_roomy and not self._may_fail(step):
                 world.finding("an operation failed without a fault", f"{step}: {type(error).__name__}: {error}")
         except KVStoreError as error:
