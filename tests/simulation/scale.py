@@ -2,6 +2,7 @@
 
 python -m tests.simulation.scale                    # 1,000 nodes, 10,000 clients, a sample of their blocks and requests
 python -m tests.simulation.scale --nodes 100        # and so on: see --help
+python -m tests.simulation.scale --directory-blocks 100000000   # an owner that knows of so many, with 9 GB of memory
 
 Masters, nodes and clients are the real ones with the settings of a real cluster. Figures are the processor's time of the product's code in
 the one thread that everything runs in, and what it sends: what stands for the operating system and for etcd is taken off. So they leave out
@@ -14,6 +15,7 @@ import heapq
 import itertools
 import logging
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -23,11 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import xxhash
 from rich.console import Console
 
+from benchmarks.masters.memory import PUBLISHED, resident_bytes
 from kvstore.client.sync import Client
 from kvstore.client.tools.bench_report import Row, table, write
+from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.config import MasterSettings
+from kvstore.master.directory.directory import Directory
 from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Heartbeat
@@ -54,6 +60,8 @@ SECONDS: Final = 5
 LOST_NODES: Final = 50
 BEATS: Final = 3000
 NODE_DRAM_BYTES: Final = 1 << 20
+_SCATTER: Final = xxhash.xxh3_128_digest
+"""Keys of 16 bytes from all over, as prefix hashes are."""
 NAMES: Final = {"owner": "an owner", "node": "nodes", "client": "clients"}
 IDLE_NAMES: Final = {**NAMES, "node": "a node"}
 LOOK_NS: Final = 20 * MS
@@ -207,10 +215,10 @@ class Trouble(Exception):
 class Scale:
     """The phases, one after another in one world."""
 
-    def __init__(self, nodes: int, clients: int, blocks: int, requests: int, *, partitions: int) -> None:
+    def __init__(self, nodes: int, clients: int, blocks: int, requests: int, *, partitions: int, directory_blocks: int = 0) -> None:
         self.world = MeasuredWorld(1)
         self.cluster = Many(self.world, Shape(masters=3, nodes=nodes, clients=0, uses_index=True, partitions=partitions))
-        self._clients, self._blocks, self._requests = clients, blocks, requests
+        self._clients, self._blocks, self._requests, self._directory_blocks = clients, blocks, requests, directory_blocks
         self._under_way = 0
         self._rng = random.Random(2)
 
@@ -224,9 +232,13 @@ class Scale:
             for role, used in idle.items():
                 yield from _told(f"nobody asks: a second of {IDLE_NAMES[role]}", used, SECONDS * (nodes if role == "node" else 1))
             yield from self._filled()
+            if self._directory_blocks:
+                yield from self._stocked()
             yield from self._loaded(idle)
-            yield from self._taken_over()
             yield from self._lost()
+            if self._directory_blocks:
+                yield from self._swept(idle)
+            yield from self._taken_over()
             self.world.close()
 
     # --- phases ---
@@ -247,6 +259,25 @@ class Scale:
             keys = [_key(client.index, number) for number in range(first, min(first + PUT_BLOCKS, share))]
             client.client(TENANT).put_batch(keys, [VALUE] * len(keys))
         client.client(TENANT).flush()
+
+    def _stocked(self) -> Iterator[Row]:
+        """Owners are given the rows of many more blocks, of which each node is said to have as many: their directories are what grows with
+        blocks, and nobody asks for these, so that neither nodes nor catalogs have to have them."""
+        directories = [partition.standing.leading().directory for partition in self.cluster.owners()]
+        node_ids = [node.node_id for node in directories[0].members.live()]
+        messages = -(-self._directory_blocks // PUBLISHED)
+        before, spent_ms = resident_bytes(), []
+        for number in range(messages):
+            count = min(PUBLISHED, self._directory_blocks - number * PUBLISHED)
+            spent_ms.append(_stock(directories[number % len(directories)], node_ids[number % len(node_ids)], number, count))
+        known = self.cluster.blocks_known()
+        yield Row("blocks that the owners know of", known, "blocks")
+        yield Row("their memory a block", (resident_bytes() - before) / self._directory_blocks, "bytes")
+        yield Row(f"the longest of {messages} messages of {PUBLISHED} blocks", max(spent_ms), "ms")
+        yield Row("the median of them", statistics.median(spent_ms), "ms")
+        for role, used in self._measured(SECONDS, lambda: None).items():
+            if role == "owner":
+                yield from _told(f"nobody asks, {known} blocks known: a second of an owner", used, SECONDS)
 
     def _loaded(self, idle: dict[str, Used]) -> Iterator[Row]:
         """Requests of engines: what is there of a prompt? What is, half of it from other hosts, is read, and the rest put."""
@@ -290,7 +321,7 @@ class Scale:
 
     def _lost(self) -> Iterator[Row]:
         """Nodes are killed at once; how long until nobody is sent to them, and what it costs."""
-        cluster, share = self.cluster, self._blocks // len(self.cluster.nodes)
+        cluster, nodes, share = self.cluster, len(self.cluster.nodes), self._blocks // len(self.cluster.nodes)
         before = cluster.blocks_known()
         lost, cluster.nodes[:] = cluster.nodes[:LOST_NODES], cluster.nodes[LOST_NODES:]
         for daemon in lost:
@@ -299,7 +330,23 @@ class Scale:
         yield Row(f"{len(lost)} nodes are killed: until no master sends anybody to them", took_s, "s")
         yield Row("blocks that left with them", before - cluster.blocks_known(), "blocks")
         used = self._by_role(self.world.meter.read())
-        yield from _told("a block that a dead node had: an owner", used["owner"], max(1, share * len(lost)))
+        yield from _told(
+            "a block that a dead node had: an owner", used["owner"], max(1, (share + self._directory_blocks // nodes) * len(lost))
+        )
+
+    def _swept(self, idle: dict[str, Used]) -> Iterator[Row]:
+        """The dead nodes are forgotten, and their blocks' rows with them, a slice at a time: what that costs an owner while it lasts."""
+        directories = [partition.standing.leading().directory for partition in self.cluster.owners()]
+
+        def in_use() -> int:
+            return sum(map(_rows_in_use, directories))
+
+        rows = in_use()
+        self._until(lambda: in_use() < rows)
+        used = self._measured(SECONDS, lambda: None)["owner"].add(idle["owner"], -1)
+        buried = rows - in_use()
+        yield Row("rows of forgotten nodes' blocks given back in a second", buried / SECONDS, "blocks")
+        yield from _told("a second of that: an owner", used, SECONDS)
 
     # --- parts ---
 
@@ -359,6 +406,23 @@ def _key(owner: int, number: int) -> bytes:
     return b"%08d %08d" % (owner, number)
 
 
+def _stock(directory: Directory, node_id: int, number: int, count: int) -> float:
+    """Enter the rows of `count` new blocks in prompts as long as requests, as one message of this node does; ms of the processor."""
+    rows, tenants = directory.columns()
+    numbers = range(number * PUBLISHED, number * PUBLISHED + count)
+    keys = [_SCATTER(b"%d" % one) for one in numbers]
+    parents = [b"" if index % PROMPT_BLOCKS == 0 else keys[index - 1] for index in range(count)]
+    puts = BlockPuts(TENANT, keys, [len(VALUE)] * count, list(numbers), [number + 1] * count, [""] * count, parents, [()] * count)
+    began_ns = time.thread_time_ns()
+    rows.insert_new(tenants.of(TENANT), puts, ((node_id, 1),))
+    return (time.thread_time_ns() - began_ns) / MS
+
+
+def _rows_in_use(directory: Directory) -> int:
+    """Those of blocks that nobody has any more, but are still to be swept, too."""
+    return sum(len(tenant.rows) for tenant in directory.columns()[1])
+
+
 def _told(what: str, used: Used, times: int) -> Iterator[Row]:
     """What it computes, and what it sends where it sends anything."""
     yield Row(what, used.cpu_ns / 1e3 / times, "us")
@@ -409,11 +473,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=500_000, help="of all nodes together")
     parser.add_argument("--requests", type=int, default=5_000, help=f"in {SECONDS} s")
     parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--directory-blocks", type=int, default=0, help="more, that owners alone know of: 90 bytes of memory each")
     chosen = parser.parse_args(arguments)
     logging.getLogger("kvstore").setLevel(logging.CRITICAL)  # hundreds of nodes say that there is no master yet
     rows: list[Row] = []
     with collecting_only_now():
-        scale = Scale(chosen.nodes, chosen.clients, chosen.blocks, chosen.requests, partitions=chosen.partitions)
+        scale = Scale(
+            chosen.nodes,
+            chosen.clients,
+            chosen.blocks,
+            chosen.requests,
+            partitions=chosen.partitions,
+            directory_blocks=chosen.directory_blocks,
+        )
         for row in itertools.chain(heartbeat_rows(), scale.rows()):
             print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
             rows.append(row)
