@@ -233,7 +233,7 @@ class Scale:
                 yield from _told(f"nobody asks: a second of {IDLE_NAMES[role]}", used, SECONDS * (nodes if role == "node" else 1))
             yield from self._filled()
             if self._directory_blocks:
-                yield from self._stocked()
+                yield from self._stocked(idle)
             yield from self._loaded(idle)
             yield from self._lost()
             if self._directory_blocks:
@@ -260,9 +260,10 @@ class Scale:
             client.client(TENANT).put_batch(keys, [VALUE] * len(keys))
         client.client(TENANT).flush()
 
-    def _stocked(self) -> Iterator[Row]:
+    def _stocked(self, idle: dict[str, Used]) -> Iterator[Row]:
         """Owners are given the rows of many more blocks, of which each node is said to have as many: their directories are what grows with
-        blocks, and nobody asks for these, so that neither nodes nor catalogs have to have them."""
+        blocks, and nobody asks for these, so that neither nodes nor catalogs have to have them. `idle`
+        becomes what they compute then while nobody asks."""
         directories = [partition.standing.leading().directory for partition in self.cluster.owners()]
         node_ids = [node.node_id for node in directories[0].members.live()]
         messages = -(-self._directory_blocks // PUBLISHED)
@@ -275,9 +276,8 @@ class Scale:
         yield Row("their memory a block", (resident_bytes() - before) / self._directory_blocks, "bytes")
         yield Row(f"the longest of {messages} messages of {PUBLISHED} blocks", max(spent_ms), "ms")
         yield Row("the median of them", statistics.median(spent_ms), "ms")
-        for role, used in self._measured(SECONDS, lambda: None).items():
-            if role == "owner":
-                yield from _told(f"nobody asks, {known} blocks known: a second of an owner", used, SECONDS)
+        idle.update(self._measured(SECONDS, lambda: None))
+        yield from _told(f"nobody asks, {known} blocks known: a second of an owner", idle["owner"], SECONDS)
 
     def _loaded(self, idle: dict[str, Used]) -> Iterator[Row]:
         """Requests of engines: what is there of a prompt? What is, half of it from other hosts, is read, and the rest put."""
