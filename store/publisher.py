@@ -8,12 +8,12 @@ all.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.block import Block
@@ -70,6 +70,8 @@ class Publisher:
         self._on_synced: Callable[[], None] = lambda: None
         self._waiters: list[tuple[int, int, Published]] = []
         self._next_waiter = 0
+        self._unsaid_gone: dict[tuple[str, bytes], int] = {}
+        """By tenant and key, the newest event in the queue that says that a block of it is gone."""
         self._causes: list[tuple[int, Span]] = []
         """Traced requests that wait for events which are not said yet, by these events."""
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
@@ -96,6 +98,8 @@ class Publisher:
         block.event_seq = self._seq
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
+            if kind == EVENT_GONE:
+                self._unsaid_gone[block.tenant, block.key] = self._seq
 
     def is_published(self, seq: int) -> bool:
         """Every event up to `seq` is durable at the master."""
@@ -134,6 +138,7 @@ class Publisher:
         self._link += 1
         self._in_flight.clear()
         self._queue.clear()
+        self._unsaid_gone.clear()
         self._causes.clear()
         self._inventory = None
         self._is_synced = False
@@ -163,11 +168,28 @@ class Publisher:
             if self._inventory is not None:
                 self._say_inventory()
             elif self._queue:
-                events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
-                self._say(PHASE_STREAM, events, self._seq - len(self._queue))
+                self._say_events()
             else:
                 self._is_due = False
                 return
+
+    def say_gone(self, blocks: Sequence[Block]) -> bool:
+        """Send what there is, as `flush_now`; and whatever the window, if it is still to be said that former blocks of these keys are gone.
+        False: it is, and the rest of the inventory comes before it."""
+        self.flush_now()
+        while self._unsaid_gone and not self._unsaid_gone.keys().isdisjoint((block.tenant, block.key) for block in blocks):
+            if self._inventory is not None:
+                return False
+            self._say_events()
+        return True
+
+    def _say_events(self) -> None:
+        first = self._seq - len(self._queue) + 1
+        events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
+        for seq, (kind, block, _tier_mask) in enumerate(events, first):
+            if kind == EVENT_GONE and self._unsaid_gone[block.tenant, block.key] == seq:
+                del self._unsaid_gone[block.tenant, block.key]
+        self._say(PHASE_STREAM, events, self._seq - len(self._queue))
 
     def _say_inventory(self) -> None:
         assert self._inventory is not None

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from kvstore.master.directory.holders import NAMED
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
@@ -29,7 +30,8 @@ class Claiming:
         """What becomes of the blocks that the node has. GRANTED: it is the node's to publish, under that generation. PRESENT with a
         generation, of blocks that can be read at the node (`held`): the cluster has these bytes as that version, and the node may be
         entered as a holder; without: it has other bytes, or the node gives up its own. BUSY: another writer is at the key, or what the
-        node holds is being removed; the second of a repeated key is BUSY, too.
+        node holds is being removed, or only nodes are thought to have other bytes, or what the claiming one cannot show yet, whose
+        inventories have yet to name them; the second of a repeated key is BUSY, too.
 
         Raises Full (too many stand reserved already), InvalidArgument (a tenant's name); nothing has changed.
         """
@@ -43,14 +45,14 @@ class Claiming:
         wanted: dict[bytes, int] = {}
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
-            if self._rows.sets.live[self._rows.holders[row]]:
-                statuses[at] = PRESENT
+            if standing := self._rows.sets.standing[self._rows.holders[row]]:
+                statuses[at] = PRESENT if standing == NAMED else BUSY
                 if not message.held:
                     continue
                 if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):
                     statuses[at] = BUSY
                 elif (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row]):
-                    generations[at] = self._rows.generations[row]
+                    statuses[at], generations[at] = PRESENT, self._rows.generations[row]
             elif key in wanted or self._is_busy(owner, key, now_ns):
                 statuses[at] = BUSY
             else:

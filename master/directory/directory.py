@@ -44,10 +44,12 @@ from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import BUSY, MAX_LINKS, PRESENT
+from kvstore.protocol.message import BUSY, GRANTED, MAX_LINKS, PRESENT
 from kvstore.security.quotas.quota import Quota, unlimited
 
 NS_PER_S: Final = 1_000_000_000
+_MAY_PUT: Final = bytes((GRANTED, BUSY, PRESENT)).ljust(256, b"\0")
+"""By what is known of a block (NOBODY, HINTED, NAMED): whether somebody may put it."""
 GENERATIONS_AHEAD: Final = 1 << 40
 """Allowed at a time: months of puts, so that an owner writes this down once or twice. As wall clock they are 18 minutes."""
 
@@ -274,7 +276,8 @@ class Directory:
         avoid: int = 0,
         now_ns: int,
     ) -> Grants:
-        """Who may write, and where. The second of a repeated key is BUSY.
+        """Who may write, and where. The second of a repeated key is BUSY, and so is a block that only nodes are thought to hold whose
+        inventories have yet to name it: PRESENT is a promise, and the node may have lost it while its link was broken.
 
         Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node), Full (too many stand
         reserved already) or QuotaExceeded (too many of the tenant do); nothing was reserved.
@@ -282,11 +285,11 @@ class Directory:
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
         owner = self._tenants.asked(tenant)
-        statuses = bytearray(map(PRESENT.__mul__, self.queries.exists(tenant, keys)))
+        statuses = bytearray(self.queries.standing(tenant, keys).translate(_MAY_PUT))
         wanted: dict[bytes, int] = {}
         live = self._rows.sets.live_nodes
         for index, key in enumerate(keys):
-            if statuses[index] == PRESENT:
+            if statuses[index] != GRANTED:
                 continue
             if key in wanted or key in owner.pending or self._reservations.held(owner, key, live, now_ns):
                 statuses[index] = BUSY

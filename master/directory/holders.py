@@ -13,6 +13,8 @@ HINT: Final = 0x40
 """State bit: known from the catalog or from before the node's inventory began, which has not named it yet."""
 TIERS: Final = 0x3F
 """The bits of a state that are the tier mask."""
+NOBODY, HINTED, NAMED = 0, 1, 2
+"""What is known of a block: no node that can be read from is thought to hold it; one is, which has yet to name it; one has named it."""
 MAX_REPLICAS: Final = 255
 """Replicas told in one answer (a u8 on the wire)."""
 
@@ -39,6 +41,8 @@ class HolderSets:
     def __init__(self) -> None:
         self.live = bytearray(1)
         """By index: 1 when a block with this set can be read now."""
+        self.standing = bytearray(1)
+        """By index: NOBODY, HINTED or NAMED, of the nodes that can be read from."""
         self.replicas = bytearray(1)
         """By index: how many holders can be read from."""
         self.nodes = [b""]
@@ -141,6 +145,8 @@ class HolderSets:
                 of_node.setdefault(node_id, set()).add(index)
             assert list(self.readable_at(index)) == [node_id for node_id, _state in pairs if node_id in self.live_nodes], index
             assert self.live[index] == bool(self.replicas[index]), index
+            named = any(node_id in self.live_nodes and not state & HINT for node_id, state in pairs)
+            assert self.standing[index] == (NAMED if named else HINTED if self.live[index] else NOBODY), index
             assert len(self.nodes[index]) == 4 * len(self.tiers[index]) == 4 * self.replicas[index], index
         assert of_node == self._of_node
 
@@ -152,6 +158,7 @@ class HolderSets:
             self._pairs.append(())
             self._rows.append(0)
             self.live.append(0)
+            self.standing.append(NOBODY)
             self.replicas.append(0)
             self.nodes.append(b"")
             self.tiers.append(b"")
@@ -187,6 +194,7 @@ class HolderSets:
 
     def _refresh(self, index: int) -> None:
         live = [pair for pair in self._pairs[index] if pair[0] in self.live_nodes]
+        self.standing[index] = max((HINTED if state & HINT else NAMED for _node_id, state in live), default=NOBODY)
         live = live[:MAX_REPLICAS]
         self.live[index] = bool(live)
         self.replicas[index] = len(live)

@@ -25,11 +25,19 @@ class Queries:
 
     def exists(self, tenant: str, keys: Sequence[bytes]) -> bytes:
         """1 for each key that can be read now."""
+        return self._of_sets(tenant, keys, self._rows.sets.live)
+
+    def standing(self, tenant: str, keys: Sequence[bytes]) -> bytes:
+        """Of each key NOBODY, HINTED or NAMED: see holders.py."""
+        return self._of_sets(tenant, keys, self._rows.sets.standing)
+
+    def _of_sets(self, tenant: str, keys: Sequence[bytes], column: bytearray) -> bytes:
+        """Of each key what `column` says of its holders."""
         if len(keys) <= FEW:
-            index, holders, live = self._tenants.asked(tenant).rows, self._rows.holders, self._rows.sets.live
-            return bytes([live[holders[index.get(key)]] for key in keys])
+            index, holders = self._tenants.asked(tenant).rows, self._rows.holders
+            return bytes([column[holders[index.get(key)]] for key in keys])
         held = np.frombuffer(self._rows.holders, np.uint32)[self._find(tenant, keys)]
-        return np.frombuffer(self._rows.sets.live, np.uint8)[held].tobytes()
+        return np.frombuffer(column, np.uint8)[held].tobytes()
 
     def match_prefix(self, tenant: str, keys: Sequence[bytes]) -> int:
         """How many keys can be read now, from the first on without a gap."""

@@ -174,9 +174,10 @@ class Claims:
         undecided = _UndecidedPut(self, self._table, self._publishers, frame, answer, span)
         parts = undecided.parts(self._partitioning)
         for partition, wanted in parts.items():
-            self._publishers[partition].flush_now()  # else the master may take this node for a holder by what has left since
-            link = self._links.get(partition)  # to send what there was may have been what showed that the link is gone
-            if link is None:
+            # Else the master may take this node for a holder of what has left since. To say that may be what shows that the link is gone.
+            has_said = self._publishers[partition].say_gone([put.block for _at, put in wanted])
+            link = self._links.get(partition)
+            if link is None or not has_said:
                 undecided.ask_again(wanted)
                 continue
             ask, epoch = link

@@ -125,6 +125,66 @@ def test_a_link_begins_with_the_whole_inventory_within_the_window(node: Node) ->
     assert node.publisher.backlog == 0
 
 
+def blocks(*names: str) -> list[Block]:
+    """New ones, of these keys."""
+    return [Block("red", name.encode(), 10, 0) for name in names]
+
+
+def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim_its_key() -> None:
+    node = Node(batch_events=1, max_in_flight=1)
+    link = node.synced_link()
+    for name in "abc":
+        node.commit(name)
+    node.gone("b")
+    assert node.publisher.say_gone(blocks("a", "c"))
+    assert link.said() == [(PHASE_STREAM, "a")], "of these nothing is to be said"
+    node.commit("d")
+    assert node.publisher.say_gone(blocks("a", "b"))
+    assert link.said() == [(PHASE_STREAM, name) for name in "bcb"]
+    assert node.publisher.say_gone(blocks("b"))
+    assert link.said() == []
+    link.answer_all()
+    node.publisher.flush_now()
+    assert link.said() == [(PHASE_STREAM, "d")]
+
+
+def test_a_key_whose_blocks_were_gone_twice_is_not_said_before_the_second_time_is() -> None:
+    node = Node(batch_events=1, max_in_flight=1)
+    link = node.synced_link()
+    for _ in range(2):
+        node.commit("a")
+        node.gone("a")
+    assert node.publisher.say_gone(blocks("a"))
+    assert [bytes(message.kinds) for message in link.sent] == [bytes([kind]) for kind in (EVENT_COMMIT, EVENT_GONE) * 2]
+
+
+def test_that_a_block_is_gone_is_not_said_before_the_inventory_that_may_have_named_it() -> None:
+    node = Node(max_in_flight=2)
+    for name in "abcdefg":
+        node.commit(name)
+    link = node.link_up()
+    node.gone("a")
+    assert not node.publisher.say_gone(blocks("a"))
+    assert node.publisher.say_gone(blocks("b", "new"))
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
+    for _ in range(3):
+        link.answer()
+    assert node.publisher.say_gone(blocks("a"))
+    assert link.said()[-1] == (PHASE_STREAM, "a")
+
+
+def test_without_a_link_nothing_is_said_to_be_gone() -> None:
+    node = Node(batch_events=1, max_in_flight=1)
+    link = node.synced_link()
+    for name in "ab":
+        node.commit(name)
+    node.gone("b")
+    node.publisher.flush_now()
+    node.publisher.link_down()
+    assert node.publisher.say_gone(blocks("b"))
+    assert link.said() == [(PHASE_STREAM, "a")]
+
+
 def test_events_for_which_nobody_waits_wait_for_others() -> None:
     node = Node(holds_back=True)
     link = node.synced_link()

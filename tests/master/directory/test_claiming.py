@@ -9,7 +9,7 @@ from kvstore.master.directory import claiming
 from kvstore.master.directory.claiming import MIN_NEW
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
-from kvstore.protocol.catalog_messages import Claim
+from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim
 from kvstore.protocol.errors import Full
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
@@ -129,6 +129,30 @@ def test_what_cannot_be_read_at_its_node_yet_gives_way_to_whatever_there_is() ->
     master.directory.removing.plan(TENANT, [b"k"], force=False)
     grants = claim(master, second, [b"k"], held=0)
     assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [0])
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_what_only_nodes_hold_that_have_yet_to_name_it_is_busy_until_they_have(held: int) -> None:
+    """A node whose link broke may have lost it meanwhile, the claiming one not least: the answer to its last claim may never have come."""
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    master.sync(first, Event(b"lost", 5), Event(b"kept", 5))
+    master.publish(first, phase=PHASE_SYNC_BEGIN)
+    for claimant in (first, second):
+        assert list(claim(master, claimant, [b"lost", b"kept"], checksum=8, held=held).statuses) == [BUSY, BUSY]
+    master.publish(first, Event(b"kept", 5), phase=PHASE_SYNC)
+    master.publish(first, phase=PHASE_SYNC_END)
+    assert list(claim(master, first, [b"lost", b"kept"], checksum=8, held=held).statuses) == [GRANTED, PRESENT]
+
+
+def test_bytes_that_can_be_read_join_a_version_that_nobody_has_named_yet() -> None:
+    """They are the cluster's by that, whatever becomes of the other node's."""
+    master = Master()
+    first, second = master.register("a"), master.register("b")
+    master.sync(first, Event(b"k", 5))
+    master.publish(first, phase=PHASE_SYNC_BEGIN)
+    grants = claim(master, second, [b"k"])
+    assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [5])
 
 
 def test_what_a_node_has_already_is_no_reservation_of_the_tenants() -> None:

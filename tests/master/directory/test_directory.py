@@ -53,6 +53,18 @@ def test_reserve_grants_what_is_new_tells_what_is_there_and_what_another_writes(
     assert reserve(master, b"pending").statuses == bytes([BUSY])
 
 
+def test_a_block_is_not_told_to_be_there_while_no_inventory_has_named_it() -> None:
+    """Who puts it relies on that; the node may have lost it while its link was broken."""
+    master, node = one_node(b"lost", b"kept")
+    master.publish(node, phase=PHASE_SYNC_BEGIN)
+    assert reserve(master, b"lost", b"kept", b"new").statuses == bytes([BUSY, BUSY, GRANTED])
+    assert master.exists(b"lost", b"kept") == [1, 1], "a read of it is a miss at worst"
+    master.publish(node, Event(b"kept"), phase=PHASE_SYNC)
+    assert reserve(master, b"lost", b"kept").statuses == bytes([BUSY, PRESENT])
+    master.publish(node, phase=PHASE_SYNC_END)
+    assert reserve(master, b"lost", b"kept").statuses == bytes([GRANTED, PRESENT])
+
+
 def test_a_reservation_ends_by_cancel_expiry_or_death_of_its_node() -> None:
     master, node = one_node()
     grants = reserve(master, b"a")

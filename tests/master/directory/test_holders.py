@@ -2,7 +2,7 @@
 
 from array import array
 
-from kvstore.master.directory.holders import HINT, HolderSets, with_holder, without_holder
+from kvstore.master.directory.holders import HINT, HINTED, NAMED, NOBODY, HolderSets, with_holder, without_holder
 
 
 def test_equal_sets_share_one_index_until_their_last_row_leaves() -> None:
@@ -36,6 +36,17 @@ def test_a_set_is_live_while_one_of_its_nodes_is() -> None:
     assert sets.live_blocks() == 2
     assert (sets.blocks_at(1), sets.blocks_at(2), sets.blocks_at(3)) == (1, 2, 0)
     sets.check_integrity([both, second])
+
+
+def test_a_set_is_named_while_a_live_node_of_it_is_no_hint() -> None:
+    sets = HolderSets()
+    both, hint = sets.enter(((1, 2), (2, 4 | HINT))), sets.enter(((2, 2 | HINT),))
+    for live, standing in (((), (NOBODY, NOBODY)), ((1,), (NAMED, NOBODY)), ((2,), (HINTED, HINTED)), ((1, 2), (NAMED, HINTED))):
+        sets.set_live(live)
+        assert (sets.standing[both], sets.standing[hint]) == standing
+        sets.check_integrity([both, hint])
+    sets.rewrite(2, lambda state: state & ~HINT)
+    assert (sets.standing[0], sets.standing[hint]) == (NOBODY, NAMED)
 
 
 def test_a_rewrite_changes_all_rows_of_a_node_at_once() -> None:

@@ -1,8 +1,9 @@
 """Promises of queries.py, asked of a directory with nodes."""
 
+from kvstore.master.directory.holders import HINTED, NAMED, NOBODY
 from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.protocol.catalog_messages import EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_SYNC, PHASE_SYNC_BEGIN
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
 
@@ -12,6 +13,15 @@ def test_a_prefix_ends_at_its_first_gap() -> None:
     assert master.directory.queries.match_prefix(TENANT, [b"a", b"b"]) == 2
     assert master.directory.queries.match_prefix(TENANT, [b"c"]) == 0
     assert master.directory.queries.match_prefix(TENANT, []) == 0
+
+
+def test_a_block_is_hinted_until_its_nodes_inventory_has_named_it_and_counts_as_there() -> None:
+    master, node = one_node(b"a", b"b")
+    master.publish(node, phase=PHASE_SYNC_BEGIN)
+    master.publish(node, Event(b"b"), phase=PHASE_SYNC)
+    for keys in ([b"a", b"b", b"c"], [b"a", b"b", b"c"] * FEW):
+        assert master.directory.queries.standing(TENANT, keys) == bytes([HINTED, NAMED, NOBODY]) * (len(keys) // 3)
+        assert master.directory.queries.exists(TENANT, keys) == b"\1\1\0" * (len(keys) // 3)
 
 
 def test_the_prefixes_are_those_of_each_node() -> None:

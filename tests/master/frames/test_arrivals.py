@@ -22,7 +22,7 @@ from kvstore.protocol.master_messages import (
     Replicate,
     Reserve,
 )
-from kvstore.protocol.message import GRANTED, PRESENT, REPLICAS_ABSENT, Message
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Message
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.channel import Channel
 from kvstore.transfer.testing.waiting import eventually
@@ -107,13 +107,16 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
 
 
 def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new_block_does_not_wait(places: Places) -> None:
+    """That it is there is said once its node's inventory has named it; until then the writer asks again."""
     of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), Grants)
     await_waiting(places, 1)
     client = places.client()
     two = NodeSide(places, "two")
     assert ask(client, Reserve([b"newer"], [1]), Grants).statuses == bytes([GRANTED])
     one = NodeSide(places)
-    assert of_both.result().statuses == bytes([PRESENT, GRANTED])
+    assert of_both.result().statuses == bytes([BUSY, GRANTED])
+    one.sync(Event(b"a"))
+    assert ask(client, Reserve([b"a", b"b"], [1, 1]), Grants).statuses == bytes([PRESENT, GRANTED])
     client.close()
     for node in (one, two):
         node.close()

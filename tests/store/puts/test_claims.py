@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
+from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_SYNC, PHASE_SYNC_BEGIN, Claim, Publish
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Grants
@@ -170,6 +170,53 @@ def test_a_link_that_shows_itself_broken_as_events_are_sent_is_no_master(
     monkeypatch.setattr(node.publisher, "flush_now", node.claims.link_down)
     assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
     assert node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts)) == (0, 0)
+
+
+def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
+    """What the node tells its master, which answers nothing from now on."""
+    said: list[Publish] = []
+    monkeypatch.setattr(node, "_publish", lambda message, _answered: said.append(message))
+    node.call(lambda: node.publisher.link_up(node._publish, 1, lambda: None))
+    return said
+
+
+def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if more messages wait for their answers than may: else the master takes the node for the holder of what is on its way out,
+    tells the writer that it is there already, and then hears that it is gone."""
+    said = published(node, monkeypatch)
+    for name in (b"a", b"b", b"c"):
+        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, Block("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(node.publisher.flush_now)
+    assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
+    other, _ = put(client, z=b"z")
+    claimed = master.decide(grants(GRANTED)).keys
+    other.join(TIMEOUT_S)
+    assert (claimed, sum(message.keys == [b"c"] for message in said)) == ([b"z"], 0), "that concerns it not"
+    thread, results = put(client, c=b"c")
+    until(node, lambda: bool(master.asked))
+    assert said[-1].keys == [b"c"]
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]]
+
+
+def test_of_a_block_that_left_while_the_inventory_is_said_the_writer_asks_again(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory may have named it, and comes before the word that it is gone."""
+    assert client.put({f"{number}": b"v" for number in range(400)}) == [STORED] * 400
+    said = published(node, monkeypatch)
+    gone = node.call(lambda: node.store.table.find("red", b"0"))
+    assert gone is not None
+    node.call(lambda: node.store.table.copies.drop(gone))
+    assert client.put({"0": b"w"}, generation=0) == [ASK_AGAIN]
+    assert (master.asked, [message.phase for message in said]) == ([], [PHASE_SYNC_BEGIN, *[PHASE_SYNC] * 3])
+    thread, results = put(client, new=b"n")
+    master.decide(grants(GRANTED))
+    thread.join(TIMEOUT_S)
+    assert results == [[STORED]], "others need not wait"
 
 
 def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
