@@ -30,7 +30,7 @@ PARTS = {
     "store": "admission spilling",
     "store/blocks": "crowding limits quotas slab_limits",
     "master/directory": (
-        "directory draining targets following operator_quotas queries pins removing rows keys key_index membership placement "
+        "directory draining targets following operator_quotas queries pins removing rows lineage keys key_index membership placement "
         "records publishing pending removals reservations tenants holders rates heat hot_copies contents usage segments recording "
         "last_copies lending load spilling"
     ),

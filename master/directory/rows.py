@@ -11,24 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT, HolderSets, Pairs, with_holder
 from kvstore.master.directory.key_index import FEW, Found
 from kvstore.master.directory.keys import NO_ROW
+from kvstore.master.directory.lineage import NO_PARENT, Numbers, adopt_all
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
 
 T = TypeVar("T")
-Numbers = npt.NDArray[np.uint32]
 
-NO_PARENT: Final = 0
 MADE_ROWS: Final = 1024
 """Rows that the columns are lengthened by."""
-MAX_LINEAGE: Final = 65_536
-"""Ancestors that are looked at for a cycle, some milliseconds: as many as a prompt of a million tokens has blocks of 16. A longer line is
-cut there: whoever says who is whose parent could else keep a master that reads a catalog at it for ever."""
 
 
 class Namespaces:
@@ -58,8 +53,8 @@ class Namespaces:
         self._rows[index] += count
         return index
 
-    def leave(self, index: int) -> None:
-        self._rows[index] -= 1
+    def leave(self, index: int, count: int = 1) -> None:
+        self._rows[index] -= count
         if not self._rows[index]:
             del self._index[self._names[index]]
             self._free.append(index)
@@ -170,7 +165,7 @@ class Rows:
         np.add.at(np.frombuffer(self.children, np.uint32), above[is_there], 1)
         if self.is_elsewhere is not None:
             strangers = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
-            self._adopt_parents(tenant, rows.tolist(), strangers)
+            self._adopt_parents(tenant, rows, strangers)
 
     def replay(self, tenant: Tenant, puts: BlockPuts) -> None:
         """Make the rows of these keys what the catalog says of them, in whatever order it tells of blocks and their parents.
@@ -178,8 +173,8 @@ class Rows:
         A parent without a row gets one, held by nobody. A row's parent is the first that was said of it. Holders are hints.
         """
         pairs_of = {holders: tuple((node_id, HINT) for node_id in holders) for holders in set(puts.holders)}
-        found = tenant.rows.find(puts.keys).tolist()
-        new = [at for at, row in enumerate(found) if row == NO_ROW]
+        found = np.array(tenant.rows.find(puts.keys), np.uint32)
+        new = np.flatnonzero(found == NO_ROW).tolist()
         reusing, appending = new[: len(self._free)], new[len(self._free) :]
         for at in reusing:
             found[at] = self._new(tenant, puts.keys[at], NO_PARENT)
@@ -188,8 +183,8 @@ class Rows:
             return
         if appending:
             self._replay_new(tenant, _some(puts, appending), pairs_of)
-            known = [at for at, row in enumerate(found) if row != NO_ROW]
-            found, puts = [found[at] for at in known], _some(puts, known)
+            known = np.flatnonzero(found != NO_ROW)
+            found, puts = found[known], _some(puts, known.tolist())
         self._replay_known(tenant, puts, found, pairs_of)
 
     def _replay_new(self, tenant: Tenant, puts: BlockPuts, pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
@@ -199,51 +194,41 @@ class Rows:
         first = self._append(tenant, puts.keys, puts.sizes, puts.checksums, puts.generations, puts.namespaces, held)
         end = first + len(puts.keys)
         self.recorded[first:end] = b"\1" * len(puts.keys)
-        self._adopt_parents(tenant, range(first, end), puts.parents)
+        self._adopt_parents(tenant, np.arange(first, end, dtype=np.uint32), puts.parents)
 
-    def _replay_known(self, tenant: Tenant, puts: BlockPuts, rows: Sequence[int], pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
+    def _replay_known(self, tenant: Tenant, puts: BlockPuts, rows: Numbers, pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
         """`replay` of different keys that have these rows."""
         sets = {holders: self.sets.enter(pairs_of[holders], count) for holders, count in Counter(puts.holders).items()}
         names = {name: self.namespaces.enter(name, count) for name, count in Counter(puts.namespaces).items()}
-        for row, size, checksum, generation, namespace, holders in zip(
-            rows, puts.sizes, puts.checksums, puts.generations, puts.namespaces, puts.holders, strict=True
-        ):
-            self.sizes[row], self.checksums[row], self.generations[row] = size, checksum, generation
-            self.namespaces.leave(self.namespace_indexes[row])
-            self.namespace_indexes[row] = names[namespace]
-            self.sets.leave(self.holders[row])
-            self.holders[row] = sets[holders]
-            self.recorded[row] = 1
+        for wide, values in ((self.sizes, puts.sizes), (self.checksums, puts.checksums), (self.generations, puts.generations)):
+            np.frombuffer(wide, np.uint64)[rows] = np.array(values, np.uint64)
+        namespaces, held = np.frombuffer(self.namespace_indexes, np.uint32), np.frombuffer(self.holders, np.uint32)
+        for column, leave in ((namespaces, self.namespaces.leave), (held, self.sets.leave)):
+            for index, count in zip(*(found.tolist() for found in np.unique(column[rows], return_counts=True)), strict=True):
+                leave(index, count)
+        namespaces[rows] = list(map(names.__getitem__, puts.namespaces))
+        held[rows] = list(map(sets.__getitem__, puts.holders))
+        np.frombuffer(self.recorded, np.uint8)[rows] = 1
+        del namespaces, held, column  # the columns cannot grow while they are looked at
         self._adopt_parents(tenant, rows, puts.parents)
 
-    def _adopt_parents(self, tenant: Tenant, rows: Sequence[int], parents: Sequence[bytes]) -> None:
+    def _adopt_parents(self, tenant: Tenant, rows: Numbers, parents: Sequence[bytes]) -> None:
         """Give those of the rows that have none their parents. Those that have no row get one, all at once: half of a catalog's blocks come
         before their parents."""
-        wanted = [(row, parent) for row, parent in zip(rows, parents, strict=True) if parent and self.parents[row] == NO_PARENT]
-        if not wanted:
+        wanted = np.flatnonzero((np.frombuffer(self.parents, np.uint32)[rows] == NO_PARENT) & np.fromiter(map(bool, parents), bool))
+        if not len(wanted):
             return
-        keys = [parent for _row, parent in wanted]
-        above = tenant.rows.find(keys).tolist()
-        missing = list(dict.fromkeys(key for key, row in zip(keys, above, strict=True) if row == NO_ROW))
-        if missing:
+        keys = list(map(parents.__getitem__, wanted.tolist()))
+        above = np.array(tenant.rows.find(keys), np.uint32)
+        absent = np.flatnonzero(above == NO_ROW)
+        if len(absent):
+            unknown = list(map(keys.__getitem__, absent.tolist()))
+            missing = {key: at for at, key in enumerate(dict.fromkeys(unknown))}
             nothing = [0] * len(missing)
-            self._append(tenant, missing, nothing, nothing, nothing, [""] * len(missing), array("I", nothing))
-            above = tenant.rows.find(keys).tolist()
-        for (row, _key), parent in zip(wanted, above, strict=True):
-            self._adopt_replayed(row, parent)
-
-    def _adopt_replayed(self, row: int, parent: int) -> None:
-        """Give a row without one its parent, unless that is the row, a descendant of it, or has too many ancestors to tell."""
-        if parent != row and (not self.children[row] or self._is_apart(parent, row)):
-            self._adopt(row, parent)
-
-    def _is_apart(self, row: int, other: int) -> bool:
-        """Neither the row nor an ancestor of it is `other`."""
-        for _ in range(MAX_LINEAGE):
-            if row in (NO_ROW, other):
-                return row == NO_ROW
-            row = self.parents[row]
-        return False
+            first = self._append(tenant, list(missing), nothing, nothing, nothing, [""] * len(missing), array("I", nothing))
+            above[absent] = list(map(missing.__getitem__, unknown))
+            above[absent] += first
+        adopt_all(self.parents, self.children, rows[wanted], above)
 
     def _append(
         self,

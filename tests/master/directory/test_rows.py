@@ -231,7 +231,7 @@ def test_parents_that_form_a_cycle_in_a_catalog_are_not_taken_and_all_rows_leave
 
 
 def test_a_line_of_ancestors_that_is_too_long_to_be_looked_at_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.master.directory.rows.MAX_LINEAGE", 4)
+    monkeypatch.setattr("kvstore.master.directory.lineage.MAX_LINEAGE", 4)
     rows, red = table()
     chain = [b"%d" % number for number in range(9)]
     rows.replay(red, replayed(*zip(chain[1:], chain, strict=False)))
