@@ -37,6 +37,7 @@ from kvstore.master.directory.removing import Removing
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.shares import Share, unshared
 from kvstore.master.directory.spilling import Spilling
 from kvstore.master.directory.targets import Targets
 from kvstore.master.directory.tenants import Tenants
@@ -45,7 +46,7 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, MAX_LINKS, PRESENT
-from kvstore.security.quotas.quota import Quota, unlimited
+from kvstore.security.quotas.quota import RESERVATIONS
 
 NS_PER_S: Final = 1_000_000_000
 _MAY_PUT: Final = bytes((GRANTED, BUSY, PRESENT)).ljust(256, b"\0")
@@ -75,7 +76,7 @@ class Directory:
         timing: Timing | None = None,
         limits: Limits | None = None,
         followed: Followed | None = None,
-        quota_of: Callable[[str], Quota] = unlimited,
+        share_of: Callable[[str, int], Share | None] = unshared,
         now_ns: int = 0,
         recorded: str = ALL,
     ) -> None:
@@ -90,7 +91,7 @@ class Directory:
         limits = limits or Limits()
         followed = followed or Followed()
         self._rng = rng
-        self._quota_of = quota_of
+        self._share_of = share_of
         self._tenants, self._rows = followed.tenants, followed.rows
         granted = max(wall_ns, followed.granted_generation)
         self._reservations = Reservations(
@@ -124,7 +125,7 @@ class Directory:
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
         self.pins = Pins(
-            *(self._rows, self._tenants, self.queries, self.recording, master_epoch), quota_of=quota_of, wall_ns=wall_ns, now_ns=now_ns
+            *(self._rows, self._tenants, self.queries, self.recording, master_epoch), share_of=share_of, wall_ns=wall_ns, now_ns=now_ns
         )
         self.removing = Removing(
             self._rows,
@@ -298,8 +299,8 @@ class Directory:
         nodes, generations = array("I", bytes(4 * len(keys))), array("Q", bytes(8 * len(keys)))
         if wanted:
             candidates = [node for node in self.members.live() if node.node_id != avoid and node.takes_blocks]
-            quota = self._quota_of(tenant).reservations
-            self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns, quota)
+            share = self._share_of(tenant, RESERVATIONS)
+            self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns, share)
         return Grants(bytes(statuses), nodes, generations)
 
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
@@ -369,13 +370,13 @@ class Directory:
         local_node: int,
         candidates: Sequence[Member],
         now_ns: int,
-        quota: int | None,
+        share: Share | None,
     ) -> None:
         """Place and reserve the `wanted` keys (key to index) and fill their columns."""
         wanted_sizes = [sizes[index] for index in wanted.values()]
         slow_start_ns = _ns(self._timing.slow_start_s)
         placed = place(wanted_sizes, candidates, local_node=local_node, slow_start_ns=slow_start_ns, rng=self._rng, now_ns=now_ns)
-        granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns, quota=quota)
+        granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns, share=share)
         for index, node_id, generation in zip(wanted.values(), placed, granted, strict=True):
             nodes[index], generations[index] = node_id, generation
         for node in candidates:

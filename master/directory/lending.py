@@ -16,6 +16,7 @@ from typing import Final
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
 from kvstore.master.directory.records import Asked, LoansRecord
+from kvstore.master.directory.shares import Share
 from kvstore.security.quotas.quota import SHARED, Quota
 
 MAX_TENANTS: Final = 1024
@@ -52,23 +53,29 @@ class Lending:
         self._looked: dict[int, Loans] = {}
         """What was seen last, by partition."""
 
-    def quota_of(self, tenant: str) -> Quota:
-        """What this partition's owner may give of the tenant's quota."""
-        quota = self._quota_of(tenant)
-        if self._count == 1 or all(getattr(quota, name) is None for name in SHARED):
-            return quota
-        return replace(quota, **{name: self._share(tenant, limit, getattr(quota, name)) for limit, name in enumerate(SHARED)})
+    def share_of(self, tenant: str, limit: int) -> Share | None:
+        """What this partition's owner may give of the tenant's limit (by its place in SHARED); None: there is no such limit."""
+        whole = self._whole(tenant, limit)
+        if whole is None or self._count == 1:
+            return None if whole is None else Share(whole, whole)
+        least, extra = divmod(whole, self._count)
+        taken = sum(
+            loans[tenant].given.get((limit, self._partition), 0)
+            for partition, loans in enumerate(self._elsewhere())
+            if tenant in loans and partition != self._partition
+        )
+        given = sum(amount for (of, _partition), amount in self._of(tenant).given.items() if of == limit)
+        return Share(max(0, least + (self._partition < extra) + taken - given), whole)
 
     def may_grow(self, tenant: str, limit: int, count: int) -> bool:
         """Whether others may have what is missing to so many."""
-        whole = getattr(self._quota_of(tenant), SHARED[limit])
+        whole = self._whole(tenant, limit)
         return whole is not None and count <= whole and self._count > 1
 
     def ask(self, tenant: str, limit: int, count: int, used: int, now_ns: int) -> list[Op]:
-        """The tenant wants `count` more of a limit (by its place in SHARED), of which `used` are in use, and that is more than the share.
-        Operations."""
-        asked_ns = self._asked_ns.get((tenant, limit))
-        if not self.may_grow(tenant, limit, count) or (asked_ns is not None and now_ns < asked_ns + ASK_INTERVAL_NS):
+        """The tenant wants `count` more of a limit, of which `used` are in use, and that is more than the share. Operations."""
+        asked_ns, share = self._asked_ns.get((tenant, limit)), self.share_of(tenant, limit)
+        if share is None or not self.may_grow(tenant, limit, count) or (asked_ns is not None and now_ns < asked_ns + ASK_INTERVAL_NS):
             return []
         ops = self._make_room(tenant)
         if tenant not in self.now and len(self.now) >= MAX_TENANTS:
@@ -76,7 +83,7 @@ class Lending:
         self._asked_ns[tenant, limit] = now_ns
         mine = self._of(tenant)
         asked = [*mine.asked]
-        asked[limit] = Asked((asked[limit].number + 1) % (1 << 32), used + count - getattr(self.quota_of(tenant), SHARED[limit]))
+        asked[limit] = Asked((asked[limit].number + 1) % (1 << 32), used + count - share.now)
         return [*ops, self._become(replace(mine, asked=(asked[0], asked[1])))]
 
     def give(self, used: Callable[[str], Sequence[int]], now_ns: int) -> list[Op]:
@@ -105,25 +112,17 @@ class Lending:
         self.durable = loans
 
     def _gift(self, tenant: str, limit: int, wanted: int, used: int, partition: int) -> int:
-        share: int | None = getattr(self.quota_of(tenant), SHARED[limit])
+        share = self.share_of(tenant, limit)
         is_short = (tenant, limit) in self._asked_ns
         is_kept = tenant in self.now or len(self.now) < MAX_TENANTS
-        if share is None or used >= share or not is_kept or (is_short and partition > self._partition):
+        if share is None or used >= share.now or not is_kept or (is_short and partition > self._partition):
             return 0
-        left = share - used
+        left = share.now - used
         return min(left, max(wanted, -(-left // 2)))
 
-    def _share(self, tenant: str, limit: int, whole: int | None) -> int | None:
-        if whole is None:
-            return None
-        least, extra = divmod(whole, self._count)
-        taken = sum(
-            loans[tenant].given.get((limit, self._partition), 0)
-            for partition, loans in enumerate(self._elsewhere())
-            if tenant in loans and partition != self._partition
-        )
-        given = sum(amount for (of, _partition), amount in self._of(tenant).given.items() if of == limit)
-        return max(0, least + (self._partition < extra) + taken - given)
+    def _whole(self, tenant: str, limit: int) -> int | None:
+        whole: int | None = getattr(self._quota_of(tenant), SHARED[limit])
+        return whole
 
     def _of(self, tenant: str) -> LoansRecord:
         return self.now.get(tenant) or LoansRecord(tenant)
@@ -136,6 +135,6 @@ class Lending:
         """Forget the loans of tenants without such limits, where there are too many to keep this one's. Operations."""
         if tenant in self.now or len(self.now) < MAX_TENANTS:
             return []
-        over = [name for name in self.now if all(getattr(self._quota_of(name), limit) is None for limit in SHARED)]
+        over = [name for name in self.now if all(self._whole(name, limit) is None for limit in range(len(SHARED)))]
         self.now = {name: loans for name, loans in self.now.items() if name not in over}
         return [records.delete_loans(name) for name in over]

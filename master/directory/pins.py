@@ -17,9 +17,9 @@ from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.recording import Recording
 from kvstore.master.directory.records import PinRecord
 from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.shares import Share, unshared
 from kvstore.master.directory.tenants import FOR_GOOD, Tenant, Tenants
-from kvstore.protocol.errors import QuotaExceeded
-from kvstore.security.quotas.quota import Quota, unlimited
+from kvstore.security.quotas.quota import PINS
 
 NS_PER_MS: Final = 1_000_000
 MAX_ENDED: Final = 4096
@@ -47,14 +47,14 @@ class Pins:
         recording: Recording,
         master_epoch: int,
         *,
-        quota_of: Callable[[str], Quota] = unlimited,
+        share_of: Callable[[str, int], Share | None] = unshared,
         wall_ns: int,
         now_ns: int,
     ) -> None:
-        """`quota_of` says what a tenant may have. It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
+        """`share_of` says how much of a limit a tenant may have. It is `now_ns` by the loop's clock, and `wall_ns` by the wall's."""
         self._rows, self._tenants, self._queries, self._recording = rows, tenants, queries, recording
         self._master_epoch = master_epoch
-        self._quota_of = quota_of
+        self._share_of = share_of
         self._wall_offset_ns = wall_ns - now_ns
         """What makes the loop's clock the wall's."""
         self._ends: list[tuple[int, str, bytes]] = []
@@ -70,7 +70,7 @@ class Pins:
         nothing pinned."""
         pinning = self._begin(tenant, keys)
         if pinned:
-            self._check_quota(tenant, keys, pinning)
+            self._check_share(tenant, keys, pinning)
         owner = self._owner(tenant, pinning)
         for key, flag in zip(keys, pinning.flags, strict=True):
             if pinned and flag:
@@ -85,7 +85,7 @@ class Pins:
         """As `pin`, until `ttl_ns` from now. Pins that last longer stay as they are: their makers count on them. Raises
         QuotaExceeded, with nothing pinned."""
         pinning = self._begin(tenant, keys)
-        self._check_quota(tenant, keys, pinning)
+        self._check_share(tenant, keys, pinning)
         owner, until_ns = self._owner(tenant, pinning), now_ns + ttl_ns
         until_ms = -(-(until_ns + self._wall_offset_ns) // NS_PER_MS)
         for key, flag in zip(keys, pinning.flags, strict=True):
@@ -94,6 +94,11 @@ class Pins:
                 pinning.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._recording.settle(owner, key)))
                 self._tell(pinning, owner, key, pinned=True)
         return pinning
+
+    def unpinned(self, tenant: str, keys: Sequence[bytes]) -> int:
+        """How many of them have no pin."""
+        pins = self._tenants.asked(tenant).pins
+        return sum(key not in pins for key in keys)
 
     def expire(self, now_ns: int) -> Pinning:
         """End pins whose time is over, MAX_ENDED at most; the others by the next call."""
@@ -112,17 +117,14 @@ class Pins:
     def _begin(self, tenant: str, keys: Sequence[bytes]) -> Pinning:
         return Pinning(self._queries.exists(tenant, keys), [], Commands(self._master_epoch))
 
-    def _check_quota(self, tenant: str, keys: Sequence[bytes], pinning: Pinning) -> None:
-        limit = self._quota_of(tenant).pins
-        if limit is None:
+    def _check_share(self, tenant: str, keys: Sequence[bytes], pinning: Pinning) -> None:
+        share = self._share_of(tenant, PINS)
+        if share is None:
             return
         pins = self._tenants.asked(tenant).pins
         more = {key for key, flag in zip(keys, pinning.flags, strict=True) if flag and key not in pins}
-        if more and len(pins) + len(more) > limit:
-            raise QuotaExceeded(
-                f"tenant {tenant!r} has {len(pins)} blocks pinned; {len(more)} more exceed its quota of {limit} (pins): let some go, or "
-                "have the operator raise it"
-            )
+        if more and len(pins) + len(more) > share.now:
+            raise share.exceeded(tenant, PINS, used=len(pins), more=len(more))
 
     def _owner(self, tenant: str, pinning: Pinning) -> Tenant:
         return self._tenants.of(tenant) if 1 in pinning.flags else self._tenants.asked(tenant)

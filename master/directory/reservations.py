@@ -6,8 +6,10 @@ is published all the same, and generations decide between two of one key.
 
 from collections.abc import Iterable, Sequence
 
+from kvstore.master.directory.shares import Share
 from kvstore.master.directory.tenants import Reservation, Tenant
-from kvstore.protocol.errors import Full, QuotaExceeded
+from kvstore.protocol.errors import Full
+from kvstore.security.quotas.quota import RESERVATIONS
 
 
 class Reservations:
@@ -44,17 +46,16 @@ class Reservations:
         nodes: Sequence[int],
         now_ns: int,
         *,
-        quota: int | None = None,
+        share: Share | None = None,
     ) -> range:
-        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void. `quota`: of the tenant's reservations.
+        """Reserve `keys`, one node each; their generations. An earlier reservation of a key is void. `share`: of the tenant's limit.
 
-        Raises Full, beyond the limit, QuotaExceeded, beyond the quota; nothing was reserved.
+        Raises Full, beyond the limit, QuotaExceeded, beyond the share; nothing was reserved.
         """
-        if quota is not None and len(tenant.reserved) + sum(key not in tenant.reserved for key in keys) > quota:
-            raise QuotaExceeded(
-                f"tenant {tenant.name!r} has {len(tenant.reserved)} puts granted and not published; {len(keys)} more exceed its quota of "
-                f"{quota} (reservations): put fewer at once"
-            )
+        if share is not None:
+            more = sum(key not in tenant.reserved for key in keys)
+            if len(tenant.reserved) + more > share.now:
+                raise share.exceeded(tenant.name, RESERVATIONS, used=len(tenant.reserved), more=more)
         generations = self._take(len(keys))
         expires_ns = now_ns + self._ttl_ns
         for key, size, node_id, generation in zip(keys, sizes, nodes, generations, strict=True):

@@ -5,6 +5,7 @@ wants the same: others have been asked, and are again. The loop is the only call
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from kvstore.master.catalogs.committing import Committer
@@ -14,9 +15,7 @@ from kvstore.master.directory.lending import Lending
 from kvstore.protocol.errors import KVStoreError, QuotaExceeded
 from kvstore.protocol.frames import Header
 from kvstore.rpc.session import Session
-from kvstore.security.quotas.quota import SHARED
 
-PINS, RESERVATIONS = map(SHARED.index, ("pins", "reservations"))
 WAIT_NS: Final = 1_000_000_000
 """For others to give: two commits, and a tick of each master, some 0.3 s."""
 QUIET_NS: Final = 1_000_000_000
@@ -25,20 +24,32 @@ MAX_WAITING_KEYS: Final = 1 << 15
 """Of all that wait: they are tried ten times a second, some milliseconds. Who comes beyond is refused at once."""
 
 
-class _Waiting(NamedTuple):
-    session: Session
-    request_id: int
+class Wish(NamedTuple):
+    """For `count` more of a tenant's limit (by its place in quota.SHARED) at most, which `act` takes. It raises KVStoreError, and what it
+    does later is the answer."""
+
     tenant: str
     limit: int
-    amount: int
-    until_ns: int
+    count: int
     act: Callable[[], None]
+    refuse: Callable[[KVStoreError], None]
+    """Told what `act` raised."""
+    is_wanted: Callable[[], bool]
+    end: Callable[[str], None]
+    """Told why nobody acts any more: this master owns the partition no longer."""
+
+
+class _Waiting(NamedTuple):
+    wish: Wish
+    until_ns: int
 
 
 class Borrowing:
     """See the module."""
 
-    def __init__(self, directory: Directory, lending: Lending, committer: Committer) -> None:
+    def __init__(self, directory: Directory, lending: Lending, committer: Committer, *, now_ns: Callable[[], int]) -> None:
+        """`now_ns`: the loop's clock."""
+        self._now_ns = now_ns
         self._directory = directory
         self._lending = lending
         self._committer = committer
@@ -46,17 +57,23 @@ class Borrowing:
         self._vain_ns: dict[tuple[str, int], int] = {}
         """Until when nobody waits, by tenant and limit."""
 
-    def attempt(self, session: Session, header: Header, tenant: str, limit: int, count: int, act: Callable[[], None]) -> None:
-        """Do `act`, which takes `count` at most of the tenant's limit; where that exceeds this partition's share, again while others may
-        give some. Raises what `act` does; what it does later is the answer."""
+    def attempt(self, wish: Wish) -> None:
+        """Act; where that takes more than this partition's share of the limit, again while others may give some."""
         try:
-            act()
-        except QuotaExceeded:
-            now_ns = session.reactor.now_ns()
-            waiting = _Waiting(session, header.request_id, tenant, limit, count, now_ns + WAIT_NS, act)
-            if not self._may_wait(waiting, now_ns):
-                raise
-            self._waiting.append(waiting)
+            wish.act()
+        except QuotaExceeded as error:
+            now_ns = self._now_ns()
+            if self._may_wait(wish, now_ns):
+                self._waiting.append(_Waiting(wish, now_ns + WAIT_NS))
+            else:
+                wish.refuse(error)
+        except KVStoreError as error:
+            wish.refuse(error)
+
+    def attempt_for(self, session: Session, header: Header, tenant: str, limit: int, count: int, act: Callable[[], None]) -> None:
+        """As `attempt`: what a client has asked for."""
+        refuse = partial(session.fail, header.request_id)
+        self.attempt(Wish(tenant, limit, count, act, refuse, is_wanted=lambda: session.is_open, end=session.close))
 
     def tick(self, now_ns: int) -> None:
         """Give others what they ask for, and look who need not wait any more."""
@@ -64,37 +81,38 @@ class Borrowing:
         self._vain_ns = {which: until_ns for which, until_ns in self._vain_ns.items() if now_ns < until_ns}
         taken, self._waiting = self._waiting, []
         for waiting in taken:
-            if waiting.session.is_open:
+            if waiting.wish.is_wanted():
                 self._try(waiting, now_ns)
 
     def end(self, why: str) -> None:
-        """This master owns it no longer: hang up on those who wait, so that they look for the next owner."""
+        """This master owns it no longer: who waits is told, and looks for the next owner."""
         taken, self._waiting = self._waiting, []
         for waiting in taken:
-            waiting.session.close(why)
+            waiting.wish.end(why)
 
     def _try(self, waiting: _Waiting, now_ns: int) -> None:
+        wish = waiting.wish
         try:
-            waiting.act()
+            wish.act()
         except QuotaExceeded as error:
-            self._ask(waiting, now_ns)
+            self._ask(wish, now_ns)
             if now_ns < waiting.until_ns:
                 self._waiting.append(waiting)
                 return
-            self._vain_ns[waiting.tenant, waiting.limit] = now_ns + QUIET_NS
-            waiting.session.fail(waiting.request_id, error)
+            self._vain_ns[wish.tenant, wish.limit] = now_ns + QUIET_NS
+            wish.refuse(error)
         except KVStoreError as error:
-            waiting.session.fail(waiting.request_id, error)
+            wish.refuse(error)
 
-    def _may_wait(self, waiting: _Waiting, now_ns: int) -> bool:
-        self._ask(waiting, now_ns)
-        is_vain = now_ns < self._vain_ns.get((waiting.tenant, waiting.limit), 0)
-        waiting_keys = sum(one.amount for one in self._waiting) + waiting.amount
-        return self._lending.may_grow(waiting.tenant, waiting.limit, waiting.amount) and not is_vain and waiting_keys <= MAX_WAITING_KEYS
+    def _may_wait(self, wish: Wish, now_ns: int) -> bool:
+        self._ask(wish, now_ns)
+        is_vain = now_ns < self._vain_ns.get((wish.tenant, wish.limit), 0)
+        waiting_keys = sum(one.wish.count for one in self._waiting) + wish.count
+        return self._lending.may_grow(wish.tenant, wish.limit, wish.count) and not is_vain and waiting_keys <= MAX_WAITING_KEYS
 
-    def _ask(self, waiting: _Waiting, now_ns: int) -> None:
-        used = self._directory.taken(waiting.tenant)[waiting.limit]
-        self._commit(self._lending.ask(waiting.tenant, waiting.limit, waiting.amount, used, now_ns))
+    def _ask(self, wish: Wish, now_ns: int) -> None:
+        used = self._directory.taken(wish.tenant)[wish.limit]
+        self._commit(self._lending.ask(wish.tenant, wish.limit, wish.count, used, now_ns))
 
     def _commit(self, ops: list[Op]) -> None:
         if ops:

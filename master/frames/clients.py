@@ -15,13 +15,13 @@ from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
 from kvstore.master.frames.arrivals import Arrivals
-from kvstore.master.frames.borrowing import PINS, RESERVATIONS, Borrowing
+from kvstore.master.frames.borrowing import Borrowing, Wish
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
 from kvstore.master.frames.turns import Turns
 from kvstore.protocol.catalog_messages import Drop
-from kvstore.protocol.errors import Unauthorized
+from kvstore.protocol.errors import KVStoreError, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -42,6 +42,7 @@ from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.identity import Identity
+from kvstore.security.quotas.quota import PINS, RESERVATIONS
 
 Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
@@ -131,7 +132,7 @@ class ClientFrames:
             client.reserved = message.keys, grants.generations
             session.reply(header.request_id, grants)
 
-        self._borrowing.attempt(session, header, client.tenant, RESERVATIONS, len(message.keys), grant)
+        self._borrowing.attempt_for(session, header, client.tenant, RESERVATIONS, len(message.keys), grant)
 
     def cancel(self, session: Session, header: Header, message: Cancel) -> None:
         self._directory.cancel(_tenant(session), message.keys, message.generations)
@@ -166,7 +167,7 @@ class ClientFrames:
         def pin() -> None:
             self._pinned(session, header, pins.pin(tenant, message.keys, pinned=bool(message.pinned)))
 
-        self._borrowing.attempt(session, header, tenant, PINS, len(message.keys), pin)
+        self._borrowing.attempt_for(session, header, tenant, PINS, len(message.keys), pin)
 
     def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
         """As `pin`."""
@@ -177,7 +178,7 @@ class ClientFrames:
         def pin() -> None:
             self._pinned(session, header, pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns()))
 
-        self._borrowing.attempt(session, header, tenant, PINS, len(message.keys), pin)
+        self._borrowing.attempt_for(session, header, tenant, PINS, len(message.keys), pin)
 
     def replicate(self, session: Session, header: Header, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
@@ -235,16 +236,31 @@ class ClientFrames:
 
         turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
 
-    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: Turns, then: Callable[[int], None]) -> None:
-        """Pin the blocks of a namespace, or let them go, and call `then` with how many that are."""
+    def pin_all(
+        self,
+        tenant: str,
+        namespace: str,
+        *,
+        pinned: bool,
+        turns: Turns,
+        then: Callable[[int], None],
+        refuse: Callable[[KVStoreError], None],
+    ) -> None:
+        """Pin the blocks of a namespace, or let them go, and call `then` with how many that are. Where that is more than the tenant may
+        have, `refuse` is told; what was pinned before stays so."""
+        pins = self._directory.pins
 
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
-            pinning = self._directory.pins.pin(tenant, keys, pinned=pinned)
+            def act() -> None:
+                pinning = pins.pin(tenant, keys, pinned=pinned)
 
-            def durable() -> None:
-                self._links.command(pinning.commands, lambda _answers: done(len(pinning.ops)))
+                def durable() -> None:
+                    self._links.command(pinning.commands, lambda _answers: done(len(pinning.ops)))
 
-            self._committer.commit(pinning.ops, durable)
+                self._committer.commit(pinning.ops, durable)
+
+            count = pins.unpinned(tenant, keys) if pinned else 0
+            self._borrowing.attempt(Wish(tenant, PINS, count, act, refuse, turns.is_wanted, end=lambda _why: None))
 
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
         turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)

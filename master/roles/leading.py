@@ -40,6 +40,7 @@ from kvstore.security.quotas.telling import as_message
 from kvstore.telemetry.logs.events import named
 
 T = TypeVar("T")
+Refuse = Callable[[KVStoreError], None]
 
 MAX_TENANTS: Final = 1000
 """Told of in a status: those that have most."""
@@ -120,7 +121,7 @@ class Leading:
             timing=timing,
             limits=limits,
             followed=followed,
-            quota_of=self.lending.quota_of,
+            share_of=self.lending.share_of,
             now_ns=reactor.now_ns(),
             recorded=settings.records,
         )
@@ -128,7 +129,7 @@ class Leading:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
         self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), blocks_elsewhere)
-        self._borrowing = Borrowing(self.directory, self.lending, self._committer)
+        self._borrowing = Borrowing(self.directory, self.lending, self._committer, now_ns=reactor.now_ns)
         self.frames = FramesService(
             self.directory,
             self._committer,
@@ -292,7 +293,7 @@ class Leading:
     def forget(self, name: str) -> "Future[None]":
         """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
 
-        def begin(then: Callable[[None], None]) -> None:
+        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
             self._forget(name, lambda: then(None))
             if self._is_first:  # which an operator's word reaches last, of all partitions'
                 log.warning("node %s is forgotten: an operator says so", name, extra=named("node_forgotten", node=name, why="an operator"))
@@ -302,7 +303,7 @@ class Leading:
     def drain(self, name: str, to: str) -> "Future[None]":
         """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
 
-        def begin(then: Callable[[None], None]) -> None:
+        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
             self.frames.drains.drain(name, to, lambda: then(None))
             if self._is_first:
                 what = f"is to be emptied, to {to}" if to else "takes blocks again"
@@ -314,13 +315,13 @@ class Leading:
         """See OperatorQuotas.set: in force at once, done when it is durable; fails with Unavailable at the end. Raises InvalidArgument,
         Full."""
         return self._promise(
-            lambda then: self._quota_written(tenant, self.directory.operator_quotas.set(tenant, limits), lambda: then(None))
+            lambda then, _refuse: self._quota_written(tenant, self.directory.operator_quotas.set(tenant, limits), lambda: then(None))
         )
 
     def clear_quota(self, tenant: str, names: Collection[str]) -> "Future[None]":
         """See OperatorQuotas.clear; as `set_quota`."""
         return self._promise(
-            lambda then: self._quota_written(tenant, self.directory.operator_quotas.clear(tenant, names), lambda: then(None))
+            lambda then, _refuse: self._quota_written(tenant, self.directory.operator_quotas.clear(tenant, names), lambda: then(None))
         )
 
     def _quota_written(self, tenant: str, ops: Sequence[Op], then: Callable[[], None]) -> None:
@@ -329,20 +330,25 @@ class Leading:
         self._committer.commit(ops, then)
 
     def pin_all(self, tenant: str, namespace: str, *, pinned: bool) -> "Future[int]":
-        """Pin the blocks of a namespace, or let them go: how many, once that is durable; fails with Unavailable at the end."""
-        return self._promise(lambda then: self.frames.clients.pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then))
+        """Pin the blocks of a namespace, or let them go: how many, once that is durable; fails with Unavailable at the end, and with
+        QuotaExceeded where others give too little of the tenant's limit."""
+
+        def begin(then: Callable[[int], None], refuse: Refuse) -> None:
+            self.frames.clients.pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then, refuse=refuse)
+
+        return self._promise(begin)
 
     def remove_all(self, tenant: str, namespace: str) -> "Future[int]":
         """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
         return self._promise(
-            lambda then: self.frames.clients.remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then)
+            lambda then, _refuse: self.frames.clients.remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then)
         )
 
     def _turns(self) -> Turns:
         return Turns(self._reactor.call_soon, lambda: not self._is_ended)
 
-    def _promise(self, begin: Callable[[Callable[[T], None]], None]) -> "Future[T]":
-        """Done when what `begin` is given is called."""
+    def _promise(self, begin: Callable[[Callable[[T], None], Refuse], None]) -> "Future[T]":
+        """Done when the first of what `begin` is given is called, and failed when the other is."""
         durable: Future[T] = Future()
 
         def then(result: T) -> None:
@@ -350,9 +356,14 @@ class Leading:
                 self._durable.discard(durable)
                 durable.set_result(result)
 
+        def refuse(error: KVStoreError) -> None:
+            if durable in self._durable:
+                self._durable.discard(durable)
+                durable.set_exception(error)
+
         self._durable.add(durable)
         try:
-            begin(then)
+            begin(then, refuse)
         except KVStoreError:
             self._durable.discard(durable)
             raise

@@ -16,6 +16,8 @@ SLABS: Final = ("hbm_slabs", "dram_slabs")
 """Those counted in slabs, by tier as BYTES; NVMe has none."""
 SHARED: Final = ("pins", "reservations")
 """Those that hold for the cluster as a whole, of which each partition's owner has a share (master/directory/lending.py)."""
+PINS, RESERVATIONS = range(len(SHARED))
+"""Their places in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,3 @@ class Quotas:
 
 
 UNLIMITED: Final = Quotas()
-
-
-def unlimited(_tenant: str) -> Quota:
-    return NO_QUOTA

@@ -12,8 +12,9 @@ from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.recording import ALL
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
+from kvstore.master.directory.shares import Share
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
-from kvstore.security.quotas.quota import NO_QUOTA, Quota
+from kvstore.security.quotas.quota import NO_QUOTA, SHARED, Quota
 
 S: Final = 1_000_000_000
 DRAM, NVME = 2, 4
@@ -86,6 +87,11 @@ class Master:
         self.now_ns = now_ns
         self.catalog: dict[bytes, bytes | BlockPuts] = dict(catalog or {})
         """Small records by their keys; a block's under b"b", the length of its tenant's name, that, and its key."""
+
+        def share_of(_tenant: str, limit: int) -> Share | None:
+            whole: int | None = getattr(quota, SHARED[limit])
+            return None if whole is None else Share(whole, whole)
+
         followed = Followed()
         followed.take([_change(*item) for item in self.catalog.items()])
         self.directory = Directory(
@@ -97,7 +103,7 @@ class Master:
             followed=followed,
             now_ns=self.now_ns,
             recorded=recorded,
-            quota_of=lambda _tenant: quota,
+            share_of=share_of,
         )
 
     def commit(self, changes: Iterable[Change]) -> None:

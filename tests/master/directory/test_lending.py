@@ -64,8 +64,9 @@ class Partition:
         self.write(self.lending.give(lambda _tenant: self.used, self.cluster.now_ns))
 
     def share(self, limit: int) -> int:
-        found: int = getattr(self.lending.quota_of("red"), SHARED[limit])
-        return found
+        found = self.lending.share_of("red", limit)
+        assert found is not None
+        return found.now
 
     def take(self, limit: int, count: int) -> bool:
         """What a master does with a request of the tenant."""
@@ -119,14 +120,14 @@ def cluster_of(count: int, *, pins: int | None = None, reservations: int | None 
 def test_partitions_begin_with_even_shares_that_are_the_limit_together(count: int, whole: int, shares: list[int]) -> None:
     cluster = cluster_of(count, pins=whole)
     assert [one.share(PINS) for one in cluster.partitions] == shares
-    assert all(one.lending.quota_of("red").reservations is None for one in cluster.partitions)
+    assert all(one.lending.share_of("red", RESERVATIONS) is None for one in cluster.partitions)
 
 
-def test_a_tenant_without_such_limits_has_the_quota_that_it_has() -> None:
+def test_a_tenant_without_such_limits_has_no_share_of_them() -> None:
     for count in (1, 4):
         cluster = cluster_of(count)
         cluster.quota = Quota(dram_bytes=100, connections=7)
-        assert cluster.partitions[0].lending.quota_of("red") is cluster.quota
+        assert [cluster.partitions[0].lending.share_of("red", limit) for limit in (PINS, RESERVATIONS)] == [None, None]
         assert not cluster.partitions[0].lending.may_grow("red", PINS, 1)
         assert cluster.partitions[0].lending.ask("red", PINS, 1, 0, 0) == []
 

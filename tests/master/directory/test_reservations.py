@@ -3,6 +3,7 @@
 import pytest
 
 from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.shares import Share
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.errors import Full, QuotaExceeded
 
@@ -79,10 +80,10 @@ def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_bat
 def test_more_of_a_tenant_than_its_quota_are_refused_and_the_same_key_again_is_not_more() -> None:
     tenants = Tenants()
     reservations, red, blue = Reservations(ttl_ns=10, last_generation=0, limit=9), tenants.of("red"), tenants.of("blue")
-    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0, quota=2)
-    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 puts granted and not published; 2 more exceed its quota of 2 \(reserva"):
-        reservations.grant(red, [b"b", b"c"], [1, 1], [1, 1], 0, quota=2)
+    reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0, share=Share(2, 2))
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 puts granted and not published; 1 more exceed its quota of 2 \(reserva"):
+        reservations.grant(red, [b"b", b"c"], [1, 1], [1, 1], 0, share=Share(2, 2))
     assert sorted(red.reserved) == [b"a", b"b"]
-    reservations.grant(red, [b"b"], [1], [1], 0, quota=2)
-    reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0, quota=2)
+    reservations.grant(red, [b"b"], [1], [1], 0, share=Share(2, 2))
+    reservations.grant(blue, [b"a", b"b"], [1, 1], [1, 1], 0, share=Share(2, 2))
     reservations.check_integrity(tenants)
