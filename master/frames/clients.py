@@ -167,7 +167,8 @@ class ClientFrames:
         def pin() -> None:
             self._pinned(session, header, pins.pin(tenant, message.keys, pinned=bool(message.pinned)))
 
-        self._borrowing.attempt_for(session, header, tenant, PINS, len(message.keys), pin)
+        wanted = pins.unpinned(tenant, message.keys) if message.pinned else 0
+        self._borrowing.attempt_for(session, header, tenant, PINS, wanted, pin)
 
     def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
         """As `pin`."""
@@ -178,7 +179,7 @@ class ClientFrames:
         def pin() -> None:
             self._pinned(session, header, pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns()))
 
-        self._borrowing.attempt_for(session, header, tenant, PINS, len(message.keys), pin)
+        self._borrowing.attempt_for(session, header, tenant, PINS, pins.unpinned(tenant, message.keys), pin)
 
     def replicate(self, session: Session, header: Header, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
@@ -252,15 +253,17 @@ class ClientFrames:
 
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
             def act() -> None:
+                let_go = len(keys) - pins.unpinned(tenant, keys)
                 pinning = pins.pin(tenant, keys, pinned=pinned)
+                count = pinning.flags.count(1) if pinned else let_go
 
                 def durable() -> None:
-                    self._links.command(pinning.commands, lambda _answers: done(len(pinning.ops)))
+                    self._links.command(pinning.commands, lambda _answers: done(count))
 
                 self._committer.commit(pinning.ops, durable)
 
-            count = pins.unpinned(tenant, keys) if pinned else 0
-            self._borrowing.attempt(Wish(tenant, PINS, count, act, refuse, turns.is_wanted, end=lambda _why: None))
+            wanted = pins.unpinned(tenant, keys) if pinned else 0
+            self._borrowing.attempt(Wish(tenant, PINS, wanted, act, refuse, turns.is_wanted, end=lambda _why: None))
 
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
         turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)

@@ -121,6 +121,13 @@ def test_so_many_pins_end_at_a_time() -> None:
     assert [len(after(master, 1).ops), len(after(master, 0).ops), len(after(master, 0).ops)] == [MAX_ENDED, 10, 0]
 
 
+def test_what_has_no_pin_is_counted_whether_it_is_there_or_not() -> None:
+    master, _node = one_node(b"a", b"b")
+    assert master.directory.pins.unpinned("nobody", [b"a"]) == 1
+    master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
+    assert master.directory.pins.unpinned(TENANT, [b"a", b"b", b"none"]) == 2
+
+
 def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None:
     master = Master(quota=Quota(pins=2))
     master.sync(master.register("a"), *(Event(key) for key in (b"a", b"b", b"c")))

@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from kvstore.master.frames import borrowing
+from kvstore.master.frames import borrowing, clients
+from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Full, KVStoreError, QuotaExceeded, Unavailable
 from kvstore.protocol.master_messages import Cancel, Grants, Pin, Reserve
 from kvstore.protocol.message import GRANTED
@@ -48,10 +50,24 @@ def reserve(client: Channel, *keys: bytes) -> Grants:
     return ask(client, Reserve([*keys], [1] * len(keys)), Grants)
 
 
-def waiting_in(places: Places, partition: int = 0) -> int:
+def leading(places: Places) -> Leading:
+    """The first partition's."""
     master = places.master
     assert master is not None
-    return master.reactor.call(lambda: len(master.partitions[partition].standing.leading()._borrowing._waiting), deadline_s=TIMEOUT_S)
+    return master.partitions[0].standing.leading()
+
+
+def pin_all(places: Places, namespace: str = "ns", *, pinned: bool = True) -> "Future[int]":
+    """As an operator has the blocks of a namespace pinned, or let go."""
+    master = places.master
+    assert master is not None
+    return master.reactor.call(lambda: leading(places).pin_all("red", namespace, pinned=pinned), deadline_s=TIMEOUT_S)
+
+
+def waiting_in(places: Places) -> int:
+    master = places.master
+    assert master is not None
+    return master.reactor.call(lambda: len(leading(places)._borrowing._waiting), deadline_s=TIMEOUT_S)
 
 
 def await_waiting(places: Places, count: int) -> None:
@@ -172,5 +188,55 @@ def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, quotas: Path, 
         waiting = Reserving(places, b"5")
         await_waiting(places, 1)
     assert isinstance(waiting.result(), Unavailable)
+    client.close()
+    node.close()
+
+
+# Pins of a namespace, a slice of its blocks at a time
+
+
+def test_pins_of_a_namespace_take_what_others_have_of_the_limit(tmp_path: Path, quotas: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "SLICE_ROWS", 3)
+    quotas.write_text("[tenants.red]\npins = 7\n")
+    with master_in_thread(tmp_path, partitions=2, quotas=str(quotas), command_timeout_s=0.1) as places:
+        node = NodeSide(places)
+        node.sync(*(Event(bytes((key,))) for key in b"abcdefg"))
+        assert [pin_all(places).result(TIMEOUT_S) for _ in range(2)] == [7, 7]
+        assert [pin_all(places, pinned=False).result(TIMEOUT_S) for _ in range(2)] == [7, 0]
+        node.close()
+
+
+def test_a_refusal_in_a_later_slice_is_told_to_who_asked_and_names_the_whole_limit(
+    places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "SLICE_ROWS", 3)
+    with pytest.raises(QuotaExceeded, match=r"exceed its quota of 4 \(pins\)"):
+        pin_all(places).result(TIMEOUT_S)
+    assert pin_all(places, pinned=False).result(TIMEOUT_S) == 2, "the first slice, of rows 0 to 2, stays pinned"
+
+
+def test_pins_of_a_namespace_wait_for_what_becomes_free(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    node = NodeSide(places, "two")
+    node.sync(Event(b"x", namespace="other"))
+    assert ask(client, Pin([b"a", b"b", b"c", b"d"], 1), Flags) == Flags(b"\1" * 4)
+    pinning = pin_all(places, "other")
+    await_waiting(places, 1)
+    assert not pinning.done()
+    assert ask(client, Pin([b"a"], 0), Flags) == Flags(b"\1")
+    assert pinning.result(TIMEOUT_S) == 1
+    node.close()
+
+
+def test_an_owner_that_ends_tells_who_waits_for_pins_of_a_namespace(tmp_path: Path, quotas: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    with master_in_thread(tmp_path, partitions=2, quotas=str(quotas), command_timeout_s=0.1) as places:
+        node, client = NodeSide(places), places.client()
+        node.sync(Event(b"x", namespace="other"), *(Event(bytes((key,))) for key in b"abcd"))
+        assert ask(client, Pin([b"a", b"b", b"c", b"d"], 1), Flags) == Flags(b"\1" * 4)
+        pinning = pin_all(places, "other")
+        await_waiting(places, 1)
+    with pytest.raises(Unavailable):
+        pinning.result(TIMEOUT_S)
     client.close()
     node.close()
