@@ -25,12 +25,12 @@ MAX_WAITING_KEYS: Final = 1 << 15
 
 
 class Wish(NamedTuple):
-    """For `count` more of a tenant's limit (by its place in quota.SHARED) at most, which `act` takes. It raises KVStoreError, and what it
+    """For `wanted` more of a tenant's limit (by its place in quota.SHARED) at most, which `act` takes. It raises KVStoreError, and what it
     does later is the answer."""
 
     tenant: str
     limit: int
-    count: int
+    wanted: int
     act: Callable[[], None]
     refuse: Callable[[KVStoreError], None]
     """Told what `act` raised."""
@@ -70,10 +70,10 @@ class Borrowing:
         except KVStoreError as error:
             wish.refuse(error)
 
-    def attempt_for(self, session: Session, header: Header, tenant: str, limit: int, count: int, act: Callable[[], None]) -> None:
+    def attempt_for(self, session: Session, header: Header, tenant: str, limit: int, wanted: int, act: Callable[[], None]) -> None:
         """As `attempt`: what a client has asked for."""
         refuse = partial(session.fail, header.request_id)
-        self.attempt(Wish(tenant, limit, count, act, refuse, is_wanted=lambda: session.is_open, end=session.close))
+        self.attempt(Wish(tenant, limit, wanted, act, refuse, is_wanted=lambda: session.is_open, end=session.close))
 
     def tick(self, now_ns: int) -> None:
         """Give others what they ask for, and look who need not wait any more."""
@@ -107,12 +107,12 @@ class Borrowing:
     def _may_wait(self, wish: Wish, now_ns: int) -> bool:
         self._ask(wish, now_ns)
         is_vain = now_ns < self._vain_ns.get((wish.tenant, wish.limit), 0)
-        waiting_keys = sum(one.wish.count for one in self._waiting) + wish.count
-        return self._lending.may_grow(wish.tenant, wish.limit, wish.count) and not is_vain and waiting_keys <= MAX_WAITING_KEYS
+        waiting_keys = sum(one.wish.wanted for one in self._waiting) + wish.wanted
+        return self._lending.may_grow(wish.tenant, wish.limit, wish.wanted) and not is_vain and waiting_keys <= MAX_WAITING_KEYS
 
     def _ask(self, wish: Wish, now_ns: int) -> None:
         used = self._directory.taken(wish.tenant)[wish.limit]
-        self._commit(self._lending.ask(wish.tenant, wish.limit, wish.count, used, now_ns))
+        self._commit(self._lending.ask(wish.tenant, wish.limit, wish.wanted, used, now_ns))
 
     def _commit(self, ops: list[Op]) -> None:
         if ops:

@@ -1,14 +1,14 @@
 """Promises of quota.py."""
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.security.quotas.quota import NAMES, NO_QUOTA, UNLIMITED, Quota, Quotas, unlimited
+from kvstore.security.quotas.quota import NAMES, NO_QUOTA, UNLIMITED, Quota, Quotas
 
 
 def test_a_tenant_without_a_quota_of_its_own_has_the_default() -> None:
     quotas = Quotas(Quota(pins=1), {"red": Quota(dram_bytes=10)})
     assert quotas.of("red") == Quota(dram_bytes=10)
     assert quotas.of("blue") == Quota(pins=1)
-    assert UNLIMITED.of("red") == unlimited("red") == NO_QUOTA
+    assert UNLIMITED.of("red") == NO_QUOTA
 
 
 def test_a_quota_names_its_limits_and_its_tiers() -> None:
