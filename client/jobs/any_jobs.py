@@ -63,7 +63,8 @@ class AnyJobs(Generic[J]):
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> J:
-        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded."""
+        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded. While the
+        store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once."""
         job = self._job(Kind.LOAD, request, keys, deadline_s, on_done)
         job.values, job.sizes = buffers, sizes_of(buffers)
         return self._submit(job)

@@ -99,7 +99,9 @@ class Board:
         is_trial = side is self.writes and not self.is_closing and flaw is None and side.breaker.begin_probe()
         refusal = flaw or (None if is_trial else self.refusal(side))
         is_away = isinstance(refusal, Unavailable)
-        job.is_here = is_away and job.kind is Kind.LOAD and all(here)
+        job.is_here = is_away and job.kind is Kind.LOAD and any(here)
+        if refusal is not None and job.is_here:
+            job.leave_out([at for at, is_there in enumerate(here) if not is_there], refusal)
         if refusal is not None and not job.is_here:
             job.fail(0, len(job.keys), refusal)
             if is_away and job.kind is not Kind.LOAD:

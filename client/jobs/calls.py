@@ -105,17 +105,22 @@ class AnyCalls(Generic[C]):
                 )
 
     def _parts(self, job: BaseJob) -> Iterator[tuple[int, int]]:
-        """The admitted keys, cut where a part's values would be more than a batch."""
+        """The admitted keys, cut where a part's values would be more than a batch, and at those that are left out."""
         if job.kind in (Kind.LOOKUP, Kind.PREFIX):
             yield 0, job.admitted
             return
         start = part_bytes = 0
         for index in range(job.admitted):
-            if index > start and part_bytes + job.sizes[index] > self._batch_bytes:
+            is_out = index in job.left_out
+            if index > start and (is_out or part_bytes + job.sizes[index] > self._batch_bytes):
                 yield start, index
                 start, part_bytes = index, 0
-            part_bytes += job.sizes[index]
-        yield start, job.admitted
+            if is_out:
+                start = index + 1
+            else:
+                part_bytes += job.sizes[index]
+        if start < job.admitted or not job.admitted:
+            yield start, job.admitted
 
 
 class Calls(AnyCalls[Client]):

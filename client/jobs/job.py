@@ -58,7 +58,9 @@ class BaseJob:
         self.results: list[Result] = [None] * len(keys)
         self.is_over = False
         self.is_here = False
-        """Of a load: each of its blocks lies on this host, so that it is carried out though the store cannot be reached."""
+        """Of a load: blocks of it lie on this host, so that it is carried out for these though the store cannot be reached."""
+        self.left_out: frozenset[int] = frozenset()
+        """Places of keys before `admitted` that are not carried out and have their results already."""
         self.trace: Any = None
         """What its caller was within when it was submitted, where the client traces: its calls are parts of that."""
         self.is_cancelled = False
@@ -103,6 +105,12 @@ class BaseJob:
         """Carry out only the keys before `first`."""
         self.admitted = min(self.admitted, first)
         self.fail(first, len(self.keys), error)
+
+    def leave_out(self, places: Sequence[int], error: KVStoreError) -> None:
+        """Carry out the others only."""
+        self.left_out = frozenset(places)
+        for place in places:
+            self.results[place] = error
 
     def answer(self, start: int, results: Sequence[Result], ending: tuple[type[KVStoreError], ...]) -> KVStoreError | None:
         """Of the keys from `start` on, the first that had none. The first error among them, of those that are `ending`: there is no use in

@@ -76,6 +76,8 @@ class Tally:
                 counts["moved_bytes"] += _moved_bytes(job, index)
             elif index >= job.admitted:
                 counts["refused"] += 1
+            elif index in job.left_out:
+                counts["skipped"] += 1
             else:
                 counts[_name(result)] += 1
 

@@ -71,6 +71,21 @@ def test_values_are_stored_and_loaded_in_parts_of_a_batch(client: FaultyClient, 
     assert buffers == values
 
 
+@pytest.mark.parametrize("places", [[0], [3], [1, 2], [0, 2, 3]], ids=str)
+def test_what_is_left_out_of_a_load_is_not_asked_for_and_keeps_its_result(
+    client: FaultyClient, calls: Calls, clock: Clock, places: list[int]
+) -> None:
+    keys, values = stored(client, 4)
+    buffers = [bytearray(40) for _ in keys]
+    load = job(clock, Kind.LOAD, keys, buffers)
+    load.leave_out(places, Unavailable("away"))
+    assert calls.carry_out(load) is Outcome.ANSWERED
+    assert [result if result == 40 else type(result) for result in load.results] == [Unavailable if at in places else 40 for at in range(4)]
+    assert buffers == [bytes(40) if at in places else value for at, value in enumerate(values)]
+    asked = [key for _name, part in client.calls for key in part]
+    assert asked == [key for at, key in enumerate(keys) if at not in places]
+
+
 def test_rows_of_an_array_are_values(client: FaultyClient, calls: Calls, clock: Clock) -> None:
     keys, pool = fresh_keys(4), np.arange(160, dtype=np.uint8).reshape(4, 40)
     calls.carry_out(job(clock, Kind.STORE, keys, pool))
