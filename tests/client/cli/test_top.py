@@ -76,7 +76,10 @@ class Terminal:
     def await_end(self) -> int:
         while self._process.poll() is None and self._read(WAIT_S):
             pass
-        return self._process.wait(WAIT_S)
+        ended = self._process.wait(WAIT_S)
+        while self._read(0):  # what it wrote last
+            pass
+        return ended
 
     def _read(self, wait_s: float) -> bool:
         if not select.select([self._own], [], [], wait_s)[0]:
