@@ -100,14 +100,16 @@ class Board:
         refusal = flaw or (None if is_trial else self.refusal(side))
         is_away = isinstance(refusal, Unavailable)
         job.is_here = is_away and job.kind is Kind.LOAD and any(here)
-        if refusal is not None and job.is_here:
-            job.leave_out([at for at, is_there in enumerate(here) if not is_there], refusal)
-        if refusal is not None and not job.is_here:
+        if refusal is not None:
             job.fail(0, len(job.keys), refusal)
+        if job.is_here:
+            job.leave_out([at for at, is_there in enumerate(here) if not is_there])
+        elif refusal is not None:
             if is_away and job.kind is not Kind.LOAD:
                 job.answer_here(here)
             self._end_here([job], is_skipped=flaw is None)
-        elif not self._queue(side, job) and is_trial:
+            return
+        if not self._queue(side, job) and is_trial:
             side.breaker.abandoned(side.breaker.epoch)
 
     def asked(self, job: BaseJob, epoch: int, outcome: Outcome | None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -106,11 +106,9 @@ class BaseJob:
         self.admitted = min(self.admitted, first)
         self.fail(first, len(self.keys), error)
 
-    def leave_out(self, places: Sequence[int], error: KVStoreError) -> None:
-        """Carry out the others only."""
+    def leave_out(self, places: Iterable[int]) -> None:
+        """Carry out the others only: these keep the results that they have."""
         self.left_out = frozenset(places)
-        for place in places:
-            self.results[place] = error
 
     def answer(self, start: int, results: Sequence[Result], ending: tuple[type[KVStoreError], ...]) -> KVStoreError | None:
         """Of the keys from `start` on, the first that had none. The first error among them, of those that are `ending`: there is no use in

@@ -78,7 +78,8 @@ def test_what_is_left_out_of_a_load_is_not_asked_for_and_keeps_its_result(
     keys, values = stored(client, 4)
     buffers = [bytearray(40) for _ in keys]
     load = job(clock, Kind.LOAD, keys, buffers)
-    load.leave_out(places, Unavailable("away"))
+    load.fail(0, len(keys), Unavailable("away"))
+    load.leave_out(places)
     assert calls.carry_out(load) is Outcome.ANSWERED
     assert [result if result == 40 else type(result) for result in load.results] == [Unavailable if at in places else 40 for at in range(4)]
     assert buffers == [bytes(40) if at in places else value for at, value in enumerate(values)]

@@ -48,7 +48,7 @@ def test_keys_that_were_answered_without_asking_were_skipped() -> None:
 
 
 def test_keys_that_were_left_out_of_a_load_were_skipped() -> None:
-    tally, load = Tally(), job(Kind.LOAD, results=[7, None, 5])
-    load.leave_out([1], Unavailable("away"))
+    tally, load = Tally(), job(Kind.LOAD, results=[7, Unavailable("away"), 5])
+    load.leave_out([1])
     tally.ended(load)
     assert tally.snapshot()[Kind.LOAD] == KindStats(jobs=1, keys=3, succeeded=2, skipped=1, moved_bytes=12)
