@@ -77,7 +77,7 @@ class Terminal:
         while self._process.poll() is None and self._read(WAIT_S):
             pass
         ended = self._process.wait(WAIT_S)
-        while self._read(0):  # what it wrote last
+        while self._read(WAIT_S):  # what it wrote last, until nobody has the terminal open
             pass
         return ended
 
