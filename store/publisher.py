@@ -186,7 +186,7 @@ class Publisher:
     def _say_events(self) -> None:
         first = self._seq - len(self._queue) + 1
         events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
-        for seq, (kind, block, _tier_mask) in enumerate(events, first):
+        for seq, (kind, block, _tier_mask) in enumerate(events if self._unsaid_gone else (), first):
             if kind == EVENT_GONE and self._unsaid_gone[block.tenant, block.key] == seq:
                 del self._unsaid_gone[block.tenant, block.key]
         self._say(PHASE_STREAM, events, self._seq - len(self._queue))

@@ -30,8 +30,8 @@ class Claiming:
         """What becomes of the blocks that the node has. GRANTED: it is the node's to publish, under that generation. PRESENT with a
         generation, of blocks that can be read at the node (`held`): the cluster has these bytes as that version, and the node may be
         entered as a holder; without: it has other bytes, or the node gives up its own. BUSY: another writer is at the key, or what the
-        node holds is being removed, or only nodes are thought to have other bytes, or what the claiming one cannot show yet, whose
-        inventories have yet to name them; the second of a repeated key is BUSY, too.
+        node holds is being removed; or the cluster's block would be told as PRESENT without a generation, and no inventory has named it
+        yet, so that it may be lost. The second of a repeated key is BUSY, too.
 
         Raises Full (too many stand reserved already), InvalidArgument (a tenant's name); nothing has changed.
         """

@@ -277,8 +277,8 @@ class Directory:
         avoid: int = 0,
         now_ns: int,
     ) -> Grants:
-        """Who may write, and where. The second of a repeated key is BUSY, and so is a block that only nodes are thought to hold whose
-        inventories have yet to name it: PRESENT is a promise, and the node may have lost it while its link was broken.
+        """Who may write, and where. The second of a repeated key is BUSY, and so is a block that no inventory has named yet: PRESENT is a
+        promise, and a node may have lost the block while its link was broken.
 
         Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node), Full (too many stand
         reserved already) or QuotaExceeded (too many of the tenant do); nothing was reserved.

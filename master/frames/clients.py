@@ -252,17 +252,18 @@ class ClientFrames:
         pins = self._directory.pins
 
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            unpinned = pins.unpinned(tenant, keys)
+
             def act() -> None:
-                let_go = len(keys) - pins.unpinned(tenant, keys)
                 pinning = pins.pin(tenant, keys, pinned=pinned)
-                count = pinning.flags.count(1) if pinned else let_go
+                count = pinning.flags.count(1) if pinned else len(keys) - unpinned  # who lets go never waits
 
                 def durable() -> None:
                     self._links.command(pinning.commands, lambda _answers: done(count))
 
                 self._committer.commit(pinning.ops, durable)
 
-            wanted = pins.unpinned(tenant, keys) if pinned else 0
+            wanted = unpinned if pinned else 0
             self._borrowing.attempt(Wish(tenant, PINS, wanted, act, refuse, turns.is_wanted, end=lambda _why: None))
 
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
