@@ -104,8 +104,8 @@ class Engine:
 
     def _forward(self, tokens: Tensor, cache: DynamicCache) -> tuple[Tensor, DynamicCache]:
         with torch.inference_mode():
-            output = self._model(tokens[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return output.logits[0, -1], output.past_key_values
+            output = self._model(tokens[None], cache=cache, use_cache=True, logits_to_keep=1)
+        return output.logits[0, -1], output.cache
 
     def _blocks(self, kv: Tensor) -> Tensor:
         """[layers, kv, heads, tokens, head_dim] as [blocks, layers, kv, heads, block_tokens, head_dim]: a view."""

@@ -3,6 +3,7 @@
 Shapes are those that the model itself gives to a token: layers may differ in heads and head_dim, keys and values too. It knows no store.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,8 +108,13 @@ def layout_of(model: Any, block_tokens: int) -> Layout:
             raise InvalidArgument(f"layer {number} keeps a {type(layer).__name__}: what it keeps of a prefix is no block of tokens")
     cache = DynamicCache()
     with torch.no_grad():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), **{_cache_name(model): cache}, use_cache=True)
     return layout_of_cache(cache, block_tokens)
+
+
+def _cache_name(model: Any) -> str:
+    """By which a forward pass is given its cache: `cache` since transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def layout_of_cache(cache: Any, block_tokens: int) -> Layout:

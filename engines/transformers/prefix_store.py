@@ -1,7 +1,7 @@
 """Prefixes of prompts in the store, for `generate`: a cache to begin with, and what a cache has come to, stored block by block.
 
 cache = prefixes.load(input_ids)
-output = model.generate(input_ids, past_key_values=cache)
+output = model.generate(input_ids, cache=cache)
 prefixes.save(output, cache)
 """
 

@@ -28,8 +28,9 @@ Sum = Callable[[Tensor], Tensor]
 class Cache(Protocol):
     """What the attention of a layer asks for; `transformers` has the same method."""
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Append [1, heads, tokens, head_dim] of a layer; returns all of that layer so far, the new ones included."""
+    def update(self, keys: Tensor, values: Tensor, layer: int, **_of_the_pass: Any) -> tuple[Tensor, Tensor]:
+        """Append [1, heads, tokens, head_dim] of a layer; returns all of that layer so far, the new ones included. What else a layer tells
+        of the forward pass is not needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ class LlamaPart(torch.nn.Module):  # type: ignore[misc]
             rotation = self.rotary(hidden, position_ids=torch.arange(first_token, first_token + tokens)[None])
             mask = causal_mask(tokens, first_token)
             for name, layer in self.layers.items():
-                hidden = layer(hidden, attention_mask=mask, position_embeddings=rotation, past_key_values=cache)
+                hidden = layer(hidden, attention_mask=mask, position_embeddings=rotation, cache=cache)
                 on_layer(int(name))
             return self.head(self.norm(hidden))[0] if self.is_last else hidden
 

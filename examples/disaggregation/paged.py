@@ -6,6 +6,7 @@ computed here are attended to as they were computed, those of blocks that came f
 """
 
 import math
+from typing import Any
 
 import torch
 from disaggregation.llama import Tensor
@@ -56,7 +57,7 @@ class PagedCache:
         self.tokens = 0
         self._block_tokens = pool.layout.spec.block_tokens
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, **_of_the_pass: Any) -> tuple[Tensor, Tensor]:
         """Write [1, heads, tokens, head_dim] behind the `tokens` that are there; returns all."""
         start, end = self.tokens, self.tokens + keys.shape[2]
         places = torch.arange(start, end)
@@ -90,7 +91,7 @@ class QuantisedCache(PagedCache):
         super().__init__(pool, capacity_tokens=capacity_tokens)
         self._computed: dict[tuple[int, int], Tensor] = {}
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, **_of_the_pass: Any) -> tuple[Tensor, Tensor]:
         return self._extended(keys, layer, 0), self._extended(values, layer, 1)
 
     def contents(self) -> Tensor:

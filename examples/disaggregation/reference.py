@@ -37,5 +37,5 @@ class WholeModel:
 def _logits(model: LlamaForCausalLM, chunks: list[list[int]]) -> NDArray[Any]:
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        found: NDArray[Any] = torch.cat([model(torch.tensor([chunk]), past_key_values=cache).logits[0] for chunk in chunks]).numpy()
+        found: NDArray[Any] = torch.cat([model(torch.tensor([chunk]), cache=cache).logits[0] for chunk in chunks]).numpy()
     return found

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from kvstore.engines.transformers.layout import Layout, layout_of_cache
+from kvstore.engines.transformers.layout import Layout, layout_of, layout_of_cache
 from kvstore.protocol.errors import InvalidArgument
+from tests.engines.transformers.tiny import llama
 
 BLOCK_TOKENS = 4
 
@@ -28,6 +29,22 @@ def cache() -> DynamicCache:
 @pytest.fixture
 def layout(cache: DynamicCache) -> Layout:
     return layout_of_cache(cache, BLOCK_TOKENS)
+
+
+class OfAnOlderRelease(torch.nn.Module):  # type: ignore[misc]
+    """A model whose forward pass calls its cache what transformers did before 5.24."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = llama()
+        self.config, self.device = self.model.config, self.model.device
+
+    def forward(self, input_ids: torch.Tensor, past_key_values: DynamicCache, *, use_cache: bool) -> object:
+        return self.model(input_ids, cache=past_key_values, use_cache=use_cache)
+
+
+def test_a_model_is_given_its_cache_by_the_name_that_its_release_has_for_it() -> None:
+    assert layout_of(OfAnOlderRelease(), BLOCK_TOKENS) == layout_of(llama(), BLOCK_TOKENS)
 
 
 def test_a_value_has_the_keys_and_then_the_values_of_each_layer(cache: DynamicCache, layout: Layout) -> None:

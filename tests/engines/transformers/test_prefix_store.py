@@ -49,7 +49,7 @@ def begun(model: Any, input_ids: torch.Tensor, tokens: int) -> DynamicCache:
     """A cache of the first tokens, computed here."""
     cache = DynamicCache()
     with torch.no_grad():
-        model(input_ids=input_ids[:, :tokens], past_key_values=cache, use_cache=True)
+        model(input_ids=input_ids[:, :tokens], cache=cache, use_cache=True)
     return cache
 
 

@@ -25,6 +25,6 @@ def test_the_cache_that_transformers_keeps_has_these_sizes() -> None:
         spec = CacheSpec.from_config(config.to_dict())
         with torch.no_grad():
             model = transformers.AutoModelForCausalLM.from_config(config)
-            layers = model(torch.arange(20)[None], use_cache=True).past_key_values.layers
+            layers = model(torch.arange(20)[None], use_cache=True).cache.layers
         found_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
         assert found_bytes == spec.sequence_bytes(20) - spec.bytes_per_token / spec.layers * spec.windowed_layers

@@ -66,7 +66,7 @@ def generate(model: Any, input_ids: torch.Tensor, cache: DynamicCache | None) ->
         output = model.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids),
-            past_key_values=cache,
+            cache=cache,
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
             return_dict_in_generate=True,

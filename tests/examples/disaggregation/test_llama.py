@@ -31,7 +31,7 @@ def expected(folder: Path) -> Tensor:
     """Logits of the prompt and of one more token, by the model as `transformers` runs it."""
     model, cache = whole(folder), DynamicCache(config=CONFIG)
     with torch.inference_mode():
-        return torch.cat([model(tokens[None], past_key_values=cache).logits[0] for tokens in (PROMPT, NEXT)])
+        return torch.cat([model(tokens[None], cache=cache).logits[0] for tokens in (PROMPT, NEXT)])
 
 
 class Group:
