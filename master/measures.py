@@ -76,6 +76,7 @@ def of_owner(owned: Sequence[Leading]) -> Readings:
         "kvstore_master_keys_asked": counters["keys"],
         "kvstore_master_lookup_misses": counters["lookup_misses"],
         "kvstore_master_events_published": counters["published"],
+        "kvstore_master_blocks_compared": counters["compared"],
         "kvstore_master_commands_failed": counters["commands_failed"],
         "kvstore_master_copies_ordered": counters["copies_ordered"],
         "kvstore_master_copies_entered": counters["copies_entered"],

@@ -49,6 +49,36 @@ class Publish(Message):
 
 
 @dataclass(slots=True)
+class Digests(Message):
+    """Node to master, after SYNC_BEGIN: the digests of runs of blocks that it holds (digests.py), by ascending generation, in one message
+    or in several, each of which but the last has `more`. Answer, once all of them are compared: Flags, one a run. 1: the master knows the
+    same blocks, and takes them as named; 0: the node names what it has of the run before SYNC_END.
+
+    `epoch` is the registration's. Columns by run: the generation of its first block, how many blocks, their sum under `seed`, tier mask.
+    """
+
+    TYPE = 25
+    SINCE = 6
+    FORM = (
+        ("epoch", "u64"),
+        ("seed", "u64"),
+        ("more", "u8"),
+        ("firsts", "count"),
+        ("firsts", "u64s"),
+        ("counts", "u8s"),
+        ("sums", "u64s"),
+        ("tiers", "u8s"),
+    )
+    epoch: int
+    seed: int
+    more: int
+    firsts: Ints
+    counts: bytes
+    sums: Ints
+    tiers: bytes
+
+
+@dataclass(slots=True)
 class Drop(Message):
     """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it is not there, 0: it stays, for it is in use).
 

@@ -166,7 +166,7 @@ class TenantUse(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ..., hbm_slabs: _Optional[int] = ..., dram_slabs: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog", "ticket_key", "quotas", "protocol_version", "spill_at_share")
+    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog", "ticket_key", "quotas", "protocol_version", "spill_at_share", "known_blocks")
     class TenantTokenSha256Entry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class RegisterReply(_message.Message):
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPILL_AT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
     master_epoch: int
@@ -194,7 +195,8 @@ class RegisterReply(_message.Message):
     quotas: Quotas
     protocol_version: int
     spill_at_share: float
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., tenant_token_sha256: _Optional[_Mapping[str, bytes]] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., protocol_version: _Optional[int] = ..., spill_at_share: _Optional[float] = ...) -> None: ...
+    known_blocks: int
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., tenant_token_sha256: _Optional[_Mapping[str, bytes]] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., protocol_version: _Optional[int] = ..., spill_at_share: _Optional[float] = ..., known_blocks: _Optional[int] = ...) -> None: ...
 
 class TicketKey(_message.Message):
     __slots__ = ("key_id", "secret", "age_ms")

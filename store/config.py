@@ -98,6 +98,12 @@ class NodeSettings(ServerTlsSettings):
     tier_retry_s: float = setting(5.0, "A tier whose device refused a write is tried again after this long.", minimum=0.001)
     publish_batch: int = setting(4096, "Events in one message to the master.", minimum=1, maximum=65536)
     publish_in_flight: int = setting(4, "Messages to the master that may wait for their answer.", minimum=1)
+    compare_from_blocks: int = setting(
+        64,
+        "Where a master knows so many blocks of this node as its link comes up, what it has is compared by digests first, and only what "
+        "differs is named.",
+        minimum=1,
+    )
     claim_interval_s: float = setting(
         0.002,
         "What was put and answered before the master knew it, and what has left or moved, is told to it after this long at most, all "

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Heard, Heartbeat, Publish
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heard, Heartbeat, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.session_messages import Flags, Ok
@@ -99,7 +99,13 @@ class MasterSession:
             share = registration.spill_at_share
             self._last_copies.link_up(link.coldest, registration.registration_epoch, partition, spill_at_share=share)
         self._claims.link_up(link.claim, registration.registration_epoch, partition)
-        self._publisher.link_up(link.publish, registration.registration_epoch, on_synced=self._synced)
+        self._publisher.link_up(
+            link.publish,
+            registration.registration_epoch,
+            on_synced=self._synced,
+            compare=link.compare,
+            known_blocks=registration.known_blocks,
+        )
         self._deciding.link_up(link.claim, registration.registration_epoch, partition)
 
     def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
@@ -147,6 +153,13 @@ class _Link:
                 answered(reply if isinstance(reply, KVStoreError) else None)
 
         ask(self._session, message, Ok, on_reply)
+
+    def compare(self, message: Digests, answered: Callable[[Flags | KVStoreError], None]) -> None:
+        def on_reply(reply: Flags | KVStoreError) -> None:
+            if self._session.is_open:
+                answered(reply)
+
+        ask(self._session, message, Flags, on_reply)
 
     def claim(self, message: Claim, decided: Callable[[Grants | KVStoreError], None]) -> None:
         ask(self._session, message, Grants, decided)

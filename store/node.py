@@ -169,6 +169,8 @@ class Node:
                 batch_events=settings.publish_batch,
                 max_in_flight=settings.publish_in_flight,
                 later=(lambda callback: self.reactor.call_later(interval_s, callback)) if interval_s else None,
+                soon=self.reactor.call_soon,
+                compare_from_blocks=settings.compare_from_blocks,
             ),
         )
         self._showing = Showing(dram, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)

@@ -3,7 +3,7 @@
 It turns the table's events into Publish messages, keeps a few in flight, and calls back those who wait until the master has made
 an event durable. Events for which nobody waits, of blocks that left say, wait a moment for others: in a full tier each put makes one, and
 a message for each would wake up the master as often. While there is no link nothing is kept: the inventory that opens every link says it
-all.
+all; of what the master knows already by digests (comparison.py), if that is much.
 """
 
 import heapq
@@ -17,6 +17,8 @@ from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, PHASE_ST
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.block import Block
+from kvstore.store.comparison import Comparison, Soon
+from kvstore.store.comparison import Send as Compare
 
 Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
 """Sends one message to the master and calls back once with None (durable) or the error."""
@@ -48,8 +50,16 @@ class Publisher:
         batch_events: int,
         max_in_flight: int,
         later: Callable[[Callable[[], None]], object] | None = None,
+        soon: Soon | None = None,
+        compare_from_blocks: int = 1,
     ) -> None:
-        """`later` calls its argument once the time is over that events wait for others, before a `flush`; None: they wait for none."""
+        """`later` calls its argument once the time is over that events wait for others, before a `flush`; None: they wait for none. `soon`
+        calls it in a later turn of the loop; None: inventories are never compared. Nor are they where the master knows fewer than
+        `compare_from_blocks`."""
+        self._compare_from_blocks = compare_from_blocks
+        self._soon = soon
+        self._comparison: Comparison | None = None
+        """While it is under way nothing else is said."""
         self._blocks = blocks
         self._later = later
         self._is_due = False
@@ -122,20 +132,39 @@ class Publisher:
     def last_seq(self) -> int:
         return self._seq
 
-    def link_up(self, send: Send, epoch: int, on_synced: Callable[[], None]) -> None:
-        """There is a new link, under this registration: tell it the whole inventory first, and `on_synced` when it has it."""
+    def link_up(
+        self, send: Send, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
+    ) -> None:
+        """There is a new link, under this registration: tell it the whole inventory first, and `on_synced` when it has it. `known_blocks`:
+        so many does the master think are here, and `compare` tells it digests."""
         self.link_down()
         self._on_synced = on_synced
         self._send, self._epoch = send, epoch
-        self._inventory = iter(list(self._blocks()))
+        blocks = list(self._blocks())
+        self._inventory = iter(blocks)
         self._inventory_seq = self._seq
         self._say(PHASE_SYNC_BEGIN, [], 0)
+        is_known = self._compare_from_blocks <= known_blocks and len(blocks) <= 2 * known_blocks
+        if is_known and compare is not None and self._soon is not None and self._send is not None:
+            self._comparison = Comparison(blocks, epoch=epoch, send=compare, soon=self._soon, then=self._compared)
         self.flush()
+
+    def _compared(self, differing: list[Block] | KVStoreError) -> None:
+        self._comparison = None
+        if isinstance(differing, KVStoreError):
+            self.link_down()
+            self.on_refused(differing)
+        else:
+            self._inventory = iter(differing)
+            self.flush()
 
     def link_down(self) -> None:
         """The link broke. Answers that still come from it are ignored; who waits goes on waiting for the next link."""
         self._send = None
         self._link += 1
+        if self._comparison is not None:
+            self._comparison.end()
+            self._comparison = None
         self._in_flight.clear()
         self._queue.clear()
         self._unsaid_gone.clear()
@@ -164,7 +193,7 @@ class Publisher:
 
     def flush_now(self) -> None:
         """Send what there is, as far as the window allows."""
-        while self._send is not None and len(self._in_flight) < self._max_in_flight:
+        while self._send is not None and self._comparison is None and len(self._in_flight) < self._max_in_flight:
             if self._inventory is not None:
                 self._say_inventory()
             elif self._queue:

@@ -27,12 +27,12 @@ PARTS = {
     "transfer/paths": "choice bandwidth rails rail_counts slices transports peer transfers carrier spans batches",
     "transfer/memory": "region exports mapping liveness shield pieces location",
     "transfer/streams": "endpoints sieve strangers",
-    "store": "admission spilling",
+    "store": "admission comparison spilling",
     "store/blocks": "crowding limits quotas slab_limits",
     "master/directory": (
-        "directory draining targets following operator_quotas queries pins removing rows lineage keys key_index membership placement "
-        "records publishing pending removals reservations tenants holders rates heat hot_copies contents usage segments recording "
-        "last_copies lending load shares spilling"
+        "directory comparison draining targets following operator_quotas queries pins removing rows lineage keys key_index "
+        "membership placement records publishing pending removals reservations tenants holders rates heat hot_copies contents "
+        "usage segments recording last_copies lending load shares spilling"
     ),
     "master/roles": "relay standing",
     "console": "cached documents events flows history model rates tenants watch",

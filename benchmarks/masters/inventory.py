@@ -1,25 +1,35 @@
-"""What a link costs that breaks and is made anew: the node's whole inventory, once more. A directory in a process of its own is told what a
-node tells it; bytes of the messages, and the processor's time of the master that takes them in: unpacked, planned, applied.
+"""What a link costs that breaks and is made anew: the node's whole inventory, once more, or digests of it and what differs. A directory in
+a process of its own is told what a node tells it; bytes of the messages, and the processor's time of the master that takes them in:
+unpacked, planned, applied. Of digests the node's time, too, and the longest turn of either's loop.
 """
 
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.client.tools.bench_report import Row
+from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import NodeInfo
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Publish
+from kvstore.protocol.digests import MAX_RUN
+from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import VERSION
+from kvstore.protocol.session_messages import Flags
+from kvstore.store.blocks.block import Block
+from kvstore.store.comparison import Comparison as NodeSide
+from kvstore.tiers.tier import Slot
 
 BLOCKS: Final = 1_000_000
 MESSAGE: Final = 4096
 """Blocks of one message, as a node sends them."""
 PROMPT: Final = 16
 TIERS: Final = 2
+CHANGED: Final = 100
+TURN_MS: Final = 50.0
+_SLOT: Final = Slot(0, 0, 1 << 16)
 
 
 def rows() -> Iterator[Row]:
@@ -46,7 +56,84 @@ def measured() -> list[Row]:
             Row(f"{BLOCKS:,} blocks, {name}: the master's processor", spent_s, "s"),
         ]
         directory.disconnected(node.node_id, node.epoch, 0)
-    return found
+    return found + compared(directory, keys)
+
+
+class _Turns:
+    """A loop that runs what it is given; the processor's time of its turns."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+        self.spent_s: list[float] = []
+
+    def run(self) -> None:
+        while self.soon:
+            begun_s = time.process_time()
+            self.soon.pop(0)()
+            self.spent_s.append(time.process_time() - begun_s)
+
+
+def compared(directory: Directory, keys: bytes) -> list[Row]:
+    """After a break in which CHANGED blocks were replaced by others."""
+    node, _ops = directory.register(NodeInfo("one", 1), [], 0)
+    blocks = [Block("bench", cut(keys, [number])[0], 1 << 16, number + 1, checksum=number) for number in range(BLOCKS)]
+    for block in blocks:
+        block.dram = _SLOT
+    for block in random.Random(3).sample(blocks, CHANGED):
+        block.key, block.generation = b"new" + block.key[3:], block.generation + BLOCKS
+    directory.plan_publish(node.node_id, Publish.unpack_of(VERSION, memoryview(_named(node.epoch, PHASE_SYNC_BEGIN, []))))
+    node_side, bodies, told, differing = _Turns(), list[bytes](), list[Callable[[Flags | KVStoreError], None]](), list[Block]()
+
+    def send(message: Digests, answered: Callable[[Flags | KVStoreError], None]) -> None:
+        bodies.append(message.pack())
+        told.append(answered)
+
+    def then(named: list[Block] | KVStoreError) -> None:
+        assert isinstance(named, list)
+        differing.extend(named)
+
+    NodeSide(blocks, epoch=node.epoch, send=send, soon=node_side.soon.append, then=then)
+    node_side.run()
+    comparison, master_s = directory.compare(node.node_id, node.epoch), list[float]()
+    begun_s = time.process_time()
+    for body in bodies:
+        comparison.take(Digests.unpack_of(VERSION, memoryview(body)))
+    master_s.append(time.process_time() - begun_s)
+    steps, is_left = comparison.steps(), True
+    while is_left:
+        begun_s = time.process_time()
+        is_left = next(steps, None) is not None
+        master_s.append(time.process_time() - begun_s)
+    for answered, flags in zip(told, comparison.flags(), strict=True):
+        answered(Flags(flags))
+    assert CHANGED <= len(differing) <= (MAX_RUN + 2) * CHANGED
+    bodies += [_named(node.epoch, PHASE_SYNC, differing), _named(node.epoch, PHASE_SYNC_END, [])]
+    for body in bodies[-2:]:
+        begun_s = time.process_time()
+        directory.apply(directory.plan_publish(node.node_id, Publish.unpack_of(VERSION, memoryview(body))))
+        master_s.append(time.process_time() - begun_s)
+    assert directory.blocks_at(node.node_id) == BLOCKS
+    name = f"{BLOCKS:,} blocks, of which {CHANGED} have changed meanwhile, by digests"
+    return [
+        Row(f"{name}: sent", sum(map(len, bodies)) / 1e6, "MB"),
+        Row(f"{name}: the master's processor", sum(master_s), "s"),
+        at_most(f"{name}: the master's longest turn", max(master_s) * 1e3, "ms", TURN_MS),
+        Row(f"{name}: the node's processor", sum(node_side.spent_s), "s"),
+        at_most(f"{name}: the node's longest turn", max(node_side.spent_s) * 1e3, "ms", TURN_MS),
+    ]
+
+
+def _named(epoch: int, phase: int, blocks: list[Block]) -> bytes:
+    count = len(blocks)
+    columns = (
+        [block.size_bytes for block in blocks],
+        [block.checksum for block in blocks],
+        [block.generation for block in blocks],
+        bytes([TIERS]) * count,
+        [b""] * count,
+    )
+    keys = [block.key for block in blocks]
+    return Publish(epoch, phase, ["bench"], ["ns"], keys, bytes([EVENT_COMMIT]) * count, [0] * count, [0] * count, *columns).pack()
 
 
 def inventory(epoch: int, all_keys: bytes) -> Iterator[bytes]:

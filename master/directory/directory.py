@@ -15,6 +15,7 @@ from typing import Final
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
 from kvstore.master.directory.claiming import Claiming
+from kvstore.master.directory.comparison import Comparison
 from kvstore.master.directory.draining import Draining
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.guests import Guest
@@ -23,7 +24,7 @@ from kvstore.master.directory.hot_block import HotBlock
 from kvstore.master.directory.hot_copies import HotCopies
 from kvstore.master.directory.last_copies import LastCopies
 from kvstore.master.directory.limits import Limits, Timing
-from kvstore.master.directory.membership import LinkReport, Member, Membership, NodeInfo, TenantReport, TierReport
+from kvstore.master.directory.membership import SYNCING, LinkReport, Member, Membership, NodeInfo, TenantReport, TierReport
 from kvstore.master.directory.operator_quotas import OperatorQuotas
 from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
@@ -180,6 +181,7 @@ class Directory:
         former = known.description if known else NO_DESCRIPTION
         node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
         self._publishing.registered(node, same_process=same_process)
+        node.known_blocks = self._rows.sets.blocks_at(node.node_id)
         self._set_live()
         ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []
         return node, ops + records.put_description(info.name, description, former)
@@ -311,6 +313,13 @@ class Directory:
     def plan_publish(self, node_id: int, message: Publish) -> Plan:
         """See Publishing.plan. Give the plan's operations to the catalog, and the plan to `apply` once they are durable."""
         return self._publishing.plan(node_id, message)
+
+    def compare(self, node_id: int, epoch: int) -> Comparison:
+        """Of the node's inventory, which it has begun under this registration. Raises StaleEpoch, InvalidArgument."""
+        node = self.members.check(node_id, epoch)
+        if node.state != SYNCING:
+            raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has ended")
+        return Comparison(self._rows, self._tenants, self.recording, node)
 
     def paid(self, plan: Plan) -> None:
         """See Publishing.paid."""

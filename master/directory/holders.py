@@ -59,6 +59,10 @@ class HolderSets:
         self._of_node: dict[int, set[int]] = {}
         """By node id: the indexes of the sets it is in. With random pairs of replicas there are many sets, and a node is in few of them."""
 
+    def __len__(self) -> int:
+        """Every index is below it."""
+        return len(self._pairs)
+
     def __getitem__(self, index: int) -> Pairs:
         return self._pairs[index]
 
@@ -91,6 +95,10 @@ class HolderSets:
                 del self._index[pairs]
             rest = without_holder(pairs, node_id)
             self._place(index, rest if changed is None else with_holder(rest, node_id, changed))
+
+    def hinted_at(self, node_id: int) -> list[int]:
+        """The sets that name the node as one that has yet to name the block itself. O(its sets)."""
+        return [index for index in self._of_node.get(node_id, ()) if dict(self._pairs[index])[node_id] & HINT]
 
     def set_live(self, node_ids: Iterable[int]) -> None:
         """These nodes can be read from, all others cannot. O(sets of those of which that is new)."""

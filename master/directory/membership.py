@@ -105,6 +105,8 @@ class Member:
     """What it has up to this generation must go, unless the directory lists it there; 0 for nothing."""
     drain: str = ""
     """Where what only it has is to go (records.DRAINS), for it is to be stopped; "": it is not."""
+    known_blocks: int = 0
+    """That it was thought to have when it registered."""
     owed: int = 0
     """Removed blocks that its inventory named, and that it has not said to have dropped."""
 

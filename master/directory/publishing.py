@@ -4,7 +4,8 @@ A commit is seen by no one until the catalog has it: `plan` puts it beside the t
 `apply`, once they are durable, enters it. What is gone is gone at once, its deletion follows behind. Whatever is in flight, the
 last operation given for a key describes all that is known of it then, so the catalog ends right in any order of events.
 
-Of two versions of one key the higher generation wins, and the loser's node is told to drop its own. A version that can be read
+Of two versions of one key the higher generation wins, and the loser's node is told to drop its own, read and pinned or not: whoever
+reads goes on, and one that stayed would be shown on its host, and known to nobody, until the next inventory. A version that can be read
 is replaced only when its successor is durable.
 """
 
@@ -270,7 +271,7 @@ class Publishing:
         # The same version in an earlier plan stays there: that plan's answer promises that it is visible.
         _unqueue(tenant, key, lambda one: one.node_id == new.node_id and (one.version[:3] != new.version[:3] or one.ticket == new.ticket))
         if self._is_beaten(tenant, key, new.version):
-            plan.commands.drop(new.node_id, tenant, key, new.version.generation)
+            plan.commands.drop(new.node_id, tenant, key, new.version.generation, force=True)
         else:
             tenant.pending[key] = (*tenant.pending[key], new)
             plan.commits.append((tenant, key))
@@ -305,12 +306,12 @@ class Publishing:
         if pairs and self._rows.is_version(row, version):
             self._rows.hold(row, with_holder(pairs, node_id, waiting.tiers))
         elif pairs and self._rows.generations[row] >= version.generation:
-            effects.commands.drop(node_id, tenant, key, version.generation)
+            effects.commands.drop(node_id, tenant, key, version.generation, force=True)
             effects.ops += self._recording.ops(tenant, key)
             return
         else:
             for other, _state in pairs:
-                effects.commands.drop(other, tenant, key, self._rows.generations[row])
+                effects.commands.drop(other, tenant, key, self._rows.generations[row], force=True)
             self._rows.insert(tenant, key, version, ((node_id, waiting.tiers),))
         if not self._recording.is_all:  # else its record is durable by now
             effects.ops += self._recording.ops(tenant, key)

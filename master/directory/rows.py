@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT, HolderSets, Pairs, with_holder
@@ -21,6 +22,7 @@ from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
 
 T = TypeVar("T")
+Tiers = npt.NDArray[np.uint8]
 
 MADE_ROWS: Final = 1024
 """Rows that the columns are lengthened by."""
@@ -275,8 +277,13 @@ class Rows:
         columns = zip((self.sizes, self.checksums, self.generations), version_columns, strict=True)
         if not all(np.array_equal(np.frombuffer(wide, np.uint64)[rows], np.array(told, np.uint64)) for wide, told in columns):
             return False
+        return self.hold_all(rows, node_id, np.frombuffer(tiers, np.uint8))
+
+    def hold_all(self, rows: Found, node_id: int, tiers: Tiers) -> bool:
+        """The node holds these rows, each named once, in these tiers from now on. False, with nothing done, unless it is a holder of each
+        of them."""
         holders = np.frombuffer(self.holders, np.uint32)
-        changes = holders[rows].astype(np.uint64) << 8 | np.frombuffer(tiers, np.uint8)
+        changes = holders[rows].astype(np.uint64) << 8 | tiers
         kinds, which, counts = np.unique(changes, return_inverse=True, return_counts=True)
         former = [(kind >> 8, kind & 0xFF, count) for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
         held = [with_holder(self.sets[index], node_id, mask) for index, mask, _count in former]

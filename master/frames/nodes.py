@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.comparing import Comparing
 from kvstore.master.frames.heartbeats import Heartbeats, parse
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
@@ -16,10 +17,12 @@ from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     PHASE_STREAM,
     PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
     Claim,
     Coldest,
     Copied,
     Copy,
+    Digests,
     Heard,
     Heartbeat,
     Publish,
@@ -50,7 +53,7 @@ class NodePeer:
 
 
 class NodeFrames:
-    """See the module. It counts `published`, `copies_ordered` and `copies_entered` in `counters`."""
+    """See the module. It counts `published`, `copies_ordered`, `copies_entered` and `compared` in `counters`."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class NodeFrames:
         self._tickets = tickets
         self._counters = counters
         self._heartbeats = heartbeats
+        self._comparing = Comparing(directory, committer, counters)
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
         """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
@@ -83,11 +87,17 @@ class NodeFrames:
     def publish(self, session: Session, header: Header, message: Publish) -> None:
         """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
         peer = _node(session, "publish")
+        if message.phase in (PHASE_SYNC_BEGIN, PHASE_SYNC_END):
+            self._comparing.end(peer.node_id)
         if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
             self._tickets.linked(peer.node_id)
         self._counters["published"] += len(message.keys)
         _tell(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
+
+    def digests(self, session: Session, header: Header, message: Digests) -> None:
+        """Answered once the inventory is compared."""
+        self._comparing.take(session, header, _node(session, "compare inventories").node_id, message)
 
     def claim(self, session: Session, header: Header, message: Claim) -> None:
         """Reserve and publish in one: answered when what was granted is durable and visible."""

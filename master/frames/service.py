@@ -17,7 +17,7 @@ from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.master.frames.tickets import Tickets
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Heartbeat, Publish, Seek, TicketKey, Want
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Publish, Seek, TicketKey, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.master_messages import (
@@ -91,7 +91,7 @@ class FramesService:
         self._master_epoch = master_epoch
         self._guard = guard
         self.counters = dict.fromkeys(
-            ("requests", "keys", "lookup_misses", "published", "commands_failed", "copies_ordered", "copies_entered")
+            ("requests", "keys", "lookup_misses", "published", "compared", "commands_failed", "copies_ordered", "copies_entered")
             + ("spilled_blocks", "spilled_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
             0,
         )
@@ -127,6 +127,7 @@ class FramesService:
             Replicate.TYPE: clients.replicate,
             Nodes.TYPE: clients.nodes,
             Publish.TYPE: self.nodes.publish,
+            Digests.TYPE: self.nodes.digests,
             Claim.TYPE: self.nodes.claim,
             Copied.TYPE: self.nodes.copied,
             Coldest.TYPE: self.nodes.coldest,

@@ -250,6 +250,7 @@ class Leading:
             quotas=self.newer_quotas(quotas_version),
             protocol_version=VERSION,
             spill_at_share=self.directory.spilling.at_share,
+            known_blocks=node.known_blocks,
         )
 
     def _make_way(self, info: NodeInfo, node_id: int, now_ns: int) -> None:

@@ -94,6 +94,7 @@ MASTER: Final = (
     Metric("kvstore_master_keys_asked", C, "Keys in requests of clients."),
     Metric("kvstore_master_lookup_misses", C, "Of those looked up: not there."),
     Metric("kvstore_master_events_published", C, "Events of blocks that nodes told."),
+    Metric("kvstore_master_blocks_compared", C, "Blocks that nodes did not name after a break of their link: their digests were the same."),
     Metric("kvstore_master_commands_failed", C, "Commands that a node did not carry out."),
     Metric("kvstore_master_copies_ordered", C, "Replicas that nodes were told to fetch."),
     Metric("kvstore_master_copies_entered", C, "Replicas that came to be."),

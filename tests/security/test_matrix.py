@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Heartbeat, Want
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Want
 from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
 from kvstore.protocol.errors import Denied, KVStoreError, from_code
 from kvstore.protocol.frames import VERSION
@@ -141,6 +141,7 @@ FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
     PinFor: (PinFor([b"k"], 1), WRITERS),
     Replicate: (Replicate([b"k"], 2), WRITERS),
     type(publish(1, [])): (publish(1, []), NODES),
+    Digests: (Digests(1, 1, 0, [1], b"\1", [1], b"\2"), NODES),
     Claim: (Claim(1, "green", "ns", [b"k"], [1], [1], [b""], 0), NODES),
     Copied: (Copied(1, "green", [b"k"], [1], b"\1"), NODES),
     Coldest: (Coldest(1, "green", [b"k"]), NODES),

@@ -168,6 +168,7 @@ class Cluster:
             reconnect_max_interval_s=0.5,
             copy_timeout_s=3.0,
             transparent_hugepages=False,
+            compare_from_blocks=1,
             allow_unauthenticated=True,
             http="",
         )

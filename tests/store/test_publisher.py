@@ -14,9 +14,11 @@ from kvstore.protocol.catalog_messages import (
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
+    Digests,
     Publish,
 )
-from kvstore.protocol.errors import KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import Block
@@ -25,6 +27,8 @@ from kvstore.tiers.tier import Slot
 from tests.rpc.traced import Part, Spans
 
 Answer = Callable[[KVStoreError | None], None]
+FROM = 64
+"""Blocks that are known, from which on inventories are compared."""
 
 
 class Link:
@@ -549,3 +553,67 @@ def test_what_a_new_inventory_says_is_for_nobody() -> None:
     publisher.link_up(link.send, 2, lambda: None)
     link.answer_all()
     assert set(link.calls) == {b""}
+
+
+class Compared:
+    """A node of so many blocks with a new link, whose master compares when it is told to."""
+
+    def __init__(self, count: int, known_blocks: int) -> None:
+        self.node = Node()
+        self.turns: list[Callable[[], None]] = []
+        self.node.publisher = Publisher(
+            self.node.blocks.values, batch_events=100, max_in_flight=2, soon=self.turns.append, compare_from_blocks=FROM
+        )
+        self.node.publisher.on_refused = self.node.refusals.append
+        for at in range(count):
+            self.node.commit(f"<{at}>").generation = at + 1
+        self.link = Link()
+        self.digests: list[Digests] = []
+        self.answers: list[Callable[[Flags | KVStoreError], None]] = []
+        self.node.publisher.link_up(self.link.send, 1, self.node._on_synced, compare=self.compare, known_blocks=known_blocks)
+
+    def compare(self, message: Digests, answered: Callable[[Flags | KVStoreError], None]) -> None:
+        self.digests.append(message)
+        self.answers.append(answered)
+
+    def run(self) -> None:
+        while self.turns:
+            self.turns.pop(0)()
+
+
+def test_what_the_master_knows_already_is_compared_and_only_what_differs_is_named_before_the_events_since() -> None:
+    found = Compared(80, FROM)
+    assert found.link.said() == [(PHASE_SYNC_BEGIN, "")]
+    found.link.answer_all()
+    block = found.node.blocks["<0>"]
+    found.node.gone("<0>")
+    found.node.publisher.flush_now()
+    assert not found.node.publisher.has_said_all
+    assert not found.node.publisher.say_gone([block])
+    found.run()
+    assert found.link.said() == []
+    found.answers[0](Flags(b"\1\1\0"))
+    assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(65, 80))), (PHASE_SYNC_END, "")]
+    found.link.answer_all()
+    assert found.link.said() == [(PHASE_STREAM, "<0>")]
+    assert found.node.synced == 1
+
+
+@pytest.mark.parametrize(("count", "known_blocks"), [(80, FROM - 1), (2 * FROM + 1, FROM)])
+def test_where_the_master_knows_little_everything_is_named(count: int, known_blocks: int) -> None:
+    found = Compared(count, known_blocks)
+    found.link.answer_all()
+    found.link.answer_all()
+    assert not found.turns
+    assert sum(len(message.keys) for message in found.link.sent) == count
+
+
+def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_anew() -> None:
+    broken, refused = Compared(80, 80), Compared(80, 80)
+    broken.node.publisher.link_down()
+    broken.run()
+    assert not broken.digests
+    refused.run()
+    refused.answers[0](InvalidArgument("no"))
+    assert [type(error) for error in refused.node.refusals] == [InvalidArgument]
+    assert not refused.node.publisher.has_said_all

@@ -23,6 +23,7 @@ from kvstore.protocol.catalog_messages import (
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
+    Digests,
     Drop,
     Hold,
 )
@@ -661,3 +662,18 @@ def test_what_tenants_have_of_the_master_is_told_by_tenant() -> None:
     reserve(master, b"k", b"l")
     assert master.directory.given() == {TENANT: (1, 2)}
     assert (master.directory.taken(TENANT), master.directory.taken("nobody")) == ((1, 2), (0, 0))
+
+
+def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_known_when_its_node_registered() -> None:
+    master = Master()
+    node = master.register("a")
+    master.sync(node, Event(b"k", 5))
+    with pytest.raises(InvalidArgument, match="has not begun, or has ended"):
+        master.directory.compare(node.node_id, node.epoch)
+    assert node.known_blocks == 0
+    again = master.register("a")
+    assert again.known_blocks == 1
+    found = master.directory.compare(again.node_id, again.epoch)
+    assert found.take(Digests(again.epoch, 1, 0, [5], b"\1", [0], b"\2"))
+    assert list(found.steps())
+    assert found.flags() == [b"\0"]

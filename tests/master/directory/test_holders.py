@@ -124,3 +124,10 @@ def test_the_mask_of_a_set_has_a_bit_for_each_node_that_lives() -> None:
     sets.set_live([1, 5, 7])
     assert sets.mask(index) == 0b100010
     assert sets.mask(0) == 0
+
+
+def test_the_sets_are_told_that_a_node_has_yet_to_name_the_blocks_of() -> None:
+    sets = HolderSets()
+    hint, named, other = sets.enter(((1, 2 | HINT), (2, 2))), sets.enter(((1, 2), (2, 2 | HINT))), sets.enter(((2, HINT),))
+    assert (sets.hinted_at(1), sorted(sets.hinted_at(2)), sets.hinted_at(3)) == ([hint], [named, other], [])
+    assert len(sets) == 4

@@ -156,7 +156,7 @@ def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop()
     made = plan(master, two.epoch, Event(b"k", 9, checksum=8), node_id=2)
     assert holders(master, b"k") == [1]
     master.commit(made.ops)
-    assert master.directory.apply(made).commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5]))]
+    assert master.directory.apply(made).commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [2]
     assert [record.holders for record in blocks(master)] == [[(2,)]]
     master.publish(one, gone(b"k", 5))
@@ -167,7 +167,7 @@ def test_the_lower_generation_is_told_to_drop_at_once() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
     master.publish(one, Event(b"k", 9))
-    assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5]))]
+    assert master.publish(two, Event(b"k", 5, checksum=8)) == [(2, Drop(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [1]
     assert blocks(master)[0].holders == [(1,)]
 
@@ -192,7 +192,7 @@ def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> No
     master.commit([*slow.ops, *fast.ops])
     master.directory.apply(fast)
     effects = master.directory.apply(slow)
-    assert effects.commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5]))]
+    assert effects.commands.messages() == [(1, Drop(1, TENANT, [b"k"], [5], force=1))]
     assert holders(master, b"k") == [2]
 
 

@@ -1,0 +1,124 @@
+"""An inventory that the master may know already: compared with what it knows by digests of runs of blocks, so that only what differs is
+named (protocol/digests.py).
+
+The blocks are read some at a time, in turns of the loop of their own, and digests of them are sent in others once all are. What happens
+to a block after it was read is an event, and is said after the inventory. Not thread-safe: the node's loop is the only caller.
+"""
+
+import secrets
+from array import array
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from kvstore.protocol.catalog_messages import Digests
+from kvstore.protocol.digests import numbers, starts
+from kvstore.protocol.errors import KVStoreError, ProtocolError
+from kvstore.protocol.session_messages import Flags
+from kvstore.store.blocks.block import Block
+
+READ_BLOCKS: Final = 4_096
+"""In one turn of the loop: 4 ms."""
+RUNS_PER_MESSAGE: Final = 4_096
+"""Made and sent in one turn: 6 ms."""
+
+Send = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
+"""Sends one message to the master and calls back once."""
+Soon = Callable[[Callable[[], None]], object]
+Differs = Callable[[list[Block] | KVStoreError], None]
+
+
+class Comparison:
+    """Of these blocks, begun when it is made. `then` is called once, in a later turn: with those that are to be named, or what the master
+    has against it; not after `end`."""
+
+    def __init__(self, blocks: list[Block], *, epoch: int, send: Send, soon: Soon, then: Differs) -> None:
+        self._epoch, self._send, self._soon, self._then = epoch, send, soon, then
+        self._left = iter(blocks)
+        self._read_blocks: list[Block] = []
+        self._generations, self._checksums, self._sizes, self._tiers = array("Q"), array("Q"), array("Q"), array("B")
+        self._seed = 0
+        self._flags: list[bytes | None] = []
+        """By message."""
+        self._order = np.zeros(0, np.intp)
+        self._begins = np.zeros(0, np.intp)
+        self._is_over = False
+        soon(self._read)
+
+    def end(self) -> None:
+        self._is_over = True
+
+    def _read(self) -> None:
+        if self._is_over:
+            return
+        found = list(islice(self._left, READ_BLOCKS))
+        masks = [block.tier_mask() for block in found]
+        here = [block for block, mask in zip(found, masks, strict=True) if mask]  # the others are gone
+        self._read_blocks += here
+        self._generations.extend(block.generation for block in here)
+        self._checksums.extend(block.checksum for block in here)
+        self._sizes.extend(block.size_bytes for block in here)
+        self._tiers.extend(mask for mask in masks if mask)
+        if found:
+            self._soon(self._read)
+        else:
+            self._soon(self._order_all)
+
+    def _order_all(self) -> None:
+        self._order = np.argsort(np.frombuffer(self._generations, np.uint64), kind="stable")  # they are nearly sorted
+        self._begins = starts(np.frombuffer(self._tiers, np.uint8)[self._order])
+        self._seed = secrets.randbits(64)
+        self._flags = [None] * max(-(-len(self._begins) // RUNS_PER_MESSAGE), 1)
+        self._soon(partial(self._send_next, 0))
+
+    def _send_next(self, message: int) -> None:
+        if self._is_over:
+            return
+        at, is_last = message * RUNS_PER_MESSAGE, message + 1 == len(self._flags)
+        self._send(self._digests(at, more=not is_last), partial(self._answered, message))
+        if not is_last:
+            self._soon(partial(self._send_next, message + 1))
+
+    def _digests(self, at: int, *, more: bool) -> Digests:
+        """Of RUNS_PER_MESSAGE runs from this one on, or those that are left."""
+        ends = np.append(self._begins[at : at + RUNS_PER_MESSAGE + 1], len(self._order))[: RUNS_PER_MESSAGE + 1]
+        begins = ends[:-1]
+        part = self._order[ends[0] : ends[-1]]
+        generations, checksums, sizes = (
+            np.frombuffer(column, np.uint64)[part] for column in (self._generations, self._checksums, self._sizes)
+        )
+        firsts = begins - ends[0]
+        found = numbers(self._seed, generations, checksums, sizes)
+        return Digests(
+            self._epoch,
+            self._seed,
+            int(more),
+            generations[firsts].tolist(),
+            np.diff(ends).astype(np.uint8).tobytes(),
+            np.add.reduceat(found, firsts).tolist() if len(firsts) else [],
+            np.frombuffer(self._tiers, np.uint8)[self._order[begins]].tobytes(),
+        )
+
+    def _answered(self, message: int, reply: Flags | KVStoreError) -> None:
+        if self._is_over:
+            return
+        runs = min(len(self._begins) - message * RUNS_PER_MESSAGE, RUNS_PER_MESSAGE)
+        if isinstance(reply, Flags) and len(reply.flags) != runs:
+            reply = ProtocolError("the master answered Digests of other runs")
+        if isinstance(reply, KVStoreError):
+            self.end()
+            self._then(reply)
+            return
+        self._flags[message] = reply.flags
+        if None not in self._flags:
+            self.end()
+            self._then(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
+
+    def _differing(self, flags: bytes) -> list[Block]:
+        """The blocks of the runs without a flag, in the order of the inventory."""
+        counts = np.diff(np.append(self._begins, len(self._order)))
+        is_named = np.repeat(np.frombuffer(flags, np.uint8) == 0, counts)
+        return [self._read_blocks[at] for at in np.sort(self._order[is_named]).tolist()]
