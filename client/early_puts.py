@@ -20,6 +20,8 @@ SOON_S: Final = 0.25
 """How long a question waits for the puts before it. A master that decides nothing meanwhile has no catalog now, and reads go on."""
 REST_NS: Final = 1_000_000_000
 """After it did not, the next questions are asked at once for so long."""
+AWAY_NS: Final = 600_000_000_000
+"""For so long a node that was given up is looked for before a removal: it may have hung, and have all that was put there still."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,8 @@ class _Early:
     puts: int = 0
     """Each counts when it begins and when it is over."""
     instance: int = 0
+    is_counted: bool = False
+    """As lost, since the node was given up; nothing was put there since."""
 
 
 class EarlyPuts:
@@ -39,6 +43,8 @@ class EarlyPuts:
         self._daemons = daemons
         self._clock_ns = clock_ns
         self._nodes: dict[Who, _Early] = {}
+        self._away: dict[Who, tuple[_Early, int]] = {}
+        """Nodes that were given up, and until when they are looked for."""
         self._lost: dict[str, int] = {}
         """Names of nodes that are gone since, and with them what the cluster did not know; the losses up to then."""
         self._losses = self._told = 0
@@ -69,6 +75,7 @@ class EarlyPuts:
             if early is None:
                 early = self._nodes[who] = _Early(node)
             early.puts += 1
+            early.is_counted = False
 
     def answered(self, node: KnownNode, instance: int) -> None:
         """A put that was sent to the node's process `instance` is over. A flush that went out while it was under way may have passed it."""
@@ -78,6 +85,7 @@ class EarlyPuts:
             if early is None:
                 early = self._nodes[who] = _Early(node)
             early.puts += 1
+            early.is_counted = False
             if early.instance not in (0, instance):
                 self._lose(node)
             early.instance = instance
@@ -113,8 +121,11 @@ class EarlyPuts:
 
     def settle(self, deadline: Deadline) -> Operation[None]:
         """As `flush`, for what is done to all blocks that there are: those that are lost are none. Raises DeadlineExceeded;
-        Unavailable, too, of a node that lives and cannot be reached: what is there would come to be known afterwards."""
+        Unavailable, too, of a node that lives and cannot be reached: what is there would come to be known afterwards. A node that was given
+        up and is there again has its blocks known first, too."""
         failure: Unreachable | None = None
+        if self._away:
+            yield from self._look_for_them(deadline)
         for who, early in list(self._nodes.items()):
             try:
                 yield from self._flush(who, early, deadline)
@@ -141,7 +152,7 @@ class EarlyPuts:
             yield from self._daemons.refresh_nodes(deadline)
             if self._daemons.nodes.is_live(who):
                 raise
-            self._end(who, early, is_lost=True)
+            self._end(who, early, is_lost=True, is_away=True)
             return
         instance = loan.channel.welcome.epoch
         loan.give_back()
@@ -150,14 +161,27 @@ class EarlyPuts:
         else:
             self._end(who, early, puts=puts)
 
-    def _end(self, who: Who, early: _Early, *, puts: int | None = None, is_lost: bool = False) -> None:
+    def _look_for_them(self, deadline: Deadline) -> Operation[None]:
+        yield from self._daemons.refresh_nodes(deadline)
+        with self._lock:
+            for who, (early, until_ns) in list(self._away.items()):
+                is_back = self._daemons.nodes.is_live(who)
+                if is_back:
+                    self._nodes.setdefault(who, early)
+                if is_back or until_ns < self._clock_ns():
+                    del self._away[who]
+
+    def _end(self, who: Who, early: _Early, *, puts: int | None = None, is_lost: bool = False, is_away: bool = False) -> None:
         """Nothing is left to be flushed, but for what has begun or ended since there were `puts` (None: that, too, was for nothing)."""
         with self._lock:
             if self._nodes.get(who) is early and puts in (None, early.puts):
                 del self._nodes[who]
                 self.has_unhinted &= bool(self._nodes)
-                if is_lost:
+                if is_lost and not early.is_counted:
+                    early.is_counted = True
                     self._lose(early.node)
+                if is_away:
+                    self._away[who] = (early, self._clock_ns() + AWAY_NS)
 
     def _lose(self, node: KnownNode) -> None:
         """Under the lock."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.buffers import as_sources
-from kvstore.client.early_puts import REST_NS
+from kvstore.client.early_puts import AWAY_NS, REST_NS
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
@@ -250,6 +250,84 @@ def test_a_remove_goes_on_without_a_node_that_is_gone_and_the_next_flush_tells_o
     assert oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
     with pytest.raises(Unavailable, match="n1"):
         flush(oracle)
+
+
+class Hanging:
+    """A node that took a put and was given up, of which a removal has heard that."""
+
+    def __init__(self, oracle: Oracle, node: OracleNode) -> None:
+        self.oracle, self.node = oracle, node
+        put(oracle, b"a")
+        self.nodes = dict(oracle.nodes)
+        cut_off(oracle, node)
+        oracle.nodes.clear()
+        assert self.remove() == 1
+
+    def comes_back(self) -> None:
+        self.oracle.unreachable.clear()
+        self.oracle.nodes.update(self.nodes)
+
+    def remove(self) -> int:
+        removed: int = self.oracle.run(Questions(self.oracle.resources).remove([b"a"], self.oracle.deadline(), force=False))
+        return removed
+
+    def has_told_loss(self) -> bool:
+        try:
+            flush(self.oracle)
+        except Unavailable as error:
+            assert "n1: gone" in str(error)
+            return True
+        return False
+
+
+def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back(oracle: Oracle, node: OracleNode) -> None:
+    hanging = Hanging(oracle, node)
+    assert hanging.has_told_loss()
+    hanging.comes_back()
+    hanging.remove()
+    kinds = [type(message) for message in oracle.log if isinstance(message, (Put, Flush, Nodes, Remove))]
+    assert kinds[-3:] == [Nodes, Flush, Remove]
+    hanging.remove()
+    assert type(oracle.log[-2]) is Remove, "nothing is there any more that nobody knows"
+    assert not hanging.has_told_loss()
+
+
+def test_another_process_of_a_node_that_was_given_up_is_no_second_loss_but_of_what_it_was_sent(oracle: Oracle, node: OracleNode) -> None:
+    hanging = Hanging(oracle, node)
+    assert hanging.has_told_loss()
+    hanging.comes_back()
+    restart(oracle, node)
+    hanging.remove()
+    assert not hanging.has_told_loss()
+    put(oracle, b"b")
+    restart(oracle, node)
+    assert hanging.has_told_loss()
+
+
+def test_what_is_put_at_a_node_that_was_given_up_and_is_back_is_lost_with_it(oracle: Oracle, node: OracleNode) -> None:
+    hanging = Hanging(oracle, node)
+    assert hanging.has_told_loss()
+    hanging.comes_back()
+    oracle.script[Flush].append(DeadlineExceeded("not yet"))
+    with pytest.raises(DeadlineExceeded):
+        hanging.remove()
+    put(oracle, b"b")
+    restart(oracle, node)
+    assert hanging.has_told_loss()
+
+
+def test_a_node_that_was_given_up_is_looked_for_only_so_long(oracle: Oracle, node: OracleNode) -> None:
+    hanging = Hanging(oracle, node)
+    early = oracle.resources.early_puts
+    hanging.remove()
+    asked = len(oracle.sent(Nodes))
+    hanging.remove()
+    assert len(oracle.sent(Nodes)) == asked + 1
+    now_ns = early._clock_ns() + AWAY_NS + 1
+    early._clock_ns = lambda: now_ns
+    hanging.remove()
+    hanging.remove()
+    assert len(oracle.sent(Nodes)) == asked + 2
 
 
 @pytest.mark.parametrize("ask", ["exists", "match_prefix", "locate"])
