@@ -32,7 +32,7 @@ PARTS = {
     "master/directory": (
         "directory comparison draining targets following operator_quotas queries pins removing rows lineage keys key_index "
         "membership placement records publishing pending removals reservations tenants holders rates heat hot_copies contents "
-        "usage segments recording last_copies lending load shares spilling"
+        "usage segments spilled_rows recording last_copies lending load shares spilling"
     ),
     "master/roles": "relay standing",
     "console": "cached documents events flows history model rates tenants watch",

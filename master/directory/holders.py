@@ -31,6 +31,10 @@ def without_holder(pairs: Pairs, node_id: int) -> Pairs:
     return tuple(pair for pair in pairs if pair[0] != node_id)
 
 
+def has_holder(pairs: Pairs, node_id: int) -> bool:
+    return any(pair[0] == node_id for pair in pairs)
+
+
 class HolderSets:
     """The sets by index; `enter` and `leave` count the rows of each, and an index without rows is used again.
 

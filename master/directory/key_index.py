@@ -3,7 +3,7 @@
 Its buckets are as large as a cache line and hold eight rows, with 31 bits of the hash of each row's key, by which it is chosen for the
 comparison with the key itself (keys.py). A row takes 13 to 27 bytes; a dictionary of bytes and ints takes 130 to 170, and is four times
 slower for keys that are in no cache, because each costs it four misses one after the other, where a batch waits for all its buckets at
-once. What finds its bucket full, every fiftieth row or less, is in a dictionary of such buckets.
+once. What finds its bucket full, every fiftieth row or less, is kept apart (spilled_rows.py).
 
 It grows bucket by bucket: the larger array is filled from the front while rows are inserted, so that no insert waits for more than its
 share. A dictionary of ten million stops everything for a third of a second when it grows.
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.master.directory.keys import NO_ROW, Keys
+from kvstore.master.directory.spilled_rows import SpilledRows
 
 WAYS: Final = 8
 WORDS: Final = 2 * WAYS
@@ -51,8 +52,8 @@ class KeyIndex:
         """Buckets to be moved for rows that came."""
         self._split = 0
         """While it grows, buckets below this one are in the larger table, each as two."""
-        self._spilled: dict[int, list[int]] = {}
-        """By bucket: the rows that it has no way for."""
+        self._spilled = SpilledRows()
+        """The rows that their bucket has no way for."""
         self._use(np.zeros((FIRST_BUCKETS, WORDS), np.uint32))
         self._larger: Words | None = None
         self._larger_view = self._view
@@ -78,8 +79,8 @@ class KeyIndex:
             rows = table[:, WAYS:]
             for row in rows[rows != NO_ROW].tolist():
                 yield self._keys[row], row
-        for spilled in self._spilled.values():
-            for row in spilled:
+        for bucket in self._spilled:
+            for row in self._spilled[bucket]:
                 yield self._keys[row], row
 
     def get(self, key: bytes, default: int = NO_ROW) -> int:
@@ -150,7 +151,7 @@ class KeyIndex:
         bucket, view = self._place(hash(key))
         self._count -= 1
         begin = bucket * WORDS
-        spilled = self._spilled.pop(bucket, [])
+        spilled = self._spilled.pop(bucket)
         if row in spilled:
             spilled.remove(row)
         else:
@@ -166,12 +167,12 @@ class KeyIndex:
         items = list(self.items())
         assert len({key for key, _row in items}) == len(items) == self._count
         assert all(self.get(key) == row for key, row in items)
-        assert all(len(rows) > 1 for rows in self._spilled.values())
+        assert all(len(self._spilled[bucket]) > 1 for bucket in self._spilled)
         tables = [(self._table, list(range(self._split, self._buckets)))]
         if self._larger is not None:
             tables.append((self._larger, [*range(self._split), *range(self._buckets, self._buckets + self._split)]))
         spilled = {bucket for table, buckets in tables for bucket in buckets if table[bucket, WAYS - 1] == SPILLED}
-        assert spilled == self._spilled.keys()
+        assert spilled == set(self._spilled)
 
     def _use(self, table: Words) -> None:
         self._table = table
@@ -237,10 +238,10 @@ class KeyIndex:
             way = begin + tags.index(0)
             view[way], view[way + WAYS] = hashed & _TAG_MASK | 1, row
         elif tags[-1] == SPILLED:
-            self._spilled[bucket].append(row)
+            self._spilled.add(bucket, row)
         else:
             last = begin + WAYS - 1
-            self._spilled[bucket] = [view[last + WAYS], row]
+            self._spilled.add(bucket, view[last + WAYS], row)
             view[last], view[last + WAYS] = SPILLED, NO_ROW
 
     def _write(self, buckets: Found, ways: Found, tags: Words, rows: Words) -> None:

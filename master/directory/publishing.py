@@ -11,7 +11,7 @@ is replaced only when its successor is durable.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Final
 
 from kvstore.master.catalogs.interface import BlockPuts, Change
@@ -177,9 +177,10 @@ class Publishing:
         )
         self._reservations.saw(max(message.generations, default=0))
         floor = node.floor
-        if self._plan_new(plan, node, message, tenants) or self._plan_held(node, message, tenants):
+        if self._plan_new(plan, node, message, tenants):
             return
-        for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns:
+        left = self._plan_held(node, message, tenants)
+        for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns if left is None else compress(columns, left):
             if kind == EVENT_COMMIT:
                 version = Version(size, checksum, generation, namespace, parent)
                 if (generation <= floor or tenant.removed) and self._is_removed(tenant, key, node, version):
@@ -228,18 +229,20 @@ class Publishing:
         plan.commits += zip(repeat(tenant), keys)  # noqa: B905  (repeat)
         return True
 
-    def _plan_held(self, node: Member, message: Publish, tenants: list[Tenant]) -> bool:
-        """The commits of an inventory's message, all of versions that the node is known to hold, as `_commit` takes them one by one: nearly
-        all that a node names whose link was broken for a moment. False, with nothing done, for any other message."""
+    def _plan_held(self, node: Member, message: Publish, tenants: list[Tenant]) -> list[bool] | None:
+        """Those commits of an inventory's message that are of versions which the node is known to hold, as `_commit` takes them one by one:
+        nearly all that a node names whose link was broken for a moment. Which events are left; None: all."""
         keys = message.keys
         is_plain = len(tenants) == 1 and len(keys) >= MIN_NEW and message.kinds.count(EVENT_COMMIT) == len(keys)
         if node.state != SYNCING or not self._recording.is_all or not is_plain or min(message.generations) <= node.floor:
-            return False
+            return None
         tenant = tenants[0]
         if tenant.removed or tenant.pending.has_any(keys) or not tenant.reserved.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
-            return False
+            return None
         columns = message.sizes, message.checksums, message.generations
-        return self._rows.hold_known(tenant.rows.find(keys), columns, node.node_id, message.tiers.translate(_MASKS))
+        is_held = self._rows.hold_known(tenant.rows.find(keys), columns, node.node_id, message.tiers.translate(_MASKS))
+        left: list[bool] = (~is_held).tolist()
+        return left
 
     def _enter_new(self, effects: Effects, plan: Plan) -> bool:
         """`_enter` for a plan's batch, if each is still the only one of its key, nothing else is known of that, and all are in the same

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.holders import HINT, HolderSets, Pairs, with_holder
+from kvstore.master.directory.holders import HINT, HolderSets, Pairs, has_holder, with_holder
 from kvstore.master.directory.key_index import FEW, Found
-from kvstore.master.directory.keys import NO_ROW
+from kvstore.master.directory.keys import NO_ROW, Bools
 from kvstore.master.directory.lineage import NO_PARENT, Numbers, adopt_all
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.tenants import Tenant, Tenants
@@ -271,29 +271,28 @@ class Rows:
         self.sets.leave(self.holders[row])
         self.holders[row] = index
 
-    def hold_known(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> bool:
-        """The node holds these rows, each named once, in these tiers from now on. False, with nothing done, unless it is a holder of each
-        of them, and `version_columns` (sizes, checksums, generations) are theirs."""
-        columns = zip((self.sizes, self.checksums, self.generations), version_columns, strict=True)
-        if not all(np.array_equal(np.frombuffer(wide, np.uint64)[rows], np.array(told, np.uint64)) for wide, told in columns):
-            return False
-        return self.hold_all(rows, node_id, np.frombuffer(tiers, np.uint8))
+    def hold_known(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> Bools:
+        """The node holds, in these tiers from now on, those of these rows, each named once, that it is a holder of already in the version
+        that `version_columns` (sizes, checksums, generations) tell. Which these are; NO_ROW is none; nothing is done with the others."""
+        is_known: Bools = rows != NO_ROW
+        for wide, told in zip((self.sizes, self.checksums, self.generations), version_columns, strict=True):
+            is_known &= np.frombuffer(wide, np.uint64)[rows] == np.array(told, np.uint64)
+        holders = np.frombuffer(self.holders, np.uint32)[rows]
+        others = [index for index in np.unique(holders[is_known]).tolist() if not has_holder(self.sets[index], node_id)]
+        is_known &= ~np.isin(holders, others)
+        self.hold_all(rows[is_known], node_id, np.frombuffer(tiers, np.uint8)[is_known])
+        return is_known
 
-    def hold_all(self, rows: Found, node_id: int, tiers: Tiers) -> bool:
-        """The node holds these rows, each named once, in these tiers from now on. False, with nothing done, unless it is a holder of each
-        of them."""
+    def hold_all(self, rows: Found, node_id: int, tiers: Tiers) -> None:
+        """The node, which is a holder of each of these rows, each named once, holds them in these tiers from now on."""
         holders = np.frombuffer(self.holders, np.uint32)
         changes = holders[rows].astype(np.uint64) << 8 | tiers
         kinds, which, counts = np.unique(changes, return_inverse=True, return_counts=True)
         former = [(kind >> 8, kind & 0xFF, count) for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
-        held = [with_holder(self.sets[index], node_id, mask) for index, mask, _count in former]
-        if any(len(pairs) > len(self.sets[index]) for pairs, (index, _mask, _count) in zip(held, former, strict=True)):
-            return False
-        entered = [self.sets.enter(pairs, count) for pairs, (_index, _mask, count) in zip(held, former, strict=True)]
+        entered = [self.sets.enter(with_holder(self.sets[index], node_id, mask), count) for index, mask, count in former]
         holders[rows] = np.array(entered, np.uint32)[which]
         for index, _mask, count in former:
             self.sets.leave(index, count)
-        return True
 
     def remove(self, row: int) -> None:
         """The row's block is gone. Frees the row, and every ancestor's that only waited for it."""

@@ -117,7 +117,7 @@ def test_what_a_node_holds_already_it_holds_in_other_tiers_as_if_told_one_by_one
             rows.insert(red, key, version(number + 1), pairs)
     generations = range(1, len(BEFORE) + 1)
     told = [10] * len(BEFORE), [20] * len(BEFORE), generations
-    assert at_once[0].hold_known(at_once[1].rows.find(keys), told, 1, TIERS)
+    assert at_once[0].hold_known(at_once[1].rows.find(keys), told, 1, TIERS).all()
     for key, pairs, tiers in zip(keys, BEFORE, TIERS, strict=True):
         each[0].hold(each[1].rows[key], with_holder(pairs, 1, tiers))
     for rows, red in (at_once, each):
@@ -126,16 +126,25 @@ def test_what_a_node_holds_already_it_holds_in_other_tiers_as_if_told_one_by_one
 
 
 @pytest.mark.parametrize(
-    ("keys", "generations", "node_id"),
-    [([b"a", b"b"], [1, 3], 1), ([b"a", b"b"], [1, 2], 2), ([b"a", b"unknown"], [1, 2], 1)],
-    ids=["another version", "held by others", "unknown"],
+    ("keys", "generations", "node_id", "known"),
+    [
+        ([b"a", b"b"], [1, 3], 1, [True, False]),
+        ([b"a", b"b"], [1, 2], 2, [True, False]),
+        ([b"unknown", b"a"], [2, 1], 1, [False, True]),
+        ([b"a"], [1], 3, [False]),
+    ],
+    ids=["another version", "held by others", "unknown", "none"],
 )
-def test_of_what_a_node_is_not_known_to_hold_nothing_is_taken_in_at_once(keys: list[bytes], generations: list[int], node_id: int) -> None:
+def test_only_what_a_node_is_known_to_hold_is_taken_in_at_once(
+    keys: list[bytes], generations: list[int], node_id: int, known: list[bool]
+) -> None:
     rows, red = table()
     rows.insert(red, b"a", version(1), ((1, 2), (2, 2)))
     rows.insert(red, b"b", version(2), HELD)
-    assert not rows.hold_known(red.rows.find(keys), ([10, 10], [20, 20], generations), node_id, bytes((4, 4)))
-    assert [rows.pairs(red.rows[key]) for key in (b"a", b"b")] == [((1, 2), (2, 2)), HELD]
+    count = len(keys)
+    assert rows.hold_known(red.rows.find(keys), ([10] * count, [20] * count, generations), node_id, bytes((4,)) * count).tolist() == known
+    pairs = with_holder(((1, 2), (2, 2)), node_id, 4) if any(known) else ((1, 2), (2, 2))
+    assert [rows.pairs(red.rows[key]) for key in (b"a", b"b")] == [pairs, HELD]
     rows.check_integrity()
 
 
