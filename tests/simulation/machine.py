@@ -23,15 +23,18 @@ import kvstore.client.operations
 import kvstore.client.resources
 import kvstore.client.slabs
 import kvstore.client.sync
+import kvstore.master.clockwork
 import kvstore.master.frames.tickets
 import kvstore.master.master
 import kvstore.master.roles.leading
 import kvstore.master.roles.relay
 import kvstore.master.roles.standing
+import kvstore.master.status
 import kvstore.rpc.channel
 import kvstore.rpc.connecting
 import kvstore.rpc.deadline
 import kvstore.rpc.incoming
+import kvstore.store.clockwork
 import kvstore.store.link
 import kvstore.store.moves.mover
 import kvstore.store.node
@@ -42,6 +45,7 @@ import kvstore.store.service
 import kvstore.store.shown.desk
 import kvstore.store.shown.index
 import kvstore.store.shown.showing
+import kvstore.store.storage
 import kvstore.tiers.memfd
 from kvstore.client.effects import Operation, drive
 from kvstore.rpc.address import ELSEWHERE
@@ -235,6 +239,7 @@ class Machine:
         sockets = Names(socket, socket=self._socket)
         randoms = Names(random, Random=lambda *_seed: random.Random(world.rng.random()))
         node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.relay
+        storage, clockwork = kvstore.store.storage, kvstore.store.clockwork
         sync, operations, resources = kvstore.client.sync, kvstore.client.operations, kvstore.client.resources
         fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
         table: list[tuple[Any, str, Any]] = [
@@ -249,13 +254,13 @@ class Machine:
             (link, "open_channel", self.control.open_channel),
             (link, "ControlStub", self.control.stub),
             (node, "new_instance", lambda: world.rng.getrandbits(63) | 1),
-            (node, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
-            (node, "open_tiers", lambda settings: self.open_tiers(settings)),
-            (node, "make_engine", lambda *_args, **_options: None),
+            (storage, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
+            (storage, "open_tiers", lambda settings: self.open_tiers(settings)),
+            (storage, "make_engine", lambda *_args, **_options: None),
             (node, "watch_topology", lambda *_args: None),
-            (node, "TICK_S", TICK_S),
-            (node, "BEAT_S", BEAT_S),
-            (master, "TICK_S", TICK_S),
+            (clockwork, "TICK_S", TICK_S),
+            (clockwork, "BEAT_S", BEAT_S),
+            *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.clockwork)),
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (operations, "is_here", self.is_here),
@@ -266,7 +271,7 @@ class Machine:
         hosts = Names(socket, gethostname=lambda: world.here.host.name)
         table += [(module, "socket", hosts) for module in (node, master)]
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
-        table += [(module, "time", clock) for module in (node, master, operations, sync)]
+        table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync)]
         table += [(module, "threading", threads) for module in (link, relay)]
         table += [(link, "beats", lambda _name: Beats())]
         table += [(module, "ThreadPoolExecutor", lambda *_args, **_options: Executor(world)) for module in (mover, queue)]
