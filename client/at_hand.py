@@ -51,8 +51,8 @@ class AtHand:
         return (local.at_hand[1] if local.process == Process.number else ()), deadline
 
     def look(self, deadline_s: float | None, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
-        """What `read(nodes, *what)`, of LocalReads, finds at those nodes, tried again when what it lacked has been mapped; None for nothing.
-        The deadline as of `nodes`."""
+        """What `read(nodes, *what)`, of LocalReads, finds at those nodes, tried again once what it lacked is mapped; None for nothing. The
+        deadline as of `nodes`."""
         nodes, timeout = self.nodes(deadline_s)
         if not nodes:
             return None, timeout

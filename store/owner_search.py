@@ -1,7 +1,7 @@
 """Which of the masters owns a partition of the key space: looked for before a node registers, and while its link lasts.
 
-A master that says that it is the owner and then takes no registration is doubted: the others are asked first the next time. Each try in vain
-gives masters longer to answer.
+A master that says that it is the owner and then takes no registration is doubted: the others are asked first the next time. Each try in
+vain gives masters longer to answer.
 """
 
 import contextlib

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import kvstore.client.driver
 import kvstore.client.local.desk
 import kvstore.client.local.index
 import kvstore.client.local.nodes
@@ -240,7 +241,8 @@ class Machine:
         randoms = Names(random, Random=lambda *_seed: random.Random(world.rng.random()))
         node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.relay
         storage, clockwork = kvstore.store.storage, kvstore.store.clockwork
-        sync, operations, resources = kvstore.client.sync, kvstore.client.operations, kvstore.client.resources
+        sync, driver = kvstore.client.sync, kvstore.client.driver
+        operations, resources = kvstore.client.operations, kvstore.client.resources
         fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
         table: list[tuple[Any, str, Any]] = [
             (kvstore.rpc.deadline, "time", clock),
@@ -265,13 +267,13 @@ class Machine:
             (master, "ControlServer", self.control.server),
             (operations, "is_here", self.is_here),
             (resources, "why_not_here", lambda unix, told: "" if self.is_here(unix, told) else ELSEWHERE),
-            (sync, "begin_thread", lambda run: world.here.spawn(run, "background")),
-            (sync, "run_together", self.run_together),
+            (driver, "begin_thread", lambda run: world.here.spawn(run, "background")),
+            (driver, "run_together", self.run_together),
         ]
         hosts = Names(socket, gethostname=lambda: world.here.host.name)
         table += [(module, "socket", hosts) for module in (node, master)]
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
-        table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync)]
+        table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync, driver)]
         table += [(module, "threading", threads) for module in (link, relay)]
         table += [(link, "beats", lambda _name: Beats())]
         table += [(module, "ThreadPoolExecutor", lambda *_args, **_options: Executor(world)) for module in (mover, queue)]
@@ -368,8 +370,8 @@ def installed(machine: Machine) -> Iterator[None]:
 
 def clocks_of(client: Any, process: Process) -> None:
     """Clocks that are default arguments, bound before the world began."""
-    client._pool._clock_ns = process.monotonic_ns
+    client._driver.pool._clock_ns = process.monotonic_ns
     client._single._clock_ns = process.monotonic_ns
-    client._local.clock_ns = process.monotonic_ns
+    client._operations.local.clock_ns = process.monotonic_ns
     client._operations.resources.early_puts._clock_ns = process.monotonic_ns
     client._operations.resources.daemons._clock_ns = process.monotonic_ns
