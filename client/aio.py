@@ -181,9 +181,13 @@ class AsyncClient:
         timings.untimed -= 1
         if timings.untimed < 0:
             return await timings.sample_async("get", lambda: AsyncClient.get(self, key, deadline_s=deadline_s))
-        value, timeout = await self._at_hand.look(deadline_s, self._near.get, key)
-        if value is not None:
-            return value
+        nodes, timeout = await self._at_hand.nodes(deadline_s)
+        if nodes:
+            value = self._near.get(nodes, key)
+            if value is None and self._near.wanted:
+                value, timeout = await self._at_hand.again(timeout, self._near.get, nodes, key)
+            if value is not None:
+                return value
         return (await self._run(self._operations.get([key], deadline_s=timeout)))[0]
 
     @timed_async
@@ -204,11 +208,15 @@ class AsyncClient:
             if len(destination.parts) > 1:
                 return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
             [view], finish = destination.parts, destination.finish
-        size, timeout = await self._at_hand.look(deadline_s, self._near.get_into, key, view)
-        if size is not None:
-            if finish is not None:
-                finish()
-            return size
+        nodes, timeout = await self._at_hand.nodes(deadline_s)
+        if nodes:
+            size = self._near.get_into(nodes, key, view)
+            if size is None and self._near.wanted:
+                size, timeout = await self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
+            if size is not None:
+                if finish is not None:
+                    finish()
+                return size
         return (await self._run(self._operations.get_into([key], [buffer], deadline_s=timeout)))[0]
 
     @timed_async

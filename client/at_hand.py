@@ -1,6 +1,6 @@
 """What the nodes of this host show in shared memory, looked at before anybody is asked: how a call for one key begins, by either client.
 
-It does not read itself (local/reads.py) and asks only where nodes have to be looked for, or mapped.
+It does not read itself (local/reads.py): to read is a call of the client's own, for each call between costs a tenth of a get.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,6 @@ class AtHand:
         self.operations = operations
         self.run = run
         self._local = operations.local
-        self._near = operations.near
 
     def nodes(self, deadline_s: float | None) -> tuple[Nodes, Timeout]:
         """The nodes of this host that can be read without asking; and the call's deadline, which has begun if they were looked for."""
@@ -50,18 +49,11 @@ class AtHand:
         self.run(self.operations.look_around(deadline))
         return (local.at_hand[1] if local.process == Process.number else ()), deadline
 
-    def look(self, deadline_s: float | None, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
-        """What `read(nodes, *what)`, of LocalReads, finds at those nodes, tried again once what it lacked is mapped; None for nothing. The
-        deadline as of `nodes`."""
-        nodes, timeout = self.nodes(deadline_s)
-        if not nodes:
-            return None, timeout
-        found = read(nodes, *what)
-        if found is None and self._near.wanted:
-            timeout = self.operations.deadline(timeout)
-            self.run(self.operations.map_wanted(timeout))
-            found = read(nodes, *what)
-        return found, timeout
+    def again(self, timeout: Timeout, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
+        """Map the slabs in which something was found: what `read(*what)`, of LocalReads, finds then, and the deadline, which has begun."""
+        deadline = self.operations.deadline(timeout)
+        self.run(self.operations.map_wanted(deadline))
+        return read(*what), deadline
 
 
 class AsyncAtHand:
@@ -71,7 +63,6 @@ class AsyncAtHand:
         self.operations = operations
         self.run = run
         self._local = operations.local
-        self._near = operations.near
 
     async def nodes(self, deadline_s: float | None) -> tuple[Nodes, Timeout]:
         if deadline_s is not None:
@@ -84,13 +75,7 @@ class AsyncAtHand:
         await self.run(self.operations.look_around(deadline))
         return (local.at_hand[1] if local.process == Process.number else ()), deadline
 
-    async def look(self, deadline_s: float | None, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
-        nodes, timeout = await self.nodes(deadline_s)
-        if not nodes:
-            return None, timeout
-        found = read(nodes, *what)
-        if found is None and self._near.wanted:
-            timeout = self.operations.deadline(timeout)
-            await self.run(self.operations.map_wanted(timeout))
-            found = read(nodes, *what)
-        return found, timeout
+    async def again(self, timeout: Timeout, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
+        deadline = self.operations.deadline(timeout)
+        await self.run(self.operations.map_wanted(deadline))
+        return read(*what), deadline

@@ -188,9 +188,13 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("get", lambda: Client.get(self, key, deadline_s=deadline_s))
-        value, timeout = self._at_hand.look(deadline_s, self._near.get, key)
-        if value is not None:
-            return value
+        nodes, timeout = self._at_hand.nodes(deadline_s)
+        if nodes:
+            value = self._near.get(nodes, key)
+            if value is None and self._near.wanted:
+                value, timeout = self._at_hand.again(timeout, self._near.get, nodes, key)
+            if value is not None:
+                return value
         deadline = self._operations.deadline(timeout)
         value = self._single.get(key, deadline)
         return value if value is not None else self._run(self._operations.get([key], deadline_s=deadline))[0]
@@ -213,11 +217,15 @@ class Client:
             if len(destination.parts) > 1:
                 return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
             [view], finish = destination.parts, destination.finish
-        size, timeout = self._at_hand.look(deadline_s, self._near.get_into, key, view)
-        if size is not None:
-            if finish is not None:
-                finish()
-            return size
+        nodes, timeout = self._at_hand.nodes(deadline_s)
+        if nodes:
+            size = self._near.get_into(nodes, key, view)
+            if size is None and self._near.wanted:
+                size, timeout = self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
+            if size is not None:
+                if finish is not None:
+                    finish()
+                return size
         deadline = self._operations.deadline(timeout)
         size = self._single.get_into(key, view, deadline)
         if size is None:

@@ -25,10 +25,15 @@ class View:
 
     def __enter__(self) -> memoryview | None:
         at_hand = self._at_hand
-        near_view, timeout = at_hand.look(self._deadline_s, at_hand.operations.near.look, self._key)
-        if near_view is not None:
-            self._near_view = near_view
-            return near_view.memory
+        near = at_hand.operations.near
+        nodes, timeout = at_hand.nodes(self._deadline_s)
+        if nodes:
+            near_view = near.look(nodes, self._key)
+            if near_view is None and near.wanted:
+                near_view, timeout = at_hand.again(timeout, near.look, nodes, self._key)
+            if near_view is not None:
+                self._near_view = near_view
+                return near_view.memory
         self._view = at_hand.run(at_hand.operations.open_view(self._key, deadline_s=timeout))
         return None if self._view is None else self._view.memory
 
@@ -56,10 +61,15 @@ class AsyncView:
 
     async def __aenter__(self) -> memoryview | None:
         at_hand = self._at_hand
-        near_view, timeout = await at_hand.look(self._deadline_s, at_hand.operations.near.look, self._key)
-        if near_view is not None:
-            self._near_view = near_view
-            return near_view.memory
+        near = at_hand.operations.near
+        nodes, timeout = await at_hand.nodes(self._deadline_s)
+        if nodes:
+            near_view = near.look(nodes, self._key)
+            if near_view is None and near.wanted:
+                near_view, timeout = await at_hand.again(timeout, near.look, nodes, self._key)
+            if near_view is not None:
+                self._near_view = near_view
+                return near_view.memory
         self._view = await at_hand.run(at_hand.operations.open_view(self._key, deadline_s=timeout))
         return None if self._view is None else self._view.memory
 
