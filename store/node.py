@@ -26,7 +26,8 @@ from kvstore.store.admission import Admission
 from kvstore.store.clockwork import Clockwork
 from kvstore.store.config import NodeSettings, join_token, max_table_bytes
 from kvstore.store.describing import watch_topology
-from kvstore.store.link import Identity, MasterLink, new_instance
+from kvstore.store.identity import Identity, new_instance
+from kvstore.store.link import MasterLink
 from kvstore.store.links import Links
 from kvstore.store.mastering import MasterSession
 from kvstore.store.measures import NodeMeasures

@@ -39,6 +39,7 @@ import kvstore.store.clockwork
 import kvstore.store.link
 import kvstore.store.moves.mover
 import kvstore.store.node
+import kvstore.store.owner_search
 import kvstore.store.puts.sent
 import kvstore.store.replicas.fetching
 import kvstore.store.replicas.queue
@@ -280,7 +281,7 @@ class Machine:
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]
-        table += [(module, "is_here", self.is_here) for module in (link, fetching)]
+        table += [(module, "is_here", self.is_here) for module in (kvstore.store.owner_search, fetching)]
         return table + self._of_memory()
 
     def _of_memory(self) -> list[tuple[Any, str, Any]]:
