@@ -1,53 +1,27 @@
-"""The asyncio client: drives its operations over a pool of asynchronous channels."""
+"""The asyncio client: the calls that there are. What each does is an operation (operations.py), which async_driver.py carries out."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from kvstore.client import overview
-from kvstore.client.arguments import check_deadline
-from kvstore.client.async_work import carry_out, run_together
+from kvstore.client.async_driver import AsyncDriver
+from kvstore.client.at_hand import AsyncAtHand
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import (
-    AnyChannel,
-    Aside,
-    Ask,
-    AskForFds,
-    Await,
-    Effect,
-    Fill,
-    Later,
-    Move,
-    Operation,
-    Post,
-    Send,
-    Sleep,
-    Take,
-    Together,
-    Work,
-)
-from kvstore.client.forks import Process
-from kvstore.client.local.nodes import LocalNode
 from kvstore.client.locations import Location
 from kvstore.client.metrics import ClientMetrics
-from kvstore.client.operations import Operations, Timeout
+from kvstore.client.operations import Operations
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.reservations import CLEANUP_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed_async
 from kvstore.client.tracing import trace_calls
 from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
-from kvstore.rpc.async_channel import AsyncChannel
-from kvstore.rpc.async_pool import AsyncPool
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
-
-T = TypeVar("T")
 
 
 class AsyncClient:
@@ -89,20 +63,10 @@ class AsyncClient:
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
         self._timings = Timings()
-        self._local = self._operations.local
         self._near = self._operations.near
-        chosen = self._operations.settings
-        self._pool = AsyncPool(
-            self._operations.hello,
-            max_channels=chosen.max_channels,
-            idle_ttl_s=chosen.idle_ttl_s,
-            connect_timeout_s=chosen.connect_timeout_s,
-            peer_timeout_s=chosen.peer_timeout_s,
-            tls=self._operations.resources.tls,
-        )
-        self._tidying: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()
-        """Operations that nobody waits for."""
+        self._driver = AsyncDriver(self._operations)
+        self._run = self._driver.run
+        self._at_hand = AsyncAtHand(self._operations, self._run)
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Makes spans of the calls; None: nothing is traced."""
 
@@ -217,13 +181,11 @@ class AsyncClient:
         timings.untimed -= 1
         if timings.untimed < 0:
             return await timings.sample_async("get", lambda: AsyncClient.get(self, key, deadline_s=deadline_s))
-        nodes, timeout = await self._at_hand(deadline_s)
+        nodes, timeout = await self._at_hand.nodes(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
             if value is None and self._near.wanted:
-                timeout = self._operations.deadline(timeout)
-                await self._run(self._operations.map_wanted(timeout))
-                value = self._near.get(nodes, key)
+                value, timeout = await self._at_hand.again(timeout, self._near.get, nodes, key)
             if value is not None:
                 return value
         return (await self._run(self._operations.get([key], deadline_s=timeout)))[0]
@@ -246,13 +208,11 @@ class AsyncClient:
             if len(destination.parts) > 1:
                 return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
             [view], finish = destination.parts, destination.finish
-        nodes, timeout = await self._at_hand(deadline_s)
+        nodes, timeout = await self._at_hand.nodes(deadline_s)
         if nodes:
             size = self._near.get_into(nodes, key, view)
             if size is None and self._near.wanted:
-                timeout = self._operations.deadline(timeout)
-                await self._run(self._operations.map_wanted(timeout))
-                size = self._near.get_into(nodes, key, view)
+                size, timeout = await self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
             if size is not None:
                 if finish is not None:
                     finish()
@@ -298,7 +258,7 @@ class AsyncClient:
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> AsyncView:
         """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
-        return AsyncView(self, key, deadline_s)
+        return AsyncView(self._at_hand, key, deadline_s)
 
     async def ping(self, *, deadline_s: float | None = None) -> float:
         """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
@@ -320,7 +280,7 @@ class AsyncClient:
         timings.untimed -= 1
         if timings.untimed < 0:
             return await timings.sample_async("exists", lambda: AsyncClient.exists(self, key, deadline_s=deadline_s))
-        nodes, timeout = await self._at_hand(deadline_s)
+        nodes, timeout = await self._at_hand.nodes(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
         return (await self._run(self._operations.exists([key], deadline_s=timeout)))[0]
@@ -398,11 +358,7 @@ class AsyncClient:
         """
         if self._operations.is_forked:
             return  # what there is to close is the other process's
-        if self._tidying is not None and not self._tidying.done():
-            await asyncio.wait([self._tidying], timeout=CLEANUP_S)
-        for task in list(self._aside):
-            task.cancel()
-        self._pool.close()
+        await self._driver.close()
         self._operations.close()
         if self.tracing is not None:
             await asyncio.get_running_loop().run_in_executor(None, self.tracing.close)
@@ -412,79 +368,3 @@ class AsyncClient:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
-
-    async def _at_hand(self, deadline_s: float | None) -> tuple[tuple[LocalNode, ...], Timeout]:
-        """The nodes of this host that can be read without asking; and the call's deadline, which has begun if they were looked for."""
-        if deadline_s is not None:
-            check_deadline(deadline_s)
-        local = self._local
-        until_ns, nodes = local.at_hand
-        if local.clock_ns() < until_ns:
-            return (nodes if local.process == Process.number else ()), deadline_s
-        deadline = self._operations.deadline(deadline_s)
-        await self._run(self._operations.look_around(deadline))
-        return (local.at_hand[1] if local.process == Process.number else ()), deadline
-
-    # --- driving operations ---
-
-    async def _run(self, operation: Operation[T]) -> T:
-        try:
-            effect = next(operation)
-            while True:
-                try:
-                    result = await self._do(effect)
-                except BaseException as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as end:
-            return cast(T, end.value)
-        finally:
-            try:
-                operation.close()
-            finally:
-                if self._operations.resources.reservations.unused:
-                    self._tidy()
-
-    def _tidy(self) -> None:
-        """Give back what a cancelled put had reserved, in a task of its own: whoever cancelled it does not wait for daemons."""
-        with contextlib.suppress(RuntimeError):  # the loop is gone: so are its connections
-            if asyncio.get_running_loop() and (self._tidying is None or self._tidying.done()):
-                self._tidying = asyncio.create_task(self._run(self._operations.resources.reservations.give_up_unused()))
-
-    async def _do(self, effect: Effect) -> Any:
-        match effect:
-            case Ask():
-                return await _asynchronous(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
-            case Send():
-                return await _asynchronous(effect.channel).ask(effect.message, effect.deadline)
-            case Await():
-                return await _asynchronous(effect.channel).await_answer(effect.answer, effect.until)
-            case Take():
-                return await self._pool.take(effect.address, effect.deadline, effect.hello)
-            case Fill():
-                return await _asynchronous(effect.channel).read_into(effect.destinations, effect.deadline)
-            case Work():
-                return await carry_out(effect)
-            case Move():
-                return await effect.engine.transfer_async(effect.copies, deadline_s=effect.deadline.left_s())
-            case Post():
-                return await _asynchronous(effect.channel).post(effect.message)
-            case AskForFds():
-                return await _asynchronous(effect.channel).call_for_fds(effect.message, effect.deadline)
-            case Sleep():
-                return await asyncio.sleep(effect.seconds)
-            case Later():
-                asyncio.get_running_loop().run_in_executor(None, effect.function)
-                return None
-            case Aside():
-                task = asyncio.create_task(self._run(effect.operation))
-                self._aside.add(task)
-                task.add_done_callback(self._aside.discard)
-                return None
-            case Together():
-                return await run_together([self._run(operation) for operation in effect.operations])
-
-
-def _asynchronous(channel: AnyChannel) -> AsyncChannel:
-    return cast(AsyncChannel, channel)

@@ -1,57 +1,28 @@
-"""The blocking client: drives its operations over a pool of blocking channels."""
+"""The blocking client: the calls that there are. What each does is an operation (operations.py), which driver.py carries out."""
 
-import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from kvstore.client import overview
-from kvstore.client.arguments import check_deadline
+from kvstore.client.at_hand import AtHand
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import (
-    AnyChannel,
-    Aside,
-    Ask,
-    AskForFds,
-    Await,
-    Effect,
-    Fill,
-    Later,
-    Move,
-    Operation,
-    Post,
-    Send,
-    Sleep,
-    Take,
-    Together,
-    Work,
-    drive,
-)
-from kvstore.client.forks import Process
-from kvstore.client.local.nodes import LocalNode
+from kvstore.client.driver import Driver
 from kvstore.client.local.puts import LocalPuts
 from kvstore.client.locations import Location
 from kvstore.client.metrics import ClientMetrics
-from kvstore.client.operations import Operations, Timeout
+from kvstore.client.operations import Operations
 from kvstore.client.reads.single import SingleReads
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.reservations import CLEANUP_S
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed
-from kvstore.client.together import run_together
 from kvstore.client.tracing import trace_calls
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
-from kvstore.rpc.channel import Channel
-from kvstore.rpc.pool import Pool
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.gate import begin_thread
-
-T = TypeVar("T")
 
 
 class Client:
@@ -92,22 +63,12 @@ class Client:
         """
         self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
         self._timings = Timings()
-        self._local = self._operations.local
         self._near = self._operations.near
-        chosen = self._operations.settings
-        self._pool = Pool(
-            self._operations.hello,
-            max_channels=chosen.max_channels,
-            idle_ttl_s=chosen.idle_ttl_s,
-            connect_timeout_s=chosen.connect_timeout_s,
-            peer_timeout_s=chosen.peer_timeout_s,
-            busy_poll_us=chosen.busy_poll_us,
-            tls=self._operations.resources.tls,
-        )
-        self._local_puts = LocalPuts(self._operations.resources, self._pool)
-        self._single = SingleReads(self._operations.resources, self._pool)
-        self._tidying: threading.Lock | None = None
-        """Locked while a thread gives back what an interrupted put had reserved."""
+        self._driver = Driver(self._operations)
+        self._run = self._driver.run
+        self._at_hand = AtHand(self._operations, self._run)
+        self._local_puts = LocalPuts(self._operations.resources, self._driver.pool)
+        self._single = SingleReads(self._operations.resources, self._driver.pool)
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Makes spans of the calls; None: nothing is traced."""
 
@@ -227,13 +188,11 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("get", lambda: Client.get(self, key, deadline_s=deadline_s))
-        nodes, timeout = self._at_hand(deadline_s)
+        nodes, timeout = self._at_hand.nodes(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
             if value is None and self._near.wanted:
-                timeout = self._operations.deadline(timeout)
-                self._run(self._operations.map_wanted(timeout))
-                value = self._near.get(nodes, key)
+                value, timeout = self._at_hand.again(timeout, self._near.get, nodes, key)
             if value is not None:
                 return value
         deadline = self._operations.deadline(timeout)
@@ -258,13 +217,11 @@ class Client:
             if len(destination.parts) > 1:
                 return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
             [view], finish = destination.parts, destination.finish
-        nodes, timeout = self._at_hand(deadline_s)
+        nodes, timeout = self._at_hand.nodes(deadline_s)
         if nodes:
             size = self._near.get_into(nodes, key, view)
             if size is None and self._near.wanted:
-                timeout = self._operations.deadline(timeout)
-                self._run(self._operations.map_wanted(timeout))
-                size = self._near.get_into(nodes, key, view)
+                size, timeout = self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
             if size is not None:
                 if finish is not None:
                     finish()
@@ -322,7 +279,7 @@ class Client:
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         """Look at a value without copying it: `with client.view(key) as memory`. See View."""
-        return View(self, key, deadline_s)
+        return View(self._at_hand, key, deadline_s)
 
     def ping(self, *, deadline_s: float | None = None) -> float:
         """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
@@ -345,7 +302,7 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("exists", lambda: Client.exists(self, key, deadline_s=deadline_s))
-        nodes, timeout = self._at_hand(deadline_s)
+        nodes, timeout = self._at_hand.nodes(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
         return self._run(self._operations.exists([key], deadline_s=timeout))[0]
@@ -424,9 +381,7 @@ class Client:
         """
         if self._operations.is_forked:
             return  # what there is to close is the other process's
-        if self._tidying is not None and self._tidying.acquire(timeout=CLEANUP_S):
-            self._tidying.release()
-        self._pool.close()
+        self._driver.close()
         self._operations.close()
         if self.tracing is not None:
             self.tracing.close()
@@ -436,72 +391,3 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _at_hand(self, deadline_s: float | None) -> tuple[tuple[LocalNode, ...], Timeout]:
-        """The nodes of this host that can be read without asking; and the call's deadline, which has begun if they were looked for."""
-        if deadline_s is not None:
-            check_deadline(deadline_s)
-        local = self._local
-        until_ns, nodes = local.at_hand
-        if local.clock_ns() < until_ns:
-            return (nodes if local.process == Process.number else ()), deadline_s
-        deadline = self._operations.deadline(deadline_s)
-        self._run(self._operations.look_around(deadline))
-        return (local.at_hand[1] if local.process == Process.number else ()), deadline
-
-    # --- driving operations ---
-
-    def _run(self, operation: Operation[T]) -> T:
-        try:
-            return drive(operation, self._do)
-        finally:
-            if self._operations.resources.reservations.unused:
-                self._tidy()
-
-    def _tidy(self) -> None:
-        """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""
-        giving_up = self._operations.resources.reservations.give_up_unused()
-        is_at_work = threading.Lock()
-        is_at_work.acquire()
-
-        def give_back() -> None:
-            try:
-                self._run(giving_up)
-            finally:
-                is_at_work.release()
-
-        begin_thread(give_back)
-        self._tidying = is_at_work
-
-    def _do(self, effect: Effect) -> Any:
-        match effect:
-            case Ask():
-                return _blocking(effect.channel).call(effect.message, effect.answer, effect.deadline, effect.payload)
-            case Send():
-                return _blocking(effect.channel).ask(effect.message, effect.deadline)
-            case Await():
-                return _blocking(effect.channel).await_answer(effect.answer, effect.until)
-            case Take():
-                return self._pool.take(effect.address, effect.deadline, effect.hello)
-            case Fill():
-                return _blocking(effect.channel).read_into(effect.destinations, effect.deadline)
-            case Work():
-                return effect.function()
-            case Move():
-                return effect.engine.transfer(effect.copies, deadline_s=effect.deadline.left_s())
-            case Post():
-                return _blocking(effect.channel).post(effect.message)
-            case AskForFds():
-                return _blocking(effect.channel).call_for_fds(effect.message, effect.deadline)
-            case Sleep():
-                return time.sleep(effect.seconds)
-            case Later():
-                return begin_thread(effect.function)
-            case Aside():
-                return begin_thread(partial(self._run, effect.operation))
-            case Together():
-                return run_together(effect.operations, self._do)
-
-
-def _blocking(channel: AnyChannel) -> Channel:
-    return cast(Channel, channel)

@@ -1,12 +1,12 @@
 """A master put together: catalog, role, frames and control plane, on one reactor.
 
 It owns all of them and the order in which they start and stop. Any number of masters may stand on one catalog: each partition of the key
-space is owned by one of them, and the others follow it, and take over. It does not read settings files or print: daemon.py does.
+space is owned by one of them, and the others follow it, and take over. What it does again and again is in clockwork.py, what it tells of
+itself in status.py. It does not read settings files or print: daemon.py does.
 """
 
 import functools
 import logging
-import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -18,29 +18,28 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
-from kvstore.master.catalogs.interface import Candidate, Catalog, Contact, Owner
+from kvstore.master.catalogs.interface import Candidate, Catalog, Contact
+from kvstore.master.clockwork import TICK_S, Clockwork
 from kvstore.master.config import MasterSettings
 from kvstore.master.control_service import ControlServer, ControlService
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.prefixes import Prefixes, prefixes
 from kvstore.master.directory.recording import ALL
 from kvstore.master.fellows import Fellows
-from kvstore.master.frames.clients import ClientPeer
-from kvstore.master.frames.nodes import NodePeer
 from kvstore.master.frames.reception import Reception
 from kvstore.master.frames.service import Reachable
-from kvstore.master.measures import MasterMeasures, of_owner
+from kvstore.master.measures import MasterMeasures
+from kvstore.master.permission_files import PermissionFiles
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.partition import Partition
 from kvstore.master.roles.sharing import Patience, Sharing
 from kvstore.master.roles.standing import Role
 from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
+from kvstore.master.status import MasterStatus, Told, told_of
 from kvstore.master.watched import Watched
-from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
 from kvstore.protocol.partitions import split
-from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
@@ -54,15 +53,12 @@ from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.by_token import by_token
 from kvstore.telemetry.http.listening import url_of
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.metrics.catalog import MASTER
-from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import TURN_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.config import TracingSettings
-from kvstore.telemetry.tracing.opening import open_tracing, spans_told
+from kvstore.telemetry.tracing.opening import open_tracing
 
-TICK_S: Final = 0.1
 STOP_GRACE_S: Final = 0.5
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 log = logging.getLogger("kvstore.master")
@@ -79,16 +75,6 @@ class Places:
     """Of health, metrics and diagnostics; "" for none."""
     console: str = ""
     """Its address for a browser; "" for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """This master's role in a partition, and the owner's address ("" for nobody) and epoch (0)."""
-
-    role: Role
-    owner: str
-    epoch: int
-    partition: int = 0
 
 
 class Master:
@@ -110,9 +96,7 @@ class Master:
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None
         """Set when the catalog cannot be followed: this master has stopped."""
-        self._started_ns = time.monotonic_ns()
         self._control: ControlServer | None = None
-        self._is_ready = False
         self._loads = TenantLoads()
         self._measures = MasterMeasures()
         self._server = Server(
@@ -125,6 +109,7 @@ class Master:
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
+        self._files = PermissionFiles(self._guard, self._quotas, self._tls, self._server)
         self.http: HttpServer | None = None
         self._fellows: Fellows | None = None
         self._watch: Watch | None = None
@@ -136,6 +121,16 @@ class Master:
             self._me = self._candidate()
             self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
             self.partitions = tuple(self._make_partition(index, catalog) for index, catalog in enumerate(self._catalogs))
+            self._status = MasterStatus(
+                settings,
+                self.partitions,
+                self._server,
+                self._guard,
+                self._measures,
+                self._tracing,
+                name=self._me.name,
+                http=self._told_http,
+            )
             patience = Patience(settings.share_settle_s, settings.share_pause_s, settings.share_turn_s)
             self._sharing = Sharing(self._me.address, settings.partitions, patience)
             for index, catalog in enumerate(self._catalogs):
@@ -213,7 +208,7 @@ class Master:
         service = ControlService(
             self.reactor,
             [partition.standing for partition in self.partitions],
-            status=lambda index: self._status(self.partitions[index]),
+            status=lambda index: self._status.of(self.partitions[index]),
             callers=callers,
             timeout_s=settings.control_timeout_s,
             action_timeout_s=settings.console_action_timeout_s,
@@ -252,24 +247,23 @@ class Master:
         self._reception = Reception(self._server, lambda index: self.partitions[index].handler, settings.partitions)
         self._control.start()
         if self.http is not None:
-            ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
-            add_signals(self.http, MASTER, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
+            ask, told = functools.partial(self.reactor.call, deadline_s=ALIVE_S), self._status
+            add_signals(self.http, MASTER, lambda: ask(told.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(told.unready))
             if settings.console_interval_s:
                 watched = self._watched()
                 self._watch = Watch(watched, ConsoleSettings(interval_s=settings.console_interval_s), rest_s=watched.rest_s)
                 self.http.later(self._add_console)
             self.http.start()
-        self.reactor.every(TICK_S, self._tick)
+        self._clockwork = Clockwork(self.reactor, self.partitions, self._sharing, self._quotas, self._files, self._control, self._status)
+        self._clockwork.start(check_interval_s=settings.tokens_check_interval_s)
         self.reactor.every(TURN_S, self._measures.requests.turn)
-        self.reactor.every(settings.tokens_check_interval_s, self._look_at_credentials)
-        self.reactor.every(settings.tokens_check_interval_s, self._look_at_quotas)
         for partition in self.partitions:
             partition.follow(self._reachable, self._guard)
-        while self.failure is None and not all(self.told(partition).owner for partition in self.partitions):
+        while self.failure is None and not all(told_of(partition).owner for partition in self.partitions):
             self.reactor.run_once(TICK_S)
         if self.failure is not None:
             raise self.failure
-        self._tell_ready()
+        self._clockwork.tell_ready()
         if self._watch is not None:
             self._watch.start()
         http = self.http.told() if self.http is not None else ""
@@ -304,11 +298,6 @@ class Master:
         if self._tracing is not None:
             self._tracing.close()
         self.reactor.close()
-
-    def told(self, partition: Partition) -> Told:
-        """The role that this master has there now."""
-        role, owner = partition.standing.role, partition.owner()
-        return Told(role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
 
     def _lead(self, partition: Partition, epoch: int, followed: Followed) -> Leading:
         return Leading(
@@ -350,69 +339,11 @@ class Master:
             self._reception.deposed(partition.index)
         assert self._control is not None
         self._control.serving(is_owner=any(one.standing.role is Role.OWNER for one in self.partitions))
-        self.on_role(self.told(partition))
+        self.on_role(told_of(partition))
 
     def _fail(self, error: KVStoreError) -> None:
         self.failure = error
         self.reactor.stop()
-
-    def _tick(self) -> None:
-        for partition in self.partitions:
-            partition.standing.tick()
-        self._tell_ready()
-        assert self._control is not None
-        self._control.expire()
-        if len(self.partitions) > 1:
-            self._follow_quotas()
-            self._share()
-
-    def _share(self) -> None:
-        """Give a partition up that is another master's share."""
-        owned = {partition.index for partition in self.partitions if partition.standing.role is Role.OWNER}
-        given = self._sharing.give_up(self._catalogs[0].living, owned, self.reactor.now_ns())
-        if given is not None:
-            log.info("partition %d is another master's share: it is given up", given, extra=named("partition_given_up", partition=given))
-            self._catalogs[given].give_up()
-
-    def _follow_quotas(self) -> None:
-        """Who owns another partition goes by what operators have set, too, which the first one's catalog has."""
-        quotas = self.partitions[0].standing.operator_quotas()
-        if quotas is not None:
-            self._quotas.overlay(quotas)
-
-    def _tell_ready(self) -> None:
-        """Health by gRPC says whether it is."""
-        is_ready = not self.unready()
-        if is_ready is not self._is_ready:
-            self._is_ready = is_ready
-            assert self._control is not None
-            self._control.ready(is_ready=is_ready)
-
-    def unready(self) -> list[str]:
-        """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
-        return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
-
-    def _unready(self, partition: Partition) -> list[str]:
-        told, health = self.told(partition), partition.catalog.health
-        which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
-        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
-        reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
-        return reasons + ([f"catalog: {health}"] if health != "ok" else [])
-
-    def readings(self) -> Readings:
-        """What its metrics tell now."""
-        told = self._measures.read(
-            self._me.name,
-            [partition.catalog.written for partition in self.partitions],
-            epoch=max(self.told(partition).epoch for partition in self.partitions),
-            is_ready=not self.unready(),
-            is_healthy=all(catalog.health == "ok" for catalog in self._catalogs),
-            connections=len(self._server.sessions),
-            records=sum(partition.standing.records() for partition in self.partitions),
-            trace_spans=spans_told(self._tracing),
-        )
-        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is Role.OWNER]
-        return {**told, **of_owner(owned)} if owned else told
 
     def _watched(self) -> Watched:
         settings = self._settings
@@ -420,7 +351,7 @@ class Master:
         return Watched(
             self.reactor,
             [partition.standing for partition in self.partitions],
-            lambda index: self._status(self.partitions[index]),
+            lambda index: self._status.of(self.partitions[index]),
             self._fellows,
             address=self._me.address,
             timeout_s=settings.control_timeout_s,
@@ -430,68 +361,6 @@ class Master:
     def _told_http(self) -> str:
         return self.http.told(self._settings.advertise or socket.gethostname()) if self.http is not None else ""
 
-    def reread_credentials(self) -> None:
-        """Of the tokens file, whatever became of it: sessions of who is known no more end. A bad file changes nothing, but for the log.
-        Certificates are looked at with the next connection."""
-        if self._tls is not None:
-            self._tls.reload()
-        self._guard.reread_loudly()
-        self._look_at_sessions()
-
     def reread_files(self) -> None:
         """Of all files that say who may do what, and how much: at SIGHUP."""
-        self.reread_credentials()
-        self._quotas.reread()
-
-    def _look_at_quotas(self) -> None:
-        if self._quotas.has_changed():
-            self._quotas.reread()
-
-    def _look_at_credentials(self) -> None:
-        if self._guard.has_changed():
-            self.reread_credentials()
-        else:
-            self._look_at_sessions()
-
-    def _look_at_sessions(self) -> None:
-        """End those whose token is gone, or has come to its end."""
-        if self._guard.lets_everybody_in:
-            return
-        for session in list(self._server.sessions):
-            peer = session.context
-            if isinstance(peer, ClientPeer | NodePeer) and not self._guard.holds(peer.identity):
-                log.info("%s is hung up on: its token is valid no more", peer.identity)
-                session.close("its token is valid no more")
-
-    def _status(self, partition: Partition) -> pb.StatusReply:
-        owner, role = partition.owner(), partition.standing.role
-        reply = pb.StatusReply(
-            version=VERSION,
-            uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
-            catalog=self._settings.catalog.partition("?")[0],
-            catalog_health=partition.catalog.health,
-            shards=partition.catalog.shards,
-            partitions=len(self.partitions),
-            rss_bytes=_rss_bytes(),
-            name=self._me.name,
-            role=role,
-            owner=_as_message(owner) if owner is not None else None,
-            owners=[_as_message(each.owner()) for each in self.partitions],
-            records=partition.standing.records(),
-            http=self._told_http(),
-            counters=self._measures.requests.told(),
-        )
-        reply.counters["credentials_refused"] = self._guard.refused
-        if role is not Role.FOLLOWING:
-            partition.standing.answering().show(reply)
-        return reply
-
-
-def _as_message(owner: Owner | None) -> pb.CatalogOwner:
-    """Without a name where nobody owns it."""
-    return pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else pb.CatalogOwner()
-
-
-def _rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        self._files.reread()

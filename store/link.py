@@ -9,12 +9,10 @@ release before, which do not take them there, by gRPC.
 
 import contextlib
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import grpc
@@ -26,15 +24,17 @@ from kvstore.protocol.errors import ConfigError, Fenced, KVStoreError, StaleEpoc
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
-from kvstore.rpc.address import Address, is_here
+from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import OVERDUE_S, Deadline
-from kvstore.rpc.owners import MAX_NAMED, Masters, find_owner, looks
+from kvstore.rpc.owners import looks
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
+from kvstore.store.identity import Identity
+from kvstore.store.owner_search import OwnerSearch
 from kvstore.telemetry.logs.events import named
 
 STOP_POLL_S = 0.01
@@ -44,26 +44,6 @@ PAUSE_SHARE = 10
 stay away for long are not asked all the time."""
 
 log = logging.getLogger("kvstore.store")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a node says of itself. `instance` differs in every process; `host_id` is the `rpc.address.socket_id` of `unix`; `http` is "" for
-    none."""
-
-    name: str
-    version: str
-    host_id: str
-    unix: str
-    tcp: str
-    instance: int
-    http: str = ""
-    takes_traces: bool = False
-    """The Trace messages of its master."""
-
-
-def new_instance() -> int:
-    return secrets.randbits(63) | 1
 
 
 Beat = Callable[[pb.HeartbeatRequest], "Future[pb.HeartbeatReply]"]
@@ -115,7 +95,7 @@ class MasterLink:
         `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
         `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
-        self._masters = Masters(masters)
+        self._search = OwnerSearch(masters, self._hello, timeout_s=timeout_s, patience_s=patience_s, tls=tls)
         self._join_token = join_token
         self._needs_tickets = needs_tickets
         self._metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -138,11 +118,7 @@ class MasterLink:
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._peer_timeout_s = peer_timeout_s
-        self._tries = 0
-        """In vain, since the last link."""
         self._no_link_since_ns = 0
-        self._doubtful: Address | None = None
-        """Of a master that says that it is the owner and took no registration: another one may own the catalog by now."""
         self._pause_s = pause_s
         self._max_pause_s = max_pause_s
         self._tls = tls
@@ -199,7 +175,7 @@ class MasterLink:
                 owner = self._live_once(found)
                 complaint = ""
             except (KVStoreError, grpc.RpcError) as error:
-                self._tries += 1
+                self._search.was_in_vain()
                 text = error.details() if isinstance(error, grpc.Call) else str(error)
                 if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
                     log.warning("no master: %s", text, extra=named("master_lost", why=text))
@@ -214,8 +190,7 @@ class MasterLink:
 
     def _live_once(self, owner: Channel | None) -> Channel | None:
         """From finding the master to the loss of the link. `owner`: it has been found already. Returns that of the next link, if it has."""
-        channel, place = self._nearest(owner or self._find_owner())
-        self._doubtful = self._masters.owner
+        channel, place = self._search.nearest(owner or self._search.find())
         try:
             with contextlib.ExitStack() as calls:
                 stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._peer_timeout_s))))  # type: ignore[no-untyped-call]
@@ -227,7 +202,7 @@ class MasterLink:
                 self._reactor.call(lambda: self._on_registered(partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 self._reactor.call(lambda: self._on_link(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
-                self._doubtful, self._tries = None, 0
+                self._search.has_taken_us()
                 log.info(
                     "registered with the master of epoch %d%s as node %d",
                     reply.master_epoch,
@@ -251,42 +226,6 @@ class MasterLink:
     def _hello(self, epoch: int = 0) -> Hello:
         """Of this node, under registration `epoch`; 0: it has none yet."""
         return Hello(ROLE_NODE, token=self._join_token(), name=self._identity.name, epoch=epoch, partition=self._partition)
-
-    def _find_owner(self) -> Channel:
-        """An introduced connection to the master that owns the catalog."""
-        doubtful, self._doubtful = self._doubtful, None
-        if doubtful is not None:
-            with contextlib.suppress(KVStoreError):
-                return self._ask_masters(besides=doubtful)
-        return self._ask_masters()
-
-    def _ask_masters(self, *, besides: Address | None = None) -> Channel:
-        """One round. A master has `owner_patience_s` to answer, and longer after each try in vain; a single one `control_timeout_s`."""
-        masters = self._masters
-        attempt_s = min(self._timeout_s, self._patience_s * (1 + self._tries)) if masters.are_several else self._timeout_s
-        deadline = Deadline(attempt_s * (len(masters.in_order()) + MAX_NAMED))
-        return find_owner(masters, self._hello(), deadline, attempt_s=attempt_s, besides=besides, tls=self._tls)
-
-    def _nearest(self, channel: Channel) -> tuple[Channel, str]:
-        """The connection to the owner, through its Unix socket where that is to be had, and the address of its control plane: as told over
-        TCP, since who shares a socket file with us need not share our loopback."""
-        place = channel.welcome.control
-        return channel if channel.address.unix else self._nearer(channel), place
-
-    def _nearer(self, channel: Channel) -> Channel:
-        """The same master through its Unix socket, where that is to be had; else the channel as it is."""
-        there = channel.welcome
-        if not is_here(there.unix, there.host_id):
-            return channel
-        try:
-            local = Channel.open(Address(unix=there.unix), self._hello(), Deadline(self._timeout_s))
-        except KVStoreError:  # gone since: TCP does as well
-            return channel
-        if (local.welcome.server, local.welcome.host_id, local.welcome.epoch) != (there.server, there.host_id, there.epoch):
-            local.close()
-            return channel
-        channel.close()
-        return local
 
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
@@ -423,12 +362,7 @@ class MasterLink:
 
     def _other_owner(self) -> Channel | None:
         """Ask the other masters whether another one owns the catalog than that of the link."""
-        if self._is_over() or not self._masters.are_several:
-            return None
-        try:
-            return self._ask_masters(besides=self._masters.owner)
-        except KVStoreError:
-            return None
+        return None if self._is_over() else self._search.another()
 
     def _is_over(self) -> bool:
         return self._lost.is_set() or self._stopping.is_set()

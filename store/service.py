@@ -22,8 +22,8 @@ from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
+from kvstore.store.identity import Identity
 from kvstore.store.leaving import Leaving
-from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts

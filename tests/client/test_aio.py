@@ -10,7 +10,6 @@ import pytest
 
 from kvstore.client import AsyncClient
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import Aside, Operation, Sleep
 from kvstore.protocol.errors import DeadlineExceeded
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, fresh_keys, running, where
 from tests.client.processes import Cluster
@@ -123,26 +122,3 @@ def test_what_an_owner_that_hangs_was_asked_is_answered_by_the_one_elected_in_it
     with one_hangs_and_the_other_is_elected() as (hanging, elected):
         asyncio.run(ask(hanging.address, elected.address))
         assert (len(hanging.asked), elected.hellos, len(elected.asked)) == (1, 3, 2)
-
-
-def test_what_is_done_aside_ends_with_the_client() -> None:
-    """And what was done by then leaves nothing."""
-
-    async def scenario() -> None:
-        client = AsyncClient("127.0.0.1:1")
-
-        def aside(seconds: float) -> Operation[None]:
-            yield Sleep(seconds)
-
-        await client._do(Aside(aside(0.0)))
-        [short] = client._aside
-        await short
-        await asyncio.sleep(0)
-        assert not client._aside
-        await client._do(Aside(aside(3600.0)))
-        [long] = client._aside
-        await client.close()
-        await asyncio.wait([long], timeout=60)
-        assert long.cancelled()
-
-    asyncio.run(scenario())

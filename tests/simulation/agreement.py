@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import ALIVE
 from kvstore.master.master import Master
+from kvstore.master.status import told_of
 from kvstore.protocol.partitions import partition_of
 from tests.simulation.catalog import ModelCatalog
 from tests.simulation.cluster import Cluster
@@ -13,7 +14,7 @@ from tests.simulation.schedule import TENANTS
 
 def owned_by(master: Master) -> list[str]:
     """Whom it takes for the owner of each partition."""
-    return [master.told(partition).owner for partition in master.partitions]
+    return [told_of(partition).owner for partition in master.partitions]
 
 
 def directories(cluster: Cluster) -> list[Directory]:
@@ -35,7 +36,11 @@ def is_settled(cluster: Cluster) -> bool:
     for daemon in cluster.nodes:
         node = daemon.node
         assert node is not None
-        if not node._publishers.is_synced or node._publishers.backlog or any(True for _ in node._table.undecided.blocks()):
+        if (
+            not node._storage.publishers.is_synced
+            or node._storage.publishers.backlog
+            or any(True for _ in node._storage.table.undecided.blocks())
+        ):
             return False
     return True
 
@@ -49,7 +54,7 @@ def copies_nothing(cluster: Cluster) -> bool:
         assert isinstance(partition.catalog, ModelCatalog)
         if not partition.catalog.has_written_all:
             return False
-    return not any(len(daemon.node._copies) for daemon in cluster.nodes if daemon.node is not None)
+    return not any(len(daemon.node._storage.copies) for daemon in cluster.nodes if daemon.node is not None)
 
 
 def has_all_nodes(cluster: Cluster, *, owing: bool = False) -> bool:
@@ -75,7 +80,7 @@ def disagreements(cluster: Cluster) -> Iterator[tuple[str, str]]:
         for daemon in cluster.nodes:
             assert daemon.node is not None
             with cluster.world.within(daemon.process):  # policies look at its clock
-                daemon.node._table.check_integrity()
+                daemon.node._storage.table.check_integrity()
     except AssertionError as error:
         yield "integrity", str(error)
     for number, directory in enumerate(found):
@@ -121,7 +126,11 @@ def _leftovers(cluster: Cluster, found: Sequence[Directory]) -> Iterator[tuple[s
     for daemon in cluster.nodes:
         node = daemon.node
         assert node is not None
-        left = {"leases": len(node._leases), "requests that wait": len(node._waiting), "open puts": node._table.open_puts}
+        left = {
+            "leases": len(node._storage.leases),
+            "requests that wait": len(node._storage.waiting),
+            "open puts": node._storage.table.open_puts,
+        }
         for what, count in left.items():
             if count:
                 yield "a leak", f"{daemon.name}: {count} {what}"

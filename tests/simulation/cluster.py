@@ -8,6 +8,7 @@ from kvstore.client.sync import Client
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.master.roles.partition import Partition
+from kvstore.master.status import told_of
 from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.settings import Size
@@ -203,7 +204,7 @@ class Cluster:
         for daemon in self.masters:
             master = daemon.master
             if daemon.process is not None and master is not None and not daemon.process.is_stopped and etcd.owner is not None:
-                told = master.told(master.partitions[partition])
+                told = told_of(master.partitions[partition])
                 if told.role == "owner" and told.epoch == etcd.owner.epoch:
                     return master.partitions[partition]
         return None
@@ -221,7 +222,7 @@ class Cluster:
         """What a living node can give, decided or not."""
         if daemon.process is None or daemon.node is None:
             return {}
-        return {(block.tenant, block.key): block for block in daemon.node._table.blocks()}
+        return {(block.tenant, block.key): block for block in daemon.node._storage.table.blocks()}
 
     def decided_at(self, daemon: Daemon) -> dict[tuple[str, bytes], Block]:
         return {place: block for place, block in self.blocks_at(daemon).items() if block.generation != UNDECIDED}

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import kvstore.client.driver
 import kvstore.client.local.desk
 import kvstore.client.local.index
 import kvstore.client.local.nodes
@@ -23,18 +24,22 @@ import kvstore.client.operations
 import kvstore.client.resources
 import kvstore.client.slabs
 import kvstore.client.sync
+import kvstore.master.clockwork
 import kvstore.master.frames.tickets
 import kvstore.master.master
 import kvstore.master.roles.leading
 import kvstore.master.roles.relay
 import kvstore.master.roles.standing
+import kvstore.master.status
 import kvstore.rpc.channel
 import kvstore.rpc.connecting
 import kvstore.rpc.deadline
 import kvstore.rpc.incoming
+import kvstore.store.clockwork
 import kvstore.store.link
 import kvstore.store.moves.mover
 import kvstore.store.node
+import kvstore.store.owner_search
 import kvstore.store.puts.sent
 import kvstore.store.replicas.fetching
 import kvstore.store.replicas.queue
@@ -42,6 +47,7 @@ import kvstore.store.service
 import kvstore.store.shown.desk
 import kvstore.store.shown.index
 import kvstore.store.shown.showing
+import kvstore.store.storage
 import kvstore.tiers.memfd
 from kvstore.client.effects import Operation, drive
 from kvstore.rpc.address import ELSEWHERE
@@ -235,7 +241,9 @@ class Machine:
         sockets = Names(socket, socket=self._socket)
         randoms = Names(random, Random=lambda *_seed: random.Random(world.rng.random()))
         node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.relay
-        sync, operations, resources = kvstore.client.sync, kvstore.client.operations, kvstore.client.resources
+        storage, clockwork = kvstore.store.storage, kvstore.store.clockwork
+        sync, driver = kvstore.client.sync, kvstore.client.driver
+        operations, resources = kvstore.client.operations, kvstore.client.resources
         fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
         table: list[tuple[Any, str, Any]] = [
             (kvstore.rpc.deadline, "time", clock),
@@ -249,31 +257,31 @@ class Machine:
             (link, "open_channel", self.control.open_channel),
             (link, "ControlStub", self.control.stub),
             (node, "new_instance", lambda: world.rng.getrandbits(63) | 1),
-            (node, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
-            (node, "open_tiers", lambda settings: self.open_tiers(settings)),
-            (node, "make_engine", lambda *_args, **_options: None),
+            (storage, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
+            (storage, "open_tiers", lambda settings: self.open_tiers(settings)),
+            (storage, "make_engine", lambda *_args, **_options: None),
             (node, "watch_topology", lambda *_args: None),
-            (node, "TICK_S", TICK_S),
-            (node, "BEAT_S", BEAT_S),
-            (master, "TICK_S", TICK_S),
+            (clockwork, "TICK_S", TICK_S),
+            (clockwork, "BEAT_S", BEAT_S),
+            *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.clockwork)),
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (operations, "is_here", self.is_here),
             (resources, "why_not_here", lambda unix, told: "" if self.is_here(unix, told) else ELSEWHERE),
-            (sync, "begin_thread", lambda run: world.here.spawn(run, "background")),
-            (sync, "run_together", self.run_together),
+            (driver, "begin_thread", lambda run: world.here.spawn(run, "background")),
+            (driver, "run_together", self.run_together),
         ]
         hosts = Names(socket, gethostname=lambda: world.here.host.name)
         table += [(module, "socket", hosts) for module in (node, master)]
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
-        table += [(module, "time", clock) for module in (node, master, operations, sync)]
+        table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync, driver)]
         table += [(module, "threading", threads) for module in (link, relay)]
         table += [(link, "beats", lambda _name: Beats())]
         table += [(module, "ThreadPoolExecutor", lambda *_args, **_options: Executor(world)) for module in (mover, queue)]
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]
-        table += [(module, "is_here", self.is_here) for module in (link, fetching)]
+        table += [(module, "is_here", self.is_here) for module in (kvstore.store.owner_search, fetching)]
         return table + self._of_memory()
 
     def _of_memory(self) -> list[tuple[Any, str, Any]]:
@@ -363,8 +371,8 @@ def installed(machine: Machine) -> Iterator[None]:
 
 def clocks_of(client: Any, process: Process) -> None:
     """Clocks that are default arguments, bound before the world began."""
-    client._pool._clock_ns = process.monotonic_ns
+    client._driver.pool._clock_ns = process.monotonic_ns
     client._single._clock_ns = process.monotonic_ns
-    client._local.clock_ns = process.monotonic_ns
+    client._operations.local.clock_ns = process.monotonic_ns
     client._operations.resources.early_puts._clock_ns = process.monotonic_ns
     client._operations.resources.daemons._clock_ns = process.monotonic_ns

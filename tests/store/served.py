@@ -30,8 +30,8 @@ from kvstore.security.tickets.issuing import Issuer
 from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.leases import Leases
+from kvstore.store.identity import Identity
 from kvstore.store.leaving import Leaving
-from kvstore.store.link import Identity
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.moves.saving import Saver
 from kvstore.store.publisher import Publisher

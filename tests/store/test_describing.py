@@ -20,10 +20,10 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
     settings = NodeSettings(master=f"unix:{tmp_path}/nobody.sock", run_dir=str(tmp_path / "run"), dram=Size(1 << 20), control_timeout_s=0.1)
     node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
     node.start()
-    assert node._engine is not None
+    assert node._storage.engine is not None
     link = node._links._links[0]
     before = link._description["transfer"]
-    assert before == node._engine.describe()
+    assert before == node._storage.engine.describe()
     assert [(agent.transport, agent.rail.device) for agent in unpack_engine(before).agents] == [("tcp", "lo")]
     watch = node._watch
     assert watch is not None
@@ -35,5 +35,5 @@ def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with
 
     monkeypatch.setattr(watch, "_look", with_another_link)
     eventually(lambda: b"eth9" in link._description["topology"])
-    assert link._description["transfer"] == node._engine.describe()
+    assert link._description["transfer"] == node._storage.engine.describe()
     node.close()

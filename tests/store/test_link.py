@@ -1,15 +1,12 @@
 """Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
 
-import queue
 import shutil
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +14,22 @@ import grpc
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Heard, Heartbeat
+from kvstore.protocol.catalog_messages import Heartbeat
 from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.frames import VERSION, Header
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.rpc.address import parse_address, socket_id
+from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.session import Session
 from kvstore.security.tls.grpc_credentials import open_channel
-from kvstore.store.asking import ask
-from kvstore.store.link import Identity, MasterLink, new_instance
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.running import Places, master_in_thread
-from tests.ports import free_ports
 from tests.rpc.stub_masters import stub_masters
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are
-from tests.store.served import Client, served
+from tests.store.linked import a_link, until
+from tests.store.served import Client
 
 
 def connect(node: Daemon) -> Client:
@@ -149,14 +142,6 @@ def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks
         assert node.stop() == 0
 
 
-def test_the_first_of_several_masters_that_answers_is_taken(tmp_path: Path) -> None:
-    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
-        masters = f"unix:{tmp_path}/nobody.sock, {master.facts['listen']}"
-        with running("node", *node_flags(tmp_path, masters), log=tmp_path / "node.log") as node:
-            assert node.line()["event"] == "ready"
-            assert until_nodes_are(master, "alive").nodes[0].tcp == node.facts["listen"]
-
-
 def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         flags = node_flags(tmp_path, master.facts["listen"])
@@ -220,97 +205,6 @@ def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(
             assert told() == {}
             reactor.call(lambda: heat.want(reactor.now_ns()), deadline_s=10)
             until(lambda: told() == {b"k": 1024.0})  # as many as it was asked for
-
-
-def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: Path) -> None:
-    for name in ("right", "next door"):
-        (tmp_path / name).mkdir()
-    with master_in_thread(tmp_path / "right") as right, master_in_thread(tmp_path / "next door") as other:
-        assert right.master is not None
-        leading = right.master.partitions[0].standing.leading()
-        leading.frames.reachable = replace(leading.frames.reachable, host_id=socket_id(other.unix), unix=other.unix)
-        with a_link(right.listen) as (link, linked):
-            link.start()
-            sock, reply = linked.get(timeout=10)
-            with sock:
-                assert (sock.family, reply.master_epoch) == (socket.AF_INET, leading.epoch)
-
-
-def test_a_daemon_that_is_no_master_is_passed_over(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as places, served(tmp_path / "node") as node:
-        with a_link(node.tcp, places.listen) as (link, linked):
-            link.start()
-            sock, reply = linked.get(timeout=10)
-            with sock:
-                assert reply.master_epoch == places.epoch
-
-
-def test_a_master_that_stands_by_leads_to_the_owner(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as owner, stub_masters(1) as [follower]:
-        follower.owner = owner.listen
-        with a_link(follower.address) as (link, linked):
-            link.start()
-            sock, reply = linked.get(timeout=60)
-            with sock:
-                assert reply.master_epoch == owner.epoch
-
-
-def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as owner, stub_masters(2) as followers:
-        for follower in followers:
-            follower.refusal = Unavailable("no master owns the catalog now")
-        with a_link(*(follower.address for follower in followers)) as (link, linked):
-            link.start()
-            until(lambda: followers[1].hellos > 2)
-            followers[1].owner, followers[1].refusal = owner.listen, None
-            linked.get(timeout=60)[0].close()
-
-
-def test_a_master_that_takes_no_registration_is_left_for_another_one(tmp_path: Path) -> None:
-    """One that was the owner and does not know yet that it is it no longer."""
-    with master_in_thread(tmp_path) as owner, stub_masters(1) as [former]:
-        former.control = f"127.0.0.1:{free_ports(1)[0]}"
-        with a_link(former.address, owner.listen) as (link, linked):
-            link.start()
-            linked.get(timeout=60)[0].close()
-            assert former.hellos == 1
-
-
-def test_a_master_that_takes_no_registration_and_is_the_only_one_is_asked_again(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as owner, stub_masters(1) as [master]:
-        master.control = f"127.0.0.1:{free_ports(1)[0]}"
-        with a_link(master.address) as (link, linked):
-            link.start()
-            until(lambda: master.hellos > 2)
-            master.owner = owner.listen
-            linked.get(timeout=60)[0].close()
-
-
-def test_a_node_whose_owner_hangs_registers_with_the_next_one_and_not_before_there_is_one(tmp_path: Path) -> None:
-    flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05", "--node-ttl-s", "3600"]
-    with (
-        running("master", *flags, log=tmp_path / "master.log") as master,
-        master_in_thread(tmp_path / "next") as elected,
-        stub_masters(1) as [follower],
-    ):
-        follower.owner = master.facts["listen"]
-        with a_link(follower.address) as (link, linked):
-            link.start()
-            with linked.get(timeout=60)[0]:
-                master.process.send_signal(signal.SIGSTOP)
-                hellos = follower.hellos
-                until(lambda: follower.hellos > hellos + 2)
-                assert linked.empty()
-                master.process.send_signal(signal.SIGCONT)
-                before = status(master).nodes[0]
-                until(lambda: status(master).nodes[0].heartbeat_age_s < before.heartbeat_age_s)
-                assert status(master).nodes[0].registration_epoch == before.registration_epoch, "it is the same link"
-                master.process.send_signal(signal.SIGSTOP)
-                follower.owner = elected.listen
-                sock, reply = linked.get(timeout=60)
-                sock.close()
-                master.process.send_signal(signal.SIGCONT)
-                assert reply.master_epoch == elected.epoch
 
 
 def test_where_others_reach_the_node_a_master_that_lets_everybody_in_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -474,75 +368,6 @@ def test_a_link_that_is_lost_while_a_heartbeat_waits_is_over_at_once(tmp_path: P
                     master.process.send_signal(signal.SIGCONT)
 
 
-class Deaf:
-    """Takes no command."""
-
-    def frame(self, session: Session, header: Header, body: memoryview) -> None:
-        raise InvalidArgument("no commands")
-
-    def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
-        raise InvalidArgument("no values")
-
-    def closed(self, session: Session) -> None:
-        return
-
-
-Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
-
-
-@contextmanager
-def a_link(
-    *masters: str, needs_tickets: bool = False, timeout_s: float = 10.0, answers: Sequence[KVStoreError] = ()
-) -> Iterator[tuple[MasterLink, Linked]]:
-    """A link that is not started yet, in a loop that runs, and the connections that it has made. `answers` are those to its first
-    heartbeats, in place of the master's."""
-    reactor, linked, sessions = Reactor(), Linked(), list[Session]()
-    given = list(answers)
-
-    def on_link(sock: socket.socket, reply: pb.RegisterReply, _takes_traces: bool) -> None:
-        linked.put((sock.dup(), reply))
-        sessions.append(Session(reactor, sock, Deaf()))
-
-    def over_link(said: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
-        if given:
-            answered(given.pop(0))
-        else:
-            ask(sessions[-1], Heartbeat(said), Heard, answered, deadline_s=deadline_s)
-
-    link = MasterLink(
-        reactor,
-        [parse_address(address) for address in masters],
-        Identity("n0", "1", "", "", "t:1", new_instance()),
-        tier_status=lambda: ([], {}),
-        rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
-        hot=lambda most: [pb.HotBlocks(tenant="red", keys=[b"k"], reads_per_s=[most])] if most else [],
-        links=lambda: [pb.LinkFlow(device="eth0", in_bytes=5)],
-        tenants=list,
-        on_quotas=lambda _quotas: None,
-        on_registered=lambda _count, _node_id: None,
-        on_link=on_link,
-        over_link=over_link,
-        join_token=lambda: "",
-        needs_tickets=needs_tickets,
-        timeout_s=timeout_s,
-        patience_s=0.05,
-        peer_timeout_s=30.0,
-        pause_s=0.01,
-        max_pause_s=0.1,
-    )
-    serving = threading.Thread(target=reactor.run)
-    serving.start()
-    try:
-        yield link, linked
-    finally:
-        reactor.stop()
-        serving.join()
-        link.stop()
-        for session in sessions:
-            session.close()
-        reactor.close()
-
-
 def described(places: Places) -> tuple[bytes, bytes]:
     """What the master tells clients and operators of its only node."""
     with places.stub() as stub:
@@ -552,7 +377,3 @@ def described(places: Places) -> tuple[bytes, bytes]:
         return found.topology, client.call(Nodes(), NodeTable, Deadline(10)).transfers[0]
     finally:
         client.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    eventually(condition, "what the test waits for")

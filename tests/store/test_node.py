@@ -19,10 +19,7 @@ from kvstore.tiers.huge_pages import why_none
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Recovered
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology import netlink
-from tests.store.engines import LOOPBACK
 
 
 @pytest.fixture
@@ -120,8 +117,8 @@ def test_a_node_that_is_not_told_its_interfaces_runs_without_a_topology(
     monkeypatch.setattr(netlink, "_dump", refuse)
     node = Node(settings)
     assert node.start().tcp
-    assert node._engine is None
-    assert node._regions is None
+    assert node._storage.engine is None
+    assert node._storage.regions is None
     assert node.status()[1]["engine_bytes"] == node.status()[1]["engine_connections"] == 0
     node.close()
     assert "no transfer engine" in caplog.text
@@ -157,19 +154,3 @@ def test_without_a_name_a_node_is_called_by_host_and_an_id_that_another_gets_onc
     again = Node(settings)
     assert again.start().name == name
     again.close()
-
-
-def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(settings: NodeSettings) -> None:
-    node = Node(settings, TransferSettings(peer_ttl_s=0.001))
-    reactor = threading.Thread(target=node.reactor.run)
-    try:
-        node.start()
-        reactor.start()
-        assert node._engine is not None
-        with TransferEngine("other", LOOPBACK) as other:
-            node._engine.connect(other.describe())
-            eventually(lambda: node._engine is not None and not node._engine.peers(), "no peer is known")
-    finally:
-        node.reactor.stop()
-        reactor.join()
-        node.close()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.tiers.arena import ArenaRanges
-from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 
 
 def test_slabs_of_one_size_pack_without_gaps() -> None:

@@ -8,19 +8,18 @@ from xxhash import xxh3_64_intdigest
 
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, StaleHandle
 from kvstore.tiers.conformance import (
-    MACHINE_SETTINGS,
     VALUE_BYTES,
     VALUE_COUNT,
     DurableTierConformance,
     OpensTier,
     TierConformance,
-    TierMachine,
     VolatileTierConformance,
     get,
     put,
     value,
 )
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 
 

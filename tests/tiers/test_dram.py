@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
-from kvstore.tiers.conformance import MACHINE_SETTINGS, TierMachine, VolatileTierConformance, get, put, record, value
+from kvstore.tiers.conformance import VolatileTierConformance, get, put, record, value
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.tier import Slot, Tier
 
 PAGE = mmap.PAGESIZE

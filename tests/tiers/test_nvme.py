@@ -19,7 +19,8 @@ import torch
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, InvalidArgument, StaleHandle, TierFailed
-from kvstore.tiers.conformance import MACHINE_SETTINGS, DurableTierConformance, TierMachine, get, put, read, record, value
+from kvstore.tiers.conformance import DurableTierConformance, get, put, read, record, value
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.nvme import NUMPY_COPY_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
 from kvstore.tiers.tier import Slot, Tier, TierFull

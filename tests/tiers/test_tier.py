@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
-from kvstore.tiers.conformance import MACHINE_SETTINGS, TierConformance, TierMachine
+from kvstore.tiers.conformance import TierConformance
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.tier import Record, Slot, Tier, TierFull
 
 

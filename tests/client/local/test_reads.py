@@ -59,13 +59,13 @@ class Requests:
 
     def __init__(self, client: Any) -> None:
         self.count = 0
-        real = client._do
+        real = client._driver._do
 
         def do(effect: Any) -> Any:
             self.count += type(effect).__name__ in ("Ask", "Take", "AskForFds", "Fill", "Post")
             return real(effect)
 
-        client._do = do
+        client._driver._do = do
 
 
 @pytest.mark.usefixtures("ways")

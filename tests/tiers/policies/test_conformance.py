@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 

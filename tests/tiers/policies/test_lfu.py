@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lfu import LFU

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.rising_heap import SLACK, RisingHeap
 
 KEYS = st.integers(0, 5)

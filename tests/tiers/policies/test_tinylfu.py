@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvstore.tiers.conformance import MACHINE_SETTINGS
+from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine
 from kvstore.tiers.policies.frequency_sketch import MAX_COUNT
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy

@@ -1,4 +1,4 @@
-"""Promises of a master whose tokens file changes while it runs: no restart, and no session of who is known no more."""
+"""Promises of permission_files.py, of a master whose tokens change while it runs: no restart, and no session of who is known no more."""
 
 import os
 import signal

@@ -1,0 +1,129 @@
+"""What a master tells of itself: its role and owner in each partition, why it is not fit to serve, its metrics, its status for who asks.
+
+It changes nothing and asks nobody: all of it is read from the parts as they are now.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstore.master.catalogs.interface import Owner
+from kvstore.master.config import MasterSettings
+from kvstore.master.measures import MasterMeasures, of_owner
+from kvstore.master.roles.partition import Partition
+from kvstore.master.roles.standing import Role
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.version import VERSION
+from kvstore.rpc.server import Server
+from kvstore.security.guard import Guard
+from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.tracing.opening import spans_told
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """This master's role in a partition, and the owner's address ("" for nobody) and epoch (0)."""
+
+    role: Role
+    owner: str
+    epoch: int
+    partition: int = 0
+
+
+def told_of(partition: Partition) -> Told:
+    """The role that this master has there now."""
+    owner = partition.owner()
+    return Told(partition.standing.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
+
+
+class MasterStatus:
+    """See the module. The master's loop is the only caller."""
+
+    def __init__(
+        self,
+        settings: MasterSettings,
+        partitions: Sequence[Partition],
+        server: Server,
+        guard: Guard,
+        measures: MasterMeasures,
+        tracing: "Tracing | None",
+        *,
+        name: str,
+        http: Callable[[], str],
+    ) -> None:
+        """`name` is the master's, `http` where others reach its health and metrics, "" for none."""
+        self._settings = settings
+        self._partitions = partitions
+        self._server = server
+        self._guard = guard
+        self._measures = measures
+        self._tracing = tracing
+        self._name = name
+        self._http = http
+        self._started_ns = time.monotonic_ns()
+
+    def unready(self) -> list[str]:
+        """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
+        return list(dict.fromkeys(reason for partition in self._partitions for reason in self._unready(partition)))
+
+    def _unready(self, partition: Partition) -> list[str]:
+        told, health = told_of(partition), partition.catalog.health
+        which = f"partition {partition.index} of " if len(self._partitions) > 1 else ""
+        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
+        reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
+        return reasons + ([f"catalog: {health}"] if health != "ok" else [])
+
+    def readings(self) -> Readings:
+        """What its metrics tell now."""
+        told = self._measures.read(
+            self._name,
+            [partition.catalog.written for partition in self._partitions],
+            epoch=max(told_of(partition).epoch for partition in self._partitions),
+            is_ready=not self.unready(),
+            is_healthy=all(partition.catalog.health == "ok" for partition in self._partitions),
+            connections=len(self._server.sessions),
+            records=sum(partition.standing.records() for partition in self._partitions),
+            trace_spans=spans_told(self._tracing),
+        )
+        owned = [partition.standing.leading() for partition in self._partitions if partition.standing.role is Role.OWNER]
+        return {**told, **of_owner(owned)} if owned else told
+
+    def of(self, partition: Partition) -> pb.StatusReply:
+        """What the control plane answers of a partition; of its nodes and blocks too where this master knows them."""
+        owner, role = partition.owner(), partition.standing.role
+        reply = pb.StatusReply(
+            version=VERSION,
+            uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
+            catalog=self._settings.catalog.partition("?")[0],
+            catalog_health=partition.catalog.health,
+            shards=partition.catalog.shards,
+            partitions=len(self._partitions),
+            rss_bytes=_rss_bytes(),
+            name=self._name,
+            role=role,
+            owner=_as_message(owner) if owner is not None else None,
+            owners=[_as_message(each.owner()) for each in self._partitions],
+            records=partition.standing.records(),
+            http=self._http(),
+            counters=self._measures.requests.told(),
+        )
+        reply.counters["credentials_refused"] = self._guard.refused
+        if role is not Role.FOLLOWING:
+            partition.standing.answering().show(reply)
+        return reply
+
+
+def _as_message(owner: Owner | None) -> pb.CatalogOwner:
+    """Without a name where nobody owns it."""
+    return pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else pb.CatalogOwner()
+
+
+def _rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,217 @@
+"""What a node has blocks in and works on them with: tiers, table, copies between tiers, puts, reads, replicas, all on one reactor.
+
+It makes them in the order in which they need one another. It knows no connection and no master: node.py does. What goes on by itself
+is in clockwork.py.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.session import Session
+from kvstore.security.tls.certificates import Certificates
+from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.config import NodeSettings, max_table_bytes
+from kvstore.store.engine import make_engine
+from kvstore.store.last_copies import LastCopies
+from kvstore.store.leaving import Leaving
+from kvstore.store.moves.mover import TierMover
+from kvstore.store.moves.saving import Saver
+from kvstore.store.opening import open_tiers, readable_blocks
+from kvstore.store.page_sizes import PageSizes
+from kvstore.store.prefault import Prefaulter
+from kvstore.store.publisher import Publisher
+from kvstore.store.publishers import Publishers
+from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.checking import Checker
+from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.deciding import Deciding
+from kvstore.store.puts.in_place import InPlacePuts
+from kvstore.store.puts.sent import SentPuts
+from kvstore.store.puts.slots import Slots
+from kvstore.store.reads.reads import ReadService
+from kvstore.store.reads.turns import ReadTurns
+from kvstore.store.regions import SharedRegions
+from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.shown.showing import Showing
+from kvstore.store.waiting import WaitingRoom
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.value_codec import Encoding, make_codec
+from kvstore.transfer.config import TransferSettings
+
+SAVED_BATCHES = 4
+"""Batches of `move_batch` that are planned at once when memory is written down: the mover always has one, and no more than these are
+written yet when the time is over."""
+
+log = logging.getLogger("kvstore.store")
+
+
+def hang_up_on_looker(owner: object) -> None:
+    """Its client has looked at something for longer than a lease may last, and it was in the way."""
+    assert isinstance(owner, Session)
+    owner.close("the client looked at a value for longer than max_lease_s")
+
+
+class Storage:
+    """See the module. Its parts are for the thread that runs the reactor; who has them is node.py."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        reactor: Reactor,
+        opened: ExitStack,
+        *,
+        transfer: TransferSettings,
+        instance: int,
+        tls: Certificates | None,
+        may_be_decided: Callable[[], bool],
+        on_prefaulted: Callable[[], None],
+    ) -> None:
+        """Open the tiers, and recover what NVMe holds; `opened` closes what is open if the rest of the node cannot be made.
+
+        `may_be_decided` says whether there is a master to decide what is claimed, `on_prefaulted` is called in the loop once all DRAM has
+        been touched. Raises ConfigError, TierFailed.
+        """
+        self._settings = settings
+        self._reactor = reactor
+        self.partitioning = Partitioning()
+        self.codec = make_codec(settings.nvme_codec)
+        self._open(opened, transfer, instance, tls)
+        self._assemble(tls, may_be_decided, on_prefaulted)
+
+    def _open(self, opened: ExitStack, transfer: TransferSettings, instance: int, tls: Certificates | None) -> None:
+        """Tiers, engine, and the table with what NVMe held."""
+        settings = self._settings
+        self._tiers = open_tiers(settings)
+        for tier in self._tiers.values():
+            opened.callback(tier.close)
+        self.engine = make_engine(transfer, instance, listens_on=parse_address(settings.listen).host, tls=tls)
+        if self.engine is not None:
+            opened.callback(self.engine.close)
+        dram = self._tiers[DRAM]
+        assert isinstance(dram, DramTier)
+        self.dram = dram
+        interval_s = settings.claim_interval_s
+        self.publishers = Publishers(
+            self._inventory,
+            self.partitioning,
+            lambda blocks: Publisher(
+                blocks,
+                batch_events=settings.publish_batch,
+                max_in_flight=settings.publish_in_flight,
+                later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
+                soon=self._reactor.call_soon,
+                compare_from_blocks=settings.compare_from_blocks,
+            ),
+        )
+        self.showing = Showing(dram, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
+        opened.callback(self.showing.close)
+        self.table = BlockTable(
+            self._tiers,
+            make_policy=lambda: make_policy(settings.policy),
+            emit=self.publishers.emit,
+            events=EventLog(lambda: time.time_ns() // 1000),
+            put_ttl_ns=int(settings.put_ttl_s * 1e9),
+            high_watermark=settings.high_watermark,
+            low_watermark=settings.low_watermark,
+            encoding_of=self._encoding if self.codec is not None else None,
+            max_table_bytes=max_table_bytes(settings),
+            showing=self.showing,
+            partitioning=self.partitioning,
+        )
+        if NVME in self._tiers:
+            found = self.table.recover(readable_blocks(self._tiers[NVME]))
+            log.info("recovered %d blocks from NVMe", found)
+
+    def _assemble(self, tls: Certificates | None, may_be_decided: Callable[[], bool], on_prefaulted: Callable[[], None]) -> None:
+        """What works on the table: copies between tiers, puts, reads, replicas."""
+        settings, reactor, dram = self._settings, self._reactor, self.dram
+        self.waiting = WaitingRoom(max_of_owner=settings.peer_requests)
+        self.leases = Leases(self.table.copies.release)
+        self.mover = TierMover(
+            reactor,
+            self.table,
+            self._tiers,
+            batch_bytes=settings.move_batch,
+            read_threads=settings.read_threads,
+            tier_retry_s=settings.tier_retry_s,
+            on_room=self.waiting.retry,
+            codec=self.codec,
+        )
+        self.answers = Answers()
+        self.claims = Claims(self.table, self.answers, self.publishers, self.partitioning)
+        self.deciding = Deciding(
+            reactor,
+            self.table,
+            self.publishers,
+            self.answers,
+            interval_s=settings.claim_interval_s,
+            on_room=self.waiting.retry,
+        )
+        self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
+        slots = Slots(self.table, self.waiting)
+        self._checker = Checker(reactor)
+        self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
+        self.sent = SentPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
+        self.reads = ReadService(
+            self.table,
+            dram,
+            self.mover,
+            self.leases,
+            ReadTurns(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes),
+            WaitingRoom(max_of_owner=settings.peer_requests),
+            max_lease_ns=int(settings.max_lease_s * 1e9),
+            answer_bytes=settings.peer_bytes,
+            has_engine=self.engine is not None,
+        )
+        self.copies = ReplicaQueue(
+            reactor,
+            self.table,
+            dram,
+            self.waiting,
+            batch_bytes=settings.copy_batch,
+            queue_blocks=settings.copy_queue,
+            timeout_s=settings.copy_timeout_s,
+            engine=self.engine,
+            tls=tls,
+        )
+        self.last_copies = LastCopies(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
+        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=may_be_decided)
+        self.leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
+        self.pages = PageSizes(dram, asks=settings.transparent_hugepages)
+        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
+
+    def close(self) -> None:
+        """Let copies under way end, and close the tiers. For when all who use the memory have been hung up on: clients, masters, and other
+        nodes' engines."""
+        self.copies.close()
+        self._checker.close()
+        self.mover.close()
+        self.prefaulter.join(self._settings.shutdown_timeout_s)
+        for tier in self._tiers.values():
+            tier.close()
+
+    def cut(self) -> None:
+        """There are several partitions: each has events and claims of its own."""
+        self.publishers.cut()
+        self.table.undecided.regroup()
+
+    def _encoding(self, block: Block) -> Encoding | None:
+        """What a block of DRAM will be in NVMe, if it is encoded on its way."""
+        slot = block.dram
+        assert slot is not None
+        assert self.codec is not None
+        return self.codec.encoding(self.dram.view(slot))
+
+    def _inventory(self) -> list[Block]:
+        """What the master has decided about: the rest is claimed."""
+        return [block for block in self.table.blocks() if block.generation != UNDECIDED]

@@ -1,0 +1,70 @@
+"""Promises of driver.py that need no daemon: an operation gets the results of its effects, and what they raise. More: test_sync.py."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvstore.client.driver import Driver
+from kvstore.client.effects import Aside, Later, Operation, Sleep, Take, Together, Work
+from kvstore.client.operations import Operations
+from kvstore.protocol.errors import Unavailable
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.deadline import Deadline
+
+NOBODY = "unix:/no/such/master.sock"
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    operations = Operations(NOBODY, "", "", 10.0, None)
+    driver = Driver(operations)
+    yield driver
+    driver.close()
+    operations.close()
+
+
+def work(result: Any) -> Operation[Any]:
+    return (yield Work(lambda: result, 1))
+
+
+def test_an_operation_has_the_results_of_its_effects(driver: Driver) -> None:
+    def operation() -> Operation[list[Any]]:
+        yield Sleep(0.0)
+        both = yield Together([work(2), work(3)])
+        return [(yield from work(1)), *both]
+
+    assert driver.run(operation()) == [1, 2, 3]
+
+
+def test_an_operation_is_told_what_an_effect_raises_and_goes_on(driver: Driver) -> None:
+    def operation() -> Operation[str]:
+        try:
+            yield Take(parse_address(NOBODY), Deadline(10))
+        except Unavailable:
+            return "nobody is there"
+        raise AssertionError
+
+    assert driver.run(operation()) == "nobody is there"
+
+
+def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) -> None:
+    here, done = threading.get_ident(), threading.Semaphore(0)
+    threads: list[int] = []
+
+    def note() -> None:
+        threads.append(threading.get_ident())
+        done.release()
+
+    def aside() -> Operation[None]:
+        yield Work(note, 1)
+
+    def operation() -> Operation[None]:
+        yield Later(note)
+        yield Aside(aside())
+
+    driver.run(operation())
+    for _ in range(2):
+        assert done.acquire(timeout=60)
+    assert here not in threads

@@ -1,0 +1,66 @@
+"""Promises of status.py: a master tells what it is now, and why it is not fit to serve."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvstore.master.roles.standing import Role
+from kvstore.master.status import Told, told_of
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.version import VERSION
+from kvstore.transfer.testing.waiting import eventually
+from tests.etcd_server import EtcdServer
+from tests.master.blocks import Event
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
+
+
+def asked(places: Places) -> pb.StatusReply:
+    with places.stub() as stub:
+        reply: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+        return reply
+
+
+def told(places: Places) -> tuple[list[Told], list[str], float, float]:
+    """Its roles, why it is not ready, and what its metrics say of that and of its epoch."""
+    master = places.master
+    assert master is not None
+
+    def look() -> Any:
+        readings = master._status.readings()
+        roles = [told_of(partition) for partition in master.partitions]
+        return roles, master._status.unready(), readings["kvstore_master_ready"], readings["kvstore_master_epoch"]
+
+    found: tuple[list[Told], list[str], float, float] = master.reactor.call(look, deadline_s=TIMEOUT_S)
+    return found
+
+
+def test_an_owner_tells_of_itself_and_of_what_it_knows(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, catalog=f"lmdb:{tmp_path / 'catalog'}") as places:
+        node = NodeSide(places)
+        node.sync(Event(b"a"), Event(b"b"))
+        reply = asked(places)
+        assert (reply.version, reply.role, reply.partitions, reply.records, reply.blocks) == (VERSION, "owner", 1, 2, 2)
+        assert (reply.owner.address, [owner.address for owner in reply.owners]) == (places.listen, [places.listen])
+        assert reply.rss_bytes > 1 << 20
+        assert 0 < reply.uptime_s < asked(places).uptime_s
+        assert told(places) == ([Told(Role.OWNER, places.listen, places.epoch)], [], 1, places.epoch)
+        node.close()
+
+
+def test_each_reason_not_to_be_ready_is_told_with_its_partition(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
+    server = etcd_server_factory()
+    settings: dict[str, Any] = {"catalog": f"etcd://{server.host_port}", "partitions": 2, "node_ttl_s": 60.0, "lease_ttl_s": 5.0}
+    with master_in_thread(tmp_path, **settings) as places:
+        assert told(places)[1:3] == ([], 1)
+        nodes = [NodeSide(places)]
+        server.freeze()
+        eventually(lambda: [role.role for role in told(places)[0]] == [Role.CUT_OFF] * 2, "both leases are over")
+        _roles, why, is_ready, _epoch = told(places)
+        assert why[0] == "this master is cut off from partition 0 of its catalog, which another one may own"
+        assert "this master is cut off from partition 1 of its catalog, which another one may own" in why
+        assert any(line.startswith("catalog: ") for line in why)
+        assert len(why) == len(set(why))
+        assert not is_ready
+        for node in nodes:
+            node.close()
+        server.thaw()
