@@ -16,6 +16,7 @@ from kvstore.protocol.node_messages import Flush
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 
+WHO: Final = "a node's route names the process that is meant"
 SOON_S: Final = 0.25
 """How long a question waits for the puts before it. A master that decides nothing meanwhile has no catalog now, and reads go on."""
 REST_NS: Final = 1_000_000_000
@@ -69,7 +70,8 @@ class EarlyPuts:
 
     def begin(self, node: KnownNode) -> None:
         """A put is about to be sent to the node."""
-        who = _who(node)
+        who = node.route.who
+        assert who is not None, WHO
         with self._lock:
             early = self._nodes.get(who)
             if early is None:
@@ -79,7 +81,8 @@ class EarlyPuts:
 
     def answered(self, node: KnownNode, instance: int) -> None:
         """A put that was sent to the node's process `instance` is over. A flush that went out while it was under way may have passed it."""
-        who = _who(node)
+        who = node.route.who
+        assert who is not None, WHO
         with self._lock:
             early = self._nodes.get(who)
             if early is None:
@@ -187,8 +190,3 @@ class EarlyPuts:
         """Under the lock."""
         self._losses += 1
         self._lost[node.name] = self._losses
-
-
-def _who(node: KnownNode) -> Who:
-    assert node.route.who is not None, "a node's route names the process that is meant"
-    return node.route.who

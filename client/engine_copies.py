@@ -13,7 +13,7 @@ from kvstore.client.routes import KnownNode
 from kvstore.client.stats import Counters
 from kvstore.protocol.errors import DeadlineExceeded, Denied, Fenced, KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable
 from kvstore.protocol.node_messages import RegionList, Regions
-from kvstore.rpc.channel import MAX_FDS
+from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL
 from kvstore.transfer.paths.peer import Peer, PeerRegion

@@ -63,6 +63,17 @@ class Hints:
                 self._use((key,))
             return hint
 
+    def learn_one(self, key: bytes, hint: Hint) -> None:
+        """As `learn`, of one key."""
+        with self._lock:
+            known = self._hints
+            is_known = key in known
+            known[key] = hint
+            if is_known:
+                self._use((key,))
+            if len(known) > self._capacity:
+                self._drop_first()
+
     def learn(self, hints: Iterable[tuple[bytes, Hint]]) -> None:
         with self._lock:
             known = self._hints

@@ -10,7 +10,7 @@ from kvstore.client.slabs import SlabCache, SlabKey
 from kvstore.protocol.errors import StaleHandle
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import Slabs
-from kvstore.rpc.channel import MAX_FDS
+from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.mapping import Slab
 

@@ -50,6 +50,14 @@ class Counters:
             for name, count in counts.items():
                 self._values[name] = self._values.get(name, 0) + count
 
+    def put_one(self, size_bytes: int) -> None:
+        """A put of a single block ended, which was stored."""
+        with self._lock:
+            values = self._values
+            values["requests"] = values.get("requests", 0) + 1
+            values["puts"] = values.get("puts", 0) + 1
+            values["bytes_out"] = values.get("bytes_out", 0) + size_bytes
+
     def read(self, tiers: Mapping[int, int], size_bytes: int, misses: int) -> None:
         """A get ended: blocks read by the bit of the tier they came from, their bytes together, and blocks not found."""
         with self._lock:

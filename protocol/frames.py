@@ -31,6 +31,7 @@ OLDEST_VERSION: Final = 3
 daemon."""
 HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_BYTES: Final = HEADER.size
+_AT_KIND: Final = 3
 
 MAX_BODY_BYTES: Final = 40 << 20
 """Room for 65,536 keys and parents of 255 bytes with their columns; a peer that announces more is refused before any memory is taken."""
@@ -98,6 +99,11 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a payload of {payload_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
     return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes, version)
+
+
+def kind_of(frame: memoryview) -> int:
+    """The message type of a frame; 0, which is none, of too few bytes."""
+    return frame[_AT_KIND] if len(frame) > _AT_KIND else 0
 
 
 def check_key(key: bytes) -> None:

@@ -20,7 +20,8 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, not_a_name, share_s
-from kvstore.rpc.channel import MAX_FDS, POST_TIMEOUT_S
+from kvstore.rpc.blocking_socket import MAX_FDS
+from kvstore.rpc.channel import POST_TIMEOUT_S
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
 from kvstore.rpc.incoming import Incoming

@@ -2,15 +2,10 @@
 
 A Channel is used by one thread at a time; `pool.py` shares them out. Whatever breaks a channel closes it: after an error other than
 the peer's own typed answer its stream may be anywhere.
-
-Deadlines are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO), set only when they change noticeably: `settimeout` costs an ioctl a step and a
-poll before every recv, 4 us a request of 20.
 """
 
 import os
 import socket
-import struct
-import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -22,12 +17,13 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolErro
 from kvstore.protocol.frames import VERSION, Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
-from kvstore.protocol.session_messages import Hello, Welcome
+from kvstore.protocol.session_messages import Flags, Hello, Welcome
 from kvstore.rpc.address import Address
+from kvstore.rpc.blocking_socket import BlockingSocket
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.connecting import connect_to
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
+from kvstore.rpc.exchange import Exchange, has_hung_up, notice
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
@@ -37,10 +33,8 @@ from kvstore.security.tls.tls_socket import TlsSocket
 
 M = TypeVar("M", bound=Message)
 
-MAX_FDS: Final = 64
 POST_TIMEOUT_S: Final = 1.0
 """A message without an answer is not worth a longer wait."""
-_TIMEVAL: Final = struct.Struct("@ll")
 _LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 """Made once: to join two flags of an enum takes as long as to look."""
 
@@ -50,13 +44,10 @@ class Channel:
 
     def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None, version: int = VERSION) -> None:
         """`busy_poll`: a call may look for its answer for a while before it sleeps; None or one of 0 us: it sleeps at once."""
-        sock.setblocking(True)
-        self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
         self.address = address
-        self._sock = sock
-        self._armed_s = 0.0
         self._incoming = Incoming()
         self._exchange = Exchange(address, version)
+        self._socket = BlockingSocket(sock, busy_poll, self._exchange.peer_closed)
         self.is_open = True
         self._is_midway = False
         """A request was begun and its answer has not come, or a message without an answer is being sent."""
@@ -109,6 +100,30 @@ class Channel:
         self._send(message, deadline, payload)
         return self._receive(answer, deadline)
 
+    def call_for_flag(self, kind: int, since: int, body: bytes, value: bytes | memoryview, deadline: Deadline) -> int | None:
+        """`call`, for the one flag of an answer Flags, with a message of that type, packed already in its form of version `since`, and one
+        value: a third of the steps. None: the answer has another number of flags. Raises as `call`."""
+        exchange, incoming = self._exchange, self._incoming
+        try:
+            head = exchange.packed_request(kind, since, body, len(value), deadline)
+        except ProtocolError as error:
+            raise self._broken(error) from None
+        self._is_midway = True
+        try:
+            self._socket.send_two(head, value, deadline)
+            if not incoming.unread_bytes:
+                room = incoming.room()
+                got = self._socket.receive_soon(room, deadline)
+                flag = exchange.flag(room, got)
+                if flag is not None:
+                    self._is_midway = False
+                    return flag
+                incoming.received(got)
+        except (KVStoreError, OSError) as error:
+            raise self._broken(error) from None
+        flags = self._receive(Flags, deadline).flags
+        return flags[0] if len(flags) == 1 else None
+
     def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[SlabFds, list[int]]:
         """Ask for slabs and return the answer with its descriptors, which are the caller's to close."""
         self._send(message, deadline)
@@ -127,7 +142,7 @@ class Channel:
         """Send a message that has no answer. A broken connection is found by the next call."""
         self._is_midway = True
         try:
-            self._write(notice(message), Deadline(POST_TIMEOUT_S))
+            self._socket.send(notice(message), Deadline(POST_TIMEOUT_S))
         except OSError as error:
             if isinstance(broken := self._broken(error), OSError) and not isinstance(broken, KVStoreError):
                 raise
@@ -143,7 +158,7 @@ class Channel:
             pending = exchange.destinations(destinations)
             exchange.payload_left -= self._incoming.move_into(pending)
             while pending:
-                got = self._receive_some(list(islice(pending, MAX_VECTORS)), deadline)
+                got = self._socket.receive(list(islice(pending, MAX_VECTORS)), deadline)
                 exchange.payload_left -= got
                 advance(pending, got)
         except (KVStoreError, OSError) as error:
@@ -152,13 +167,13 @@ class Channel:
     @property
     def certified(self) -> CertifiedPeer | None:
         """Who is there, as its certificate says; None: over a Unix socket, or without TLS."""
-        return self._sock.certified if isinstance(self._sock, TlsSocket) else None
+        return self._socket.sock.certified if isinstance(self._socket.sock, TlsSocket) else None
 
     # --- a request and its answer in steps, for who waits for several channels at once, or looks after something else meanwhile ---
 
     def fileno(self) -> int:
         """To be polled. Readable: there is something for `take_answer` or `take_values`, or the peer is gone."""
-        return self._sock.fileno()
+        return self._socket.sock.fileno()
 
     def ask(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
         """Send the request; `await_answer` or `take_answer` follows. Raises as `call`."""
@@ -169,7 +184,7 @@ class Channel:
         incoming = self._incoming
         try:
             while (frame := incoming.next_frame()) is None:
-                incoming.received(self._receive_soon(incoming.room(), until))
+                incoming.received(self._socket.receive_soon(incoming.room(), until))
         except DeadlineExceeded:
             return None
         except (KVStoreError, OSError) as error:
@@ -181,7 +196,7 @@ class Channel:
         incoming = self._incoming
         try:
             frame = incoming.next_frame()
-            if frame is None and (got := self._take_some((incoming.room(),))):
+            if frame is None and (got := self._socket.take((incoming.room(),))):
                 incoming.received(got)
                 frame = incoming.next_frame()
         except (KVStoreError, OSError) as error:
@@ -201,24 +216,14 @@ class Channel:
         exchange = self._exchange
         try:
             exchange.payload_left -= self._incoming.move_into(pending)
-            got = self._take_some(list(islice(pending, MAX_VECTORS))) if pending else 0
+            got = self._socket.take(list(islice(pending, MAX_VECTORS))) if pending else 0
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
         exchange.payload_left -= got
         advance(pending, got)
-        if pending and isinstance(self._sock, TlsSocket) and self._sock.pending():  # a poll would not tell
+        if pending and isinstance(self._socket.sock, TlsSocket) and self._socket.sock.pending():  # a poll would not tell
             return self.take_values(pending)
         return not pending
-
-    def _take_some(self, views: Sequence[memoryview]) -> int:
-        """Bytes into `views`, 0 if there are none now. Raises OSError."""
-        try:
-            got = self._sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
-        except BlockingIOError:
-            return 0
-        if not got:
-            raise self._exchange.peer_closed()
-        return got
 
     # --- one request and its answer ---
 
@@ -229,17 +234,17 @@ class Channel:
             raise self._broken(error) from None
         self._is_midway = True
         try:
-            self._write(request, deadline)
+            self._socket.send(request, deadline)
         except OSError as error:
             raise self._broken(error) from None
 
     def _receive(self, answer: type[M], deadline: Deadline, fds: "array[int] | None" = None) -> M:
         """The answer; descriptors that come with it are appended to `fds`."""
-        incoming = self._incoming
+        incoming, sock = self._incoming, self._socket
         try:
             while (frame := incoming.next_frame()) is None:
                 room = incoming.room()
-                incoming.received(self._receive_soon(room, deadline) if fds is None else self._receive_fds(room, fds, deadline))
+                incoming.received(sock.receive_soon(room, deadline) if fds is None else sock.receive_fds(room, fds, deadline))
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
         return self._answered(frame, answer)
@@ -255,80 +260,7 @@ class Channel:
             raise reply
         return reply
 
-    # --- the socket ---
-
-    def _arm(self, deadline: Deadline) -> None:
-        """Have the next step end near the deadline, at most a sixteenth late; one that ends too early is tried again."""
-        left_s = deadline.left_s()
-        if 0.0 < self._armed_s <= left_s * 1.0625 + 0.001:
-            return
-        seconds, rest = divmod(left_s, 1.0)
-        timeout = _TIMEVAL.pack(int(seconds), max(int(rest * 1e6), 1000))  # zero would mean forever
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-        self._armed_s = left_s
-
-    def _receive_soon(self, room: memoryview, deadline: Deadline) -> int:
-        """At least one byte of an answer into `room`. Raises as _receive_some."""
-        busy = self._busy_poll
-        if busy is None:
-            return self._receive_some((room,), deadline)
-        clock_ns, receive = time.monotonic_ns, self._sock.recv_into
-        began_ns = clock_ns()
-        if busy.is_on:
-            end_ns = began_ns + busy.max_ns
-            while clock_ns() < end_ns:
-                try:
-                    got = receive(room, 0, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    continue
-                if not got:
-                    raise self._exchange.peer_closed()
-                busy.found()
-                return got
-            busy.missed()
-        got = self._receive_some((room,), deadline)
-        busy.slept(clock_ns() - began_ns)
-        return got
-
-    def _receive_some(self, views: Sequence[memoryview], deadline: Deadline) -> int:
-        """At least one byte into `views`. Raises OSError, DeadlineExceeded among them."""
-        while True:
-            self._arm(deadline)
-            try:
-                got = self._sock.recv_into(views[0]) if len(views) == 1 else self._sock.recvmsg_into(views)[0]
-            except BlockingIOError:
-                self._armed_s = 0.0
-                continue
-            if not got:
-                raise self._exchange.peer_closed()
-            return got
-
-    def _receive_fds(self, room: memoryview, fds: "array[int]", deadline: Deadline) -> int:
-        """At least one byte into `room`, and the descriptors that come with it, appended to `fds`. Raises as _receive_some."""
-        space = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
-        while True:
-            self._arm(deadline)
-            try:
-                got, ancillary, _, _ = self._sock.recvmsg_into([room], space, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                self._armed_s = 0.0
-                continue
-            take_descriptors(ancillary, fds)
-            if not got:
-                raise self._exchange.peer_closed()
-            return got
-
-    def _write(self, pending: deque[memoryview], deadline: Deadline) -> None:
-        """Send all, and leave none of it in `pending`. Raises OSError, DeadlineExceeded among them."""
-        while pending:
-            self._arm(deadline)
-            try:
-                sent = self._sock.send(pending[0]) if len(pending) == 1 else self._sock.sendmsg(list(islice(pending, MAX_VECTORS)))
-            except BlockingIOError:
-                self._armed_s = 0.0
-            else:
-                advance(pending, sent)
+    # --- the connection ---
 
     def _broken(self, error: KVStoreError | OSError) -> KVStoreError | OSError:
         """Close, and say what the caller is told. An OSError without a number is not the socket's: a signal handler raised it."""
@@ -349,14 +281,14 @@ class Channel:
 
     def has_hung_up(self) -> bool:
         """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""
-        return not self.is_open or has_hung_up(self._sock)
+        return not self.is_open or has_hung_up(self._socket.sock)
 
     def is_quiet(self) -> bool:
         """Between calls: the peer has neither hung up nor said anything unasked, whether that has been read already or not."""
         if self._incoming.unread_bytes:
             return False
         try:
-            self._sock.recv(1, _LOOK)
+            self._socket.sock.recv(1, _LOOK)
         except BlockingIOError:
             return self.is_open
         except OSError:
@@ -372,14 +304,14 @@ class Channel:
             self.close()
             raise Unavailable(f"{self.address} spoke before it was asked")
         self.is_open = False
-        sock = self._sock
+        sock = self._socket.sock
         if isinstance(sock, TlsSocket):  # goes as it is: it has state beside its descriptor
-            self._sock = socket.socket()
-            self._sock.close()
+            self._socket.sock = socket.socket()
+            self._socket.sock.close()
             return sock
         return socket.socket(fileno=sock.detach())
 
     def close(self) -> None:
         """Hang up. A second close is a no-op."""
         self.is_open = False
-        self._sock.close()
+        self._socket.sock.close()

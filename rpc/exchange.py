@@ -4,22 +4,36 @@ channel.py and async_channel.py move the bytes; `incoming.py` cuts them into fra
 """
 
 import socket
+import struct
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
-from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, VERSION, Header, pack_header
+from kvstore.protocol.frames import (
+    HEADER,
+    MAGIC,
+    MAX_DEADLINE_MS,
+    OLDEST_VERSION,
+    SPREADS_READS,
+    TAKES_TRACES,
+    VERSION,
+    Header,
+    pack_header,
+)
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
-from kvstore.protocol.session_messages import Failure
+from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL
 
 M = TypeVar("M", bound=Message)
 MAX_REQUEST_ID = 0xFFFFFFFF
+_ONE_FLAG: Final = struct.Struct(HEADER.format + "IB")
+"""A whole answer Flags of one flag: header, count, flag."""
+_ONE_FLAG_BODY: Final = struct.calcsize("<IB")
 
 
 class Exchange:
@@ -62,6 +76,31 @@ class Exchange:
                 frame = call.frame + frame
         head = memoryview(frame)
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
+
+    def packed_request(self, kind: int, since: int, body: bytes, payload_bytes: int, deadline: Deadline) -> bytes:
+        """The next request's header and body, of a message that is packed already. Raises as `request`; what deadline is left is not
+        looked at: what is packed at once has all of it."""
+        if self.payload_left:
+            raise ProtocolError("the previous answer's payload was not read")
+        self._request_id = request_id = self._request_id % MAX_REQUEST_ID + 1
+        deadline_ms = min(int(deadline.timeout_s * 1000) + 1, MAX_DEADLINE_MS)
+        version = since if since < self.version else self.version
+        frame = HEADER.pack(MAGIC, version, kind, request_id, deadline_ms, len(body), payload_bytes) + body
+        call = CALL.get()
+        if call is not None:
+            call.requests += 1
+            if self.takes_traces:
+                return call.frame + frame
+        return frame
+
+    def flag(self, data: memoryview, size_bytes: int) -> int | None:
+        """The flag, if the first bytes of `data` are an answer Flags to the request that has one and nothing else. None: `answer` tells."""
+        if size_bytes != _ONE_FLAG.size:
+            return None
+        magic, version, kind, request_id, _, body_bytes, payload_bytes, count, flag = _ONE_FLAG.unpack_from(data)
+        is_plain = kind == Flags.TYPE and request_id == self._request_id and count == 1 and body_bytes == _ONE_FLAG_BODY
+        found: int = flag
+        return found if is_plain and not payload_bytes and magic == MAGIC and OLDEST_VERSION <= version <= VERSION else None
 
     def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:
         """What this frame answers to the request: the message, or the peer's typed error.

@@ -82,6 +82,15 @@ class Outbox:
         if len(self._entries) == 1:
             self.flush()
 
+    def send_now(self, data: bytes) -> int:
+        """Send what the socket takes now and queue nothing: how many bytes it took. A broken connection takes none."""
+        if self._entries:
+            return 0
+        try:
+            return self._sock.send(data)
+        except OSError:
+            return 0
+
     def flush(self) -> None:
         """Send what the socket takes now, and no more than TURN_BYTES. Raises OSError when the connection is broken."""
         left_bytes = TURN_BYTES

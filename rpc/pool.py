@@ -228,7 +228,7 @@ class Pool:
         """
         turn, channel = self._next(address, deadline)
         if channel is not None:
-            return Loan(channel, partial(self._give_back, turn), reused=True)
+            return Loan(channel, partial(self.give_back, turn), reused=True)
         try:
             opened = self._open(address, deadline, hello or self._hello)
             self._shelf.opened(opened, turn)
@@ -237,13 +237,22 @@ class Pool:
                 self._shelf.not_opened(address, turn)
                 self._wake()
             raise
-        return Loan(opened, partial(self._give_back, turn), reused=False)
+        return Loan(opened, partial(self.give_back, turn), reused=False)
 
     def take_idle(self, address: Address) -> Loan[Channel] | None:
         """Lend a channel that is open already; None: there is none. Raises Closed."""
+        borrowed = self.borrow(address)
+        return self.lent(*borrowed) if borrowed is not None else None
+
+    def borrow(self, address: Address) -> tuple[Turn, Channel] | None:
+        """As `take_idle`, without the loan: the caller gives it back with `give_back`, or by a loan that `lent` makes of it."""
         with self._lock:
             turn, channel = self._shelf.lend(address, opens=False)
-        return Loan(channel, partial(self._give_back, turn), reused=True) if turn is not None and channel is not None else None
+        return (turn, channel) if turn is not None and channel is not None else None
+
+    def lent(self, turn: Turn, channel: Channel) -> Loan[Channel]:
+        """What `borrow` gave, as a loan: of a call that came to no good end."""
+        return Loan(channel, partial(self.give_back, turn), reused=True)
 
     def _next(self, address: Address, deadline: Deadline) -> tuple[Turn, Channel | None]:
         while True:
@@ -273,7 +282,8 @@ class Pool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def _give_back(self, turn: Turn, channel: Channel) -> None:
+    def give_back(self, turn: Turn, channel: Channel) -> None:
+        """The channel is between calls, or closed."""
         with self._lock:
             self._shelf.give_back(channel, turn, self._clock_ns())
             if self._waiting:

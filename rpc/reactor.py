@@ -30,6 +30,8 @@ STARVED_PAUSE_S: Final = 0.01
 MAX_EVENTS: Final = 256
 """Descriptors served before timers and handed-over calls get their turn."""
 
+FAILED: Final = "a callback of the event loop failed"
+
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -175,12 +177,18 @@ class Reactor:
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
             elif fd not in forgotten:  # else closed earlier in this round; its number may already be another connection's
-                self.guarded(handlers[fd], events)
+                try:  # as `guarded`, without its call: the caches are cold after a sleep
+                    handlers[fd](events)
+                except Exception:
+                    log.exception(FAILED)
         for _ in range(len(self._handed_over)):
             self.guarded(self._handed_over.popleft())
         self._run_timers()
         for callback in self.after_events:
-            self.guarded(callback)
+            try:
+                callback()
+            except Exception:
+                log.exception(FAILED)
 
     def _poll(self, busy: BusyPoll, timeout_s: float) -> list[tuple[int, int]]:
         """The events that there are, or the first to come within the time."""
@@ -236,7 +244,7 @@ class Reactor:
         try:
             callback(*args)
         except Exception:
-            log.exception("a callback of the event loop failed")
+            log.exception(FAILED)
 
     def stop(self) -> None:
         """End `run` after the current round."""

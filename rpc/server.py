@@ -15,10 +15,11 @@ from kvstore.protocol.errors import ConfigError, KVStoreError, Unauthorized, Una
 from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, Header, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import SocketAccess
+from kvstore.rpc.handler import Handler
 from kvstore.rpc.observing import Observer
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
-from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
+from kvstore.rpc.session import DEFAULT_LIMITS, Session
 from kvstore.rpc.socket_files import remove_dead, sweep
 from kvstore.rpc.tracing import Tracer
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host

@@ -124,6 +124,11 @@ class InFlight:
         """As much waits for its answer as one connection may have wait."""
         return self._held_bytes > MAX_HELD_BYTES or len(self._bytes) >= MAX_UNANSWERED
 
+    @property
+    def is_uncounted(self) -> bool:
+        """Nothing waits for its answer, and no quota says how much of the tenant's may: what is answered at once need not be counted."""
+        return not self._bytes and self._load is not None and self._load.limit is None
+
     def belong_to(self, load: TenantLoad | None) -> None:
         """Requests are counted there from now on; those counted before count nowhere. None: nobody's."""
         if self._load is not None:

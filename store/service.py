@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvstore.protocol.catalog_messages import DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke, Seek, TicketKey, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, StaleHandle, Unauthorized, Unavailable
 from kvstore.protocol.event_messages import Events
-from kvstore.protocol.frames import MAX_BATCH, Header
+from kvstore.protocol.frames import MAX_BATCH, Header, kind_of
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
@@ -147,9 +148,16 @@ class NodeService:
             self._refuse(session, Put)
         self._leaving.check_open(session.peer_version)
         self._take_accesses(session)
-        if self._sent.put_at_once(session, header, body):
+        if self._sent.at_once.payload(session, header, body):
             return None
         return self._sent.payload(session, header, Put.unpack(body))
+
+    def _put_at_once(self, session: Session, tenant: str, frame: memoryview) -> bool:
+        """A session's `at_once`: whether this is a small put that has been served."""
+        if kind_of(frame) != Put.TYPE or self._leaving.is_closed:
+            return False
+        self._showing.take_accesses(self._table.read_unasked, tenant)
+        return self._sent.at_once.frame(session, tenant, frame)
 
     def _open(self, session: Session, header: Header, message: Open) -> None:
         self._leaving.check_open(session.peer_version)
@@ -190,6 +198,7 @@ class NodeService:
                 self._admission.forget(session)
                 raise
         session.context = caller
+        session.at_once = partial(self._put_at_once, session, caller.tenant) if Put.TYPE in caller.allowed else None
         own = self._identity
         welcome = Welcome(SERVER_NODE, own.name, self._admission.node_id, own.instance, own.host_id, own.unix)
         session.welcome(header.request_id, welcome)

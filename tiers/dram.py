@@ -72,10 +72,11 @@ class DramTier(SlabTier):
         """The slot's own memory, writable. For the node only, and only until the slot is given back. Raises StaleHandle."""
         return self._bytes(slot).data
 
-    def fill(self, slot: Slot, value: memoryview) -> None:
-        """Write a small value of the slot's size. Raises StaleHandle."""
-        slab_id, offset_bytes = self.locate(slot)
+    def fill(self, slot: Slot, value: memoryview) -> tuple[int, int]:
+        """Write a small value of the slot's size; where that is, as of `locate`. Raises StaleHandle."""
+        slab_id, offset_bytes = place = self.locate(slot)
         self._pool.memory(slab_id).bytes.data[offset_bytes : offset_bytes + slot.size_bytes] = value
+        return place
 
     def locate(self, slot: Slot) -> tuple[int, int]:
         """(slab id, offset in bytes) of the slot. Slab ids are never used again. Raises StaleHandle."""

@@ -10,8 +10,9 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.partitions import SINCE
 from kvstore.protocol.session_messages import Hello
+from kvstore.rpc.handler import Handler
 from kvstore.rpc.server import Server
-from kvstore.rpc.session import Handler, Session
+from kvstore.rpc.session import Session
 
 DEPOSED: Final = "this master owns the catalog no longer"
 

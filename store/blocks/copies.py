@@ -10,7 +10,7 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.store.blocks.block import DRAM, Block, slots_of
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
-from kvstore.store.blocks.showing import Showing
+from kvstore.store.blocks.showing import Place, Showing
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.tier import Slot
@@ -47,6 +47,11 @@ class Copies:
         level.add(block)
         if level.index == DRAM:
             self._showing.show(block)
+
+    def show_placed(self, block: Block, place: Place) -> None:
+        """As `show`, of a block in DRAM, at that place, that is added to its level afterwards."""
+        self._visible.add(block)
+        self._showing.show(block, place)
 
     def show_all(self, blocks: Sequence[Block]) -> None:
         """As `show`, of blocks of one tenant in DRAM."""

@@ -225,7 +225,8 @@ class OpenPuts:
         return set(self._writers) | {batch.blocks[0].tenant for batch in self._batches.values()}
 
     def __len__(self) -> int:
-        return len(self._puts) + sum([len(batch.blocks) for batch in self._batches.values()])
+        count = len(self._puts)
+        return count + sum([len(batch.blocks) for batch in self._batches.values()]) if self._batches else count
 
     def check_integrity(self) -> None:
         """Assert that both indexes agree, that no key or number has two puts, and that every open put will expire. For tests; O(puts)."""

@@ -6,12 +6,15 @@ from typing import Protocol
 from kvstore.store.blocks.block import Block
 from kvstore.tiers.tier import Slot
 
+Place = tuple[int, int]
+"""Of a copy in DRAM: (slab id, offset in bytes)."""
+
 
 class Showing(Protocol):
     """See store/shown/showing.py, which is one."""
 
-    def show(self, block: Block) -> None:
-        """The block has a copy in DRAM from now on, whose bytes are all there."""
+    def show(self, block: Block, place: Place | None = None) -> None:
+        """The block has a copy in DRAM from now on, whose bytes are all there. `place`: where it lies, from who knows."""
 
     def show_all(self, blocks: Sequence[Block]) -> None:
         """As `show`, of blocks of one tenant."""
@@ -38,7 +41,7 @@ class Showing(Protocol):
 class ShowsNothing:
     """A Showing without clients."""
 
-    def show(self, block: Block) -> None: ...
+    def show(self, block: Block, place: Place | None = None) -> None: ...
 
     def show_all(self, blocks: Sequence[Block]) -> None: ...
 

@@ -23,7 +23,7 @@ from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
-from kvstore.store.blocks.showing import Showing, ShowsNothing
+from kvstore.store.blocks.showing import Place, Showing, ShowsNothing
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -131,16 +131,25 @@ class BlockTable:
         return self._puts.add(block, owner, now_ns=now_ns)
 
     def place(self, block: Block) -> Slot | None:
-        """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open. `keep` has
-        to follow once the slot holds the value, before anything else is asked of the table. None and errors as of `open`."""
-        assert self._puts.of_key(block.tenant, block.key) is None
-        if not self._crowding.may_know_one_more(block.tenant):
+        """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
+        `show_placed` has to follow once the slot holds the value, and `enter_placed`, before anything else is asked of the table. None and
+        errors as of `open`; None, too, while somebody writes the key."""
+        if self._puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
             return None
         slot = block.dram = self.room.make(self._landing, block.size_bytes, block.tenant)
         return slot
 
-    def keep(self, block: Block) -> None:
-        """The slot that `place` gave holds the value: make the block visible, for the master to decide about."""
+    def show_placed(self, block: Block, place: Place) -> None:
+        """The slot that `place` gave, which lies there in DRAM, holds the value: whoever looks for the block finds it."""
+        self.copies.show_placed(block, place)
+
+    def enter_placed(self, block: Block) -> None:
+        """The rest of what makes the block visible, for the master to decide about."""
+        self._landing.add(block)
+        self.undecided.add(block)
+
+    def _keep(self, block: Block) -> None:
+        """The block's slot holds the value: make it visible, for the master to decide about."""
         self.copies.show(block, self._landing)
         self.undecided.add(block)
 
@@ -234,7 +243,7 @@ class BlockTable:
         """As `commit`, for a block that the master is asked about afterwards: it hears of it by a claim, not by an event."""
         self._puts.close(put)
         put.block.checksum = checksum
-        self.keep(put.block)
+        self._keep(put.block)
         return put.block
 
     def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
@@ -249,7 +258,7 @@ class BlockTable:
         self._keep_all(batch.blocks, checksums)
 
     def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
-        """As `keep`, of blocks of one tenant."""
+        """As `_keep`, of blocks of one tenant."""
         for block, checksum in zip(blocks, checksums, strict=True):
             block.checksum = checksum
         self.copies.show_all(blocks)

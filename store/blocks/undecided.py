@@ -47,7 +47,8 @@ class Undecided:
         self._waits: dict[str, dict[int, _Wait]] = {}
         """By tenant, and by the number of its newest block then."""
         self._due: list[Callable[[], None]] = []
-        self._last_number = 0
+        self.last_number = 0
+        """Of the newest block."""
         self._causes: deque[tuple[str, str | None, Span]] = deque(maxlen=MAX_LINKS + 1)
         """Traced requests that the next claims are for, with tenant and namespace; None: whatever it is. The latest ones."""
 
@@ -56,8 +57,8 @@ class Undecided:
 
     def add(self, block: Block) -> None:
         """The block has become visible, undecided."""
-        self._last_number += 1
-        self._numbers.setdefault(block.tenant, {})[block] = self._last_number
+        self.last_number += 1
+        self._numbers.setdefault(block.tenant, {})[block] = self.last_number
         self._to_claim.setdefault(self._group(block), {})[block] = None
 
     def _group(self, block: Block) -> _Group:
@@ -75,8 +76,8 @@ class Undecided:
         if not blocks:
             return
         tenant = blocks[0].tenant
-        first = self._last_number + 1
-        self._last_number += len(blocks)
+        first = self.last_number + 1
+        self.last_number += len(blocks)
         self._numbers.setdefault(tenant, {}).update(zip(blocks, range(first, first + len(blocks)), strict=True))
         names = {block.namespace for block in blocks}
         for namespace in names:
@@ -135,7 +136,7 @@ class Undecided:
         if not numbers:
             self._due.append(callback)
             return
-        wait = self._waits.setdefault(tenant, {}).setdefault(self._last_number, _Wait(len(numbers)))
+        wait = self._waits.setdefault(tenant, {}).setdefault(self.last_number, _Wait(len(numbers)))
         wait.callbacks.append(callback)
 
     def take_due(self) -> list[Callable[[], None]]:

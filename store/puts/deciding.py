@@ -1,7 +1,8 @@
 """How the master decides about blocks that are visible here already: it is asked with Claim, in batches, and what it says is carried out.
 
-A batch is whatever came since the last one, for one tenant and namespace. It is sent `interval_s` after its first block came, or at once
-when somebody waits for what the master says: a claim a put would wake up three processes for each of them. Claims go out after the
+A batch is whatever came since the last one, for one tenant and namespace. It is sent `interval_s` after its first block came, half of that
+where nothing else came meanwhile, or at once when somebody waits for what the master says: a claim a put would wake up three processes for
+each of them, and one that waits for nothing meets the next put. Claims go out after the
 events that were emitted before them, so that the master never takes this node for a holder by what the node has said is gone. What the
 master has not decided about when the link breaks is claimed over the next one, behind its inventory. Not thread-safe: the node's loop is
 the only caller.
@@ -65,6 +66,8 @@ class Deciding:
         self._is_due = False
         """What there is to claim goes out as soon as the window allows."""
         self._due_timer: Timer | None = None
+        self._timed_at = 0
+        """What the last block put was numbered when the timer was set."""
         self._on_room = on_room
         self._reactor = reactor
         self._table = table
@@ -99,7 +102,8 @@ class Deciding:
             return
         if self._interval_s and not (self._is_due or self._undecided.is_awaited):
             if self._due_timer is None:
-                self._due_timer = self._reactor.call_later(self._interval_s, self._come_due)
+                self._timed_at = self._undecided.last_number
+                self._due_timer = self._reactor.call_later(self._interval_s / 2, self._come_half_due)
             return
         is_left = False
         for partition in sorted(self._undecided.partitions()):
@@ -116,6 +120,13 @@ class Deciding:
                 return False
             self._claim(link, blocks)
         return True
+
+    def _come_half_due(self) -> None:
+        """More has come since, and more is likely to: the other half is waited for, too."""
+        if self._undecided.last_number != self._timed_at:
+            self._due_timer = self._reactor.call_later(self._interval_s / 2, self._come_due)
+        else:
+            self._come_due()
 
     def _come_due(self) -> None:
         """`flush` follows, at the end of this round."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import xxhash
-
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import GRANTED, PRESENT
@@ -13,18 +11,16 @@ from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import Caller, PutFrame, peer_of
 from kvstore.store.publishers import Publishers
 from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.at_once import PutsAtOnce
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.claims import Claims
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.tiers.dram import DramTier
 
 DISCARD_BYTES = 1 << 20
-_STORED = Flags(bytes([STORED])).pack()
-_ALREADY_THERE = Flags(bytes([ALREADY_THERE])).pack()
 
 
 class SentPuts:
@@ -40,6 +36,8 @@ class SentPuts:
         self._answers = answers
         self._claims = claims
         self._checker = checker
+        self.at_once = PutsAtOnce(table, dram, slots.waiting, claims)
+        """Those that are served where they arrive."""
         self._discard = memoryview(bytearray(DISCARD_BYTES))
         self._in_bytes = 0
         """Of values that were stored without being claimed first."""
@@ -47,65 +45,7 @@ class SentPuts:
     @property
     def in_bytes(self) -> int:
         """Of values stored."""
-        return self._in_bytes + self._claims.in_bytes
-
-    def put_at_once(self, session: Session, header: Header, body: memoryview) -> bool:
-        """Store a small value that has come along with its message and that nobody reserved, and answer if it is kept here whatever the
-        master knows; else the master is asked. False, with nothing done, where there is more to it: another writer, no room, a wrong
-        checksum."""
-        value, caller = session.arrived_payload(), session.context
-        if value is None or not isinstance(caller, Caller) or (row := Put.unpack_one(body)) is None:
-            return False
-        ack, namespace, key, size_bytes, generation, told, parent = row
-        if generation:
-            return False
-        table, tenant = self._table, caller.tenant
-        if table.find(tenant, key) is not None:
-            if ack != ACK_NODE:
-                return False
-            session.take_payload()
-            session.reply_packed(header.request_id, Flags.TYPE, _ALREADY_THERE)
-            return True
-        if size_bytes != len(value) or table.writer(tenant, key) is not None or self._slots.waiting.has(tenant):
-            return False
-        table.check_room(size_bytes, tenant)
-        if xxhash.xxh3_64_intdigest(value) != told:
-            return False
-        block = Block(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
-        if ack != ACK_NODE:
-            return self._claim_at_once(session, header, block, value)
-        slot = table.place(block)
-        if slot is None:
-            return False
-        self._dram.fill(slot, value)
-        table.keep(block)
-        if session.traces is not None:
-            table.undecided.put_by(tenant, namespace, session.traces.span(header.request_id))
-        if table.events.is_recording:
-            table.events.stored(tenant, [block])
-        self._in_bytes += size_bytes
-        session.take_payload()
-        session.reply_packed(header.request_id, Flags.TYPE, _STORED)
-        return True
-
-    def _claim_at_once(self, session: Session, header: Header, block: Block, value: memoryview) -> bool:
-        """Keep the value invisible, and have the master asked about its block, who answers the request. False, with nothing done, where
-        there is no room, or a former block of the key is being decided about."""
-        table = self._table
-        if table.undecided.is_claimed(block.tenant, block.key):
-            return False
-        put = table.open(block, session, now_ns=session.reactor.now_ns())
-        if put is None:
-            return False
-        self._dram.fill(put.slot, value)
-        session.take_payload()
-        frame = PutFrame(True, False, bytearray((GRANTED,)), [put], [], [block.checksum], [])
-        try:
-            self._claims.claim(session, header, frame)
-        except Exception as error:
-            table.abort(put)
-            session.fail(header.request_id, error)
-        return True
+        return self._in_bytes + self.at_once.in_bytes + self._claims.in_bytes
 
     def payload(self, session: Session, header: Header, message: Put) -> list[memoryview] | None:
         """Where the values go: straight into their slots; those not wanted into a buffer nobody reads. None: told later."""

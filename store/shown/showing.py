@@ -15,6 +15,7 @@ from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WAYS
 from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block, slots_of
+from kvstore.store.blocks.showing import Place
 from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.growth import Growth
 from kvstore.store.shown.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
@@ -66,12 +67,17 @@ class Showing:
 
     # --- the block table ---
 
-    def show(self, block: Block) -> None:
-        """The block has a copy in DRAM from now on, whose bytes are all there."""
+    def show(self, block: Block, place: Place | None = None) -> None:
+        """The block has a copy in DRAM from now on, whose bytes are all there. `place`: where it lies, from who knows."""
         tenant = self._tenants.get(block.tenant)
-        if tenant is not None:
+        if tenant is None:
+            return
+        slot = block.dram
+        if place is None or tenant.growth is not None or tenant.index.is_full or slot is None:
             self._grow_if_full(tenant)
             self._show(tenant, block)
+        else:
+            tenant.index.show(block, *place, block.checksum_in(DRAM), slot.index)
 
     def show_all(self, blocks: Sequence[Block]) -> None:
         """As `show`, of blocks of one tenant."""

@@ -31,6 +31,16 @@ def test_a_newer_hint_replaces_the_older() -> None:
     assert hints.find([b"a", b"b"]) == [hint(3), None]
 
 
+def test_one_key_gets_its_hint_as_any_does() -> None:
+    hints = Hints(2)
+    for key, node in ((b"a", 1), (b"b", 2), (b"a", 3)):
+        hints.learn_one(key, hint(node))
+    assert not hints.has_dropped
+    hints.learn_one(b"c", hint(4))
+    assert hints.has_dropped
+    assert hints.find([b"a", b"b", b"c"]) == [hint(3), None, hint(4)]
+
+
 def test_many_keys_get_one_hint_as_if_they_came_one_by_one() -> None:
     hints = Hints(3)
     hints.learn([(b"a", hint(1)), (b"b", hint(1)), (b"c", hint(1))])

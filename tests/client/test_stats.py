@@ -13,8 +13,10 @@ def test_counters_add_up() -> None:
     counters.add(requests=1)
     counters.read({2: 3, 4: 1}, 100, misses=1)
     counters.read_one(2, 10)
+    counters.put_one(7)
     stats = counters.snapshot()
-    assert (stats.requests, stats.misses, stats.hits, stats.bytes_in) == (4, 3, 5, 110)
+    assert (stats.requests, stats.misses, stats.hits, stats.bytes_in) == (5, 3, 5, 110)
+    assert (stats.puts, stats.bytes_out) == (1, 7)
     assert stats.hits_by_tier == {"hbm": 0, "dram": 4, "nvme": 1}
 
 

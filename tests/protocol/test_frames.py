@@ -20,6 +20,7 @@ from kvstore.protocol.frames import (
     VERSION,
     Header,
     check_key,
+    kind_of,
     pack_header,
     unpack_header,
 )
@@ -113,3 +114,9 @@ def test_keys_of_1_to_255_bytes_are_fine(key: bytes) -> None:
 def test_any_other_key_is_misuse(key: bytes, why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
         check_key(key)
+
+
+def test_the_type_of_a_frame_is_known_before_it_is_read() -> None:
+    frame = memoryview(pack_header(41, 1, 0))
+    assert kind_of(frame) == 41
+    assert kind_of(frame[:3]) == 0

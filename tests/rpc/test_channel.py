@@ -123,6 +123,81 @@ def test_a_call_sends_one_frame_with_its_deadline_and_returns_the_answer(line: L
     assert 980_000 < header.deadline_ms <= 1_000_001
 
 
+# --- asking for one flag ---
+
+
+def ask_for_flag(line: Line, value: bytes = b"value", timeout_s: float = 10) -> int | None:
+    return line.channel.call_for_flag(EXISTS.TYPE, EXISTS.SINCE, EXISTS.pack(), value, Deadline(timeout_s))
+
+
+def test_one_flag_is_asked_for_as_the_message_is_and_returned(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1) + frame(Flags(b"\0"), 2))
+    assert ask_for_flag(line) == 1
+    header, message, value = read_frame(line.peer)
+    assert (header.request_id, message, value) == (1, EXISTS, b"value")
+    assert ask_for_flag(line) == 0, "which had come along with the first"
+    assert line.channel.is_settled
+
+
+def test_another_number_of_flags_is_none_of_them(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1\1"), 1) + frame(Flags(b""), 2))
+    assert ask_for_flag(line) is None
+    assert ask_for_flag(line) is None
+    assert line.channel.is_settled
+
+
+def test_one_flag_may_come_byte_by_byte(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
+    def drip() -> None:
+        for byte in frame(Flags(b"\1"), 1):
+            line.peer.sendall(bytes([byte]))
+
+    background(drip)
+    assert ask_for_flag(line) == 1
+
+
+def test_a_value_that_the_socket_does_not_take_at_once_is_sent_whole(
+    line: Line, background: Callable[[Callable[[], object]], None]
+) -> None:
+    value, got = os.urandom(4 << 20), bytearray()
+
+    def read() -> None:
+        got.extend(read_frame(line.peer)[2])
+        line.peer.sendall(frame(Flags(b"\1"), 1))
+
+    background(read)
+    assert ask_for_flag(line, value) == 1
+    assert got == value
+
+
+def test_the_peers_typed_error_in_place_of_a_flag_leaves_the_channel_usable(line: Line) -> None:
+    line.peer.sendall(frame(Failure(Full.code, "no room"), 1) + frame(Flags(b"\1"), 2))
+    with pytest.raises(Full, match="no room"):
+        ask_for_flag(line)
+    assert line.channel.is_settled
+    assert ask_for_flag(line) == 1
+
+
+def test_a_flag_that_does_not_come_ends_the_channel(line: Line) -> None:
+    with pytest.raises(DeadlineExceeded):
+        ask_for_flag(line, timeout_s=SOON_S)
+    assert not line.channel.is_open
+
+
+def test_a_peer_that_closes_in_place_of_a_flag_is_unavailable(line: Line) -> None:
+    line.peer.close()
+    with pytest.raises(Unavailable):
+        ask_for_flag(line)
+    assert not line.channel.is_open
+
+
+def test_a_flag_is_not_asked_for_while_values_lie_unread(line: Line) -> None:
+    line.peer.sendall(frame(Flags(b"\1"), 1, payload=b"value"))
+    line.exists()
+    with pytest.raises(ProtocolError, match="not read"):
+        ask_for_flag(line)
+    assert not line.channel.is_open
+
+
 def test_calls_count_their_ids(line: Line) -> None:
     for request_id in (1, 2, 3):
         line.peer.sendall(frame(Flags(b""), request_id))

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Release, SlabFds
@@ -50,6 +50,49 @@ def test_a_peer_of_the_version_before_is_asked_in_the_form_that_it_knows() -> No
         header = unpack_header(data)
         assert header.version == version
         assert Hello.unpack_of(version, data[HEADER_BYTES:]) == Hello(1, "red", ticket=ticket)
+
+
+def test_a_packed_request_is_the_frame_that_the_message_makes() -> None:
+    ones = [Exchange(Address(unix="/the/peer"), version) for version in (VERSION, VERSION, 4, 4)]
+    message = Hello(1, "red")
+    for exchange, version in ((ones[0], VERSION), (ones[2], 4)):
+        packed = exchange.packed_request(Hello.TYPE, VERSION, message.pack_for(version), 5, Deadline(5))
+        asked = b"".join(ones[ones.index(exchange) + 1].request(message, Deadline(5), [b"value"]))[:-5]
+        header, expected = unpack_header(packed), unpack_header(asked)
+        assert header._replace(deadline_ms=0) == expected._replace(deadline_ms=0)
+        assert packed[HEADER_BYTES:] == asked[HEADER_BYTES:]
+        assert header.deadline_ms == 5_001
+    far = ones[0].packed_request(Exists.TYPE, 3, b"", 0, Deadline(1e9))
+    assert (unpack_header(far).deadline_ms, unpack_header(far).request_id) == (MAX_DEADLINE_MS, 2)
+    ones[0].payload_left = 1
+    with pytest.raises(ProtocolError, match="not read"):
+        ones[0].packed_request(Exists.TYPE, 3, b"", 0, Deadline(5))
+
+
+def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
+    with sampled() as call:
+        asked = {takes: greeted(takes).packed_request(Exists.TYPE, 3, EXISTS.pack(), 5, Deadline(10)) for takes in (0, TAKES_TRACES)}
+    assert asked[TAKES_TRACES].startswith(call.frame)
+    assert asked[TAKES_TRACES][len(call.frame) :] == asked[0]
+    assert call.requests == 4
+
+
+def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_at(exchange: Exchange) -> None:
+    body = Flags(b"\7").pack()
+
+    def flag(
+        body: bytes = body, kind: int = Flags.TYPE, request_id: int = 1, payload_bytes: int = 0, magic: bytes = b"kV", version: int = 3
+    ) -> int | None:
+        data = HEADER.pack(magic, version, kind, request_id, 0, len(body), payload_bytes) + body
+        return exchange.flag(memoryview(data + b"what lies behind"), len(data))
+
+    assert flag() == 7
+    assert flag(version=VERSION) == 7
+    others = [flag(Flags(b"\7\7").pack()), flag(Flags(b"").pack()), flag(b"\2\0\0\0\7"), flag(kind=Failure.TYPE), flag(request_id=2)]
+    others += [flag(payload_bytes=1), flag(magic=b"HT"), flag(version=2), flag(version=VERSION + 1)]
+    assert others == [None] * len(others)
+    cut = HEADER.pack(b"kV", 3, Flags.TYPE, 1, 0, 4, 0) + body
+    assert exchange.flag(memoryview(cut), len(cut)) is None, "the body is to be a byte shorter, and another message follows"
 
 
 def greeted(takes: int) -> Exchange:

@@ -151,3 +151,19 @@ def test_the_first_of_a_vector_is_as_many_bytes_as_asked_in_as_many_parts_as_the
     assert b"".join(first(parts, 6)) == b"abcabc"
     assert len(first(parts, 1 << 20)) == MAX_VECTORS
     assert first(deque(), 5) == []
+
+
+def test_sent_now_is_what_the_socket_takes_and_nothing_is_queued(pair: Pair) -> None:
+    assert pair.outbox.send_now(b"whole") == 5
+    assert pair.peer.recv(100) == b"whole"
+    data = bytes(64 << 20)
+    sent = pair.outbox.send_now(data)
+    assert 0 < sent < len(data)
+    assert pair.outbox.send_now(data) == 0
+    assert pair.outbox.queued_bytes == 0
+    pair.read(sent)
+    pair.outbox.send(data, [], None, ())
+    assert pair.outbox.send_now(b"behind it") == 0
+    pair.peer.close()
+    pair.outbox.abandon()
+    assert pair.outbox.send_now(b"to nobody") == 0

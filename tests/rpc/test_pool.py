@@ -303,3 +303,25 @@ def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_dead
 def test_a_deadline_shorter_than_the_connect_timeout_is_exceeded(pool: Pool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(DeadlineExceeded):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(0.02))
+
+
+def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: Pool) -> None:
+    assert pool.borrow(daemon[1]) is None
+    pool.take(daemon[1], Deadline(20)).give_back()
+    borrowed = pool.borrow(daemon[1])
+    assert borrowed is not None
+    assert pool.counts(daemon[1]) == (1, 0)
+    assert pool.borrow(daemon[1]) is None
+    turn, channel = borrowed
+    pool.give_back(turn, channel)
+    assert pool.counts(daemon[1]) == (0, 1)
+
+
+def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daemon: Started, pool: Pool) -> None:
+    pool.take(daemon[1], Deadline(20)).give_back()
+    turn, channel = pool.borrow(daemon[1]) or (None, None)
+    assert turn is not None
+    assert channel is not None
+    pool.lent(turn, channel).give_back(KeyboardInterrupt())
+    assert not channel.is_open
+    assert pool.counts(daemon[1]) == (0, 0)

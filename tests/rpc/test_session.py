@@ -22,11 +22,13 @@ from kvstore.protocol.node_messages import Put, Release
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Ok, Trace, Welcome
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tenant_loads
+from kvstore.rpc.observing import Stopwatch
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
-from kvstore.rpc.tenant_loads import MAX_UNANSWERED, TenantLoad
+from kvstore.rpc.tenant_loads import MAX_UNANSWERED, TenantLoad, TenantLoads
 from kvstore.rpc.tracing import BROKEN, Tracer, asking_for
+from kvstore.security.quotas.quota import Quota, Quotas
 from tests.rpc.encrypted_pair import tls_pair
 from tests.rpc.traced import Part, Spans
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
@@ -215,7 +217,7 @@ class Taking(Recorder):
             return super().payload(session, header, body)
         self.frames.append((-header.type, header.request_id, bytes(body), bytes(value)))
         session.take_payload()
-        session.reply_packed(header.request_id, Count.TYPE, Count(len(self.frames)).pack())
+        session.reply(header.request_id, Count(len(self.frames)))
         return None
 
 
@@ -231,7 +233,117 @@ def test_a_payload_that_came_along_is_served_at_once_and_what_follows_in_order()
     line.send(put(b"0123456789", request_id=4)[-1:])
     assert line.handler.frames[-1][::3] == (Put.TYPE, b"0123456789"), "in two parts it goes where the handler says"
     line.close()
-    line.session.reply_packed(5, Count.TYPE, Count(1).pack())
+    line.session.reply(5, Count(1))
+
+
+class AtOnce:
+    """A session's `at_once` that serves what begins as it is told, and notes all that it is shown."""
+
+    def __init__(self, line: Line, serves: bytes) -> None:
+        self.line = line
+        self.serves = serves
+        self.shown: list[bytes] = []
+        self.fault: Exception | None = None
+        line.session.belongs_to(TenantLoads().enter("a", "red"))
+        line.session.at_once = self
+
+    def __call__(self, frame: memoryview) -> bool:
+        self.shown.append(bytes(frame))
+        if self.fault is not None:
+            raise self.fault
+        if bytes(frame) != self.serves:
+            return False
+        answer = answered(7)
+        if unsent := self.line.session.send_now(answer):
+            self.line.session.send_whole(unsent)
+        return True
+
+
+def answered(request_id: int) -> bytes:
+    return frame(Ok(), request_id)
+
+
+def test_what_has_come_alone_may_be_served_by_one_call_and_all_else_is_read_as_ever(line: Line) -> None:
+    at_once = AtOnce(line, put(b"value", request_id=7))
+    line.send(put(b"value", request_id=7))
+    assert read_frame(line.peer)[0].request_id == 7
+    assert (line.handler.frames, len(at_once.shown)) == ([], 1)
+    line.send(frame(EXISTS, 8))
+    assert [request_id for _, request_id, _, _ in line.handler.frames] == [8]
+    assert len(at_once.shown) == 2
+    line.send(put(b"value", request_id=7))
+    assert len(line.handler.frames) == 2, "one waits for its answer: this is counted, too"
+    assert len(at_once.shown) == 2
+    line.session.reply(8, Ok())
+    line.session.reply(7, Ok())
+    assert [read_frame(line.peer)[0].request_id for _ in range(2)] == [8, 7]
+    line.send(put(b"value", request_id=7))
+    assert read_frame(line.peer)[0].request_id == 7
+    assert len(line.handler.frames) == 2
+
+
+def test_the_rest_of_what_has_begun_is_not_shown_as_if_it_were_whole(line: Line) -> None:
+    at_once = AtOnce(line, b"")
+    data = put(b"value", request_id=7)
+    line.send(data[:10])
+    line.send(data[10:-2])
+    line.send(data[-2:])
+    assert at_once.shown == [data[:10]]
+    assert line.handler.frames[0][1::2] == (7, b"value")
+
+
+def test_nothing_is_shown_of_who_is_held_to_a_quota_or_is_nobodys(line: Line) -> None:
+    at_once = AtOnce(line, put(b"value", request_id=7))
+    line.session.belongs_to(None)
+    line.send(put(b"value", request_id=7))
+    loads = TenantLoads()
+    loads.hold_to(Quotas(Quota(requests_in_flight=5)))
+    line.session.belongs_to(loads.enter("a", "red"))
+    line.send(put(b"value", request_id=7))
+    assert (len(at_once.shown), len(line.handler.frames)) == (0, 2)
+
+
+def test_a_fault_of_ours_in_what_is_served_at_once_ends_the_connection(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    AtOnce(line, b"").fault = ZeroDivisionError("oops")
+    line.send(put(b"value"))
+    assert not line.session.is_open
+    assert line.handler.closed_count == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_answer_that_the_socket_does_not_take_at_once_is_sent_when_it_does(unix: Line) -> None:
+    frame_of = frame(EXISTS, 1, bytes(8 << 20))
+    left = unix.session.send_now(frame_of)
+    assert 0 < len(left) < len(frame_of)
+    assert unix.session.send_now(b"more") == b"more"
+    unix.session.send_whole(left)
+    got = bytearray()
+    while len(got) < len(frame_of):
+        got += unix.peer.recv(1 << 20)
+        unix.settle()
+    assert got == frame_of
+    unix.session.close()
+    unix.session.send_whole(b"after the end")
+
+
+def test_what_is_served_at_once_is_timed(unix: Line) -> None:
+    class Times:
+        def __init__(self) -> None:
+            self.taken_ns: list[int] = []
+            self.answered = {Put.TYPE: self.taken_ns.append}
+
+        def refused(self, error: KVStoreError) -> None:
+            raise AssertionError(error)
+
+    times = Times()
+    mine, peer = socket.socketpair()
+    line = Line((peer, mine))
+    line.session._stopwatch = Stopwatch(times)
+    AtOnce(line, put(b"value", request_id=7))
+    line.send(put(b"value", request_id=7))
+    assert len(times.taken_ns) == 1
+    assert times.taken_ns[0] > 0
+    line.close()
 
 
 def test_a_fault_of_the_handler_in_payload_refuses_the_request(line: Line) -> None:
@@ -736,7 +848,7 @@ def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_go
     assert (load.requests, load.refused) == (2, 1)
     line.session.reply(1, Ok())
     line.session.reply(1, Ok())
-    line.session.reply_packed(2, Ok.TYPE, Ok().pack())
+    line.session.reply(2, Ok())
     assert load.requests == 0
     line.send(frame(Exists([b"k"]), 4))
     assert load.requests == 1

@@ -117,3 +117,16 @@ def test_a_connection_is_full_of_requests_or_of_their_bytes_until_one_is_answere
     assert not mine.end(2)
     assert mine.end(1)
     assert not mine.is_full
+
+
+def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quota_says_how_much_may() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    assert not mine.is_uncounted, "nobody's"
+    mine.belong_to(loads.enter("a", "red"))
+    assert mine.is_uncounted
+    mine.begin(asked(1))
+    assert not mine.is_uncounted
+    mine.end(1)
+    assert mine.is_uncounted
+    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    assert not mine.is_uncounted

@@ -166,8 +166,10 @@ def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_sto
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
     limit(store, dram_bytes=100)
     block = Block("red", b"a", 100, UNDECIDED)
-    assert store.table.place(block) is not None
-    store.table.keep(block)
+    slot = store.table.place(block)
+    assert slot is not None
+    store.table.show_placed(block, store.dram.locate(slot))
+    store.table.enter_placed(block)
     assert store.try_put("b") is None
     limit(store, dram_bytes=0)
     store.table.relieve()

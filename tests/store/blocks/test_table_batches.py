@@ -197,9 +197,11 @@ def test_a_value_that_is_here_is_placed_and_kept(two: tuple[Table, Table]) -> No
     one = block(b"a", b"above")
     slot = table.table.place(one)
     assert slot is not None
-    table.dram.fill(slot, memoryview(b"v" * SIZE))
     one.checksum = 7
-    table.table.keep(one)
+    table.table.show_placed(one, table.dram.fill(slot, memoryview(b"v" * SIZE)))
+    assert table.table.find("red", b"a") is one
+    assert table.local.find("a") is not None, "it is found before all is entered"
+    table.table.enter_placed(one)
     put = other.table.open(block(b"a", b"above"), OWNER, now_ns=1)
     assert put is not None
     other.table.commit_undecided(put, 7)
@@ -214,8 +216,10 @@ def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[
     assert look is not None
     for number in range(40):
         one = block(b"new-%d" % number)
-        assert table.table.place(one) is not None
-        table.table.keep(one)
+        slot = table.table.place(one)
+        assert slot is not None
+        table.table.show_placed(one, table.dram.locate(slot))
+        table.table.enter_placed(one)
         assert table.table.find("red", b"0") is not None
         assert bytes(look[0]) == bytes(SIZE)
     assert state(table)[1] == (20 * SIZE, 0, 20)

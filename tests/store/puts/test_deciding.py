@@ -136,6 +136,25 @@ def test_what_comes_within_the_interval_is_claimed_in_one_message(tmp_path: Path
         client.close()
 
 
+def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_after_all_of_it(tmp_path: Path) -> None:
+    with served(tmp_path, claim_interval_s=3600) as node:
+        master, client = Master(node), node.connect()
+        put(client, {"a": b"x"})
+        node.call(lambda: None)  # the round is over in which it came
+        node.call(node.deciding._come_half_due)
+        master.claims("a")
+        master.decide((GRANTED, 1))
+        for name in "bc":
+            put(client, {name: b"x"})
+            node.call(lambda: None)
+        node.call(node.deciding._come_half_due)
+        node.call(lambda: None)
+        assert not node.call(lambda: list(master.asked)), "more has come meanwhile, and more may"
+        node.call(node.deciding._come_due)
+        master.claims("b", "c")
+        client.close()
+
+
 def test_what_was_put_is_claimed_once_the_interval_is_over(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=0.01) as node:
         master, client = Master(node), node.connect()

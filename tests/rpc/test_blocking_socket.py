@@ -1,0 +1,82 @@
+"""Promises of blocking_socket.py: test_channel.py has the rest, which hold for every call of a channel."""
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded
+from kvstore.rpc.blocking_socket import BlockingSocket
+from kvstore.rpc.deadline import Deadline
+from tests.rpc.wires import Looks, read_exactly
+
+
+class Ended(ConnectionResetError):
+    pass
+
+
+Ends = tuple[BlockingSocket, socket.socket]
+
+
+@pytest.fixture(params=["sleeps", "looks"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    mine, peer = socket.socketpair()
+    peer.settimeout(10)
+    yield BlockingSocket(mine, Looks(1000, is_on=True) if request.param == "looks" else None, Ended), peer
+    mine.close()
+    peer.close()
+
+
+def test_two_buffers_go_in_order(ends: Ends) -> None:
+    ends[0].send_two(b"head", memoryview(b"value"), Deadline(10))
+    assert read_exactly(ends[1], 9) == b"headvalue"
+
+
+def test_what_a_full_socket_takes_later_is_sent_whole(ends: Ends) -> None:
+    mine, peer = ends
+    mine.sock.setblocking(False)
+    filled = 0
+    while True:
+        try:
+            filled += mine.sock.send(bytes(65536))
+        except BlockingIOError:
+            break
+    mine.sock.setblocking(True)
+    value, got = os.urandom(1 << 20), bytearray()
+
+    def read() -> None:
+        read_exactly(peer, filled)
+        got.extend(read_exactly(peer, 4 + len(value)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    mine.send_two(b"head", value, Deadline(10))
+    reader.join(10)
+    assert got == b"head" + value
+
+
+def test_a_peer_that_does_not_read_two_buffers_is_left_at_the_deadline(ends: Ends) -> None:
+    with pytest.raises(DeadlineExceeded):
+        ends[0].send_two(b"head", bytes(64 << 20), Deadline(0.1))
+
+
+def test_a_stream_that_ends_is_the_owners_error(ends: Ends) -> None:
+    mine, peer = ends
+    peer.sendall(b"last")
+    peer.close()
+    room = memoryview(bytearray(10))
+    assert mine.take((room,)) == 4
+    with pytest.raises(Ended):
+        mine.receive_soon(room, Deadline(10))
+    with pytest.raises(Ended):
+        mine.receive((room,), Deadline(10))
+    with pytest.raises(Ended):
+        mine.take((room,))
+
+
+def test_nothing_is_taken_where_nothing_has_come(ends: Ends) -> None:
+    assert ends[0].take((memoryview(bytearray(1)),)) == 0
+    ends[0].send(deque(), Deadline(10))

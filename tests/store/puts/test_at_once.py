@@ -1,0 +1,188 @@
+"""Promises of at_once.py, on real sockets; test_sent.py and test_claims.py have what holds however a put comes."""
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
+from kvstore.protocol.errors import DeadlineExceeded, Draining, TierFailed
+from kvstore.protocol.event_messages import STORED as TOLD_STORED
+from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenIndex, Put
+from kvstore.protocol.session_messages import Flags
+from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.session import Session
+from kvstore.security.identity import Role
+from kvstore.store.blocks.block import Block
+from tests.rpc.wires import frame
+from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
+
+KIB = 1024
+
+
+def message(name: str, value: bytes, *, ack: int = ACK_NODE, size: int | None = None, checksum: int | None = None) -> Put:
+    told = digest(value) if checksum is None else checksum
+    return Put("ns", [name.encode()], [len(value) if size is None else size], [0], [told], [b""], ack)
+
+
+def put(client: Client, name: str, value: bytes, ack: int = ACK_NODE) -> int | None:
+    """As a client of this release: in one segment."""
+    return client.channel.call_for_flag(Put.TYPE, Put.SINCE, message(name, value, ack=ack).pack(), value, Deadline(TIMEOUT_S))
+
+
+class Shown:
+    """What the node's sessions were shown, and whether it was served so."""
+
+    def __init__(self, node: Served) -> None:
+        self.served: list[bool] = []
+        at_once = node.sent.at_once
+        serve = at_once.frame
+
+        def noted(session: Session, tenant: str, frame: memoryview) -> bool:
+            self.served.append(serve(session, tenant, frame))
+            return self.served[-1]
+
+        at_once.frame = noted  # type: ignore[method-assign]
+        self._node = node
+
+    def all(self) -> list[bool]:
+        """Asked in the loop: the answer goes out before a call is over."""
+        return self._node.call(lambda: list(self.served))
+
+
+@pytest.fixture
+def shown(node: Served) -> Shown:
+    return Shown(node)
+
+
+def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Client, shown: Shown) -> None:
+    client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
+    assert put(client, "a", b"x" * 5000) == STORED
+    assert put(client, "a", b"y" * 5000) == ALREADY_THERE
+    assert shown.all() == [True, True]
+    assert client.read("a")[1] == [b"x" * 5000]
+    block = node.call(lambda: node.store.table.find("red", b"a"))
+    assert block is not None
+    assert block.shown >= 0
+    assert (block.namespace, block.checksum, block.generation) == ("ns", digest(b"x" * 5000), 0)
+    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
+    node.call(node.store.table.check_integrity)
+
+
+def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_else_runs(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, int]] = []
+    send_now = Session.send_now
+
+    def noted(session: Session, data: bytes) -> bytes:
+        table = node.store.table
+        seen.append((table.find("red", b"a") is not None, len(table.undecided)))
+        return send_now(session, data)
+
+    monkeypatch.setattr(Session, "send_now", noted)
+    assert put(client, "a", b"value") == STORED
+    assert seen == [(True, 0)]
+    assert node.call(lambda: len(node.store.table.undecided)) == 1
+
+
+def test_an_answer_that_the_socket_takes_in_part_is_sent_whole(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "send_now", lambda _session, data: data)
+    assert put(client, "a", b"value") == STORED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        message("a", b"value", ack=ACK_CLUSTER),
+        message("a", b"value", checksum=7),
+        message("a", b"value", size=6),
+        message("a", b"value", size=17 * KIB),
+        Put("ns", [b"a"], [5], [9], [digest(b"value")], [b""], ACK_CLUSTER),
+        Put("ns", [b"a", b"b"], [2, 3], [0, 0], [digest(b"va"), digest(b"lue")], [b"", b""], ACK_NODE),
+    ],
+)
+def test_what_there_is_more_to_is_left_to_the_usual_way_with_nothing_done(node: Served, other: Put) -> None:
+    """Several blocks, the master's decision, what was reserved, what is wrong."""
+    data = memoryview(frame(other, 7, b"value"))
+    assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", data))
+    assert is_empty(node)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        frame(message("a", b"value"), 7, b"value")[:-1],
+        frame(message("a", b"value"), 7, b"value") + b"k",
+        frame(message("a", b"value"), 0, b"value"),
+        frame(message("a", b""), 7),
+        frame(Flags(b"1"), 7),
+        b"HT" + frame(message("a", b"value"), 7, b"value")[2:],
+        b"kV\2" + frame(message("a", b"value"), 7, b"value")[3:],
+    ],
+)
+def test_what_is_no_whole_put_is_read_as_ever(node: Served, data: bytes) -> None:
+    assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", memoryview(data)))
+    assert is_empty(node)
+
+
+def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
+    other = node.connect()
+    other.open({"a": 5})
+    assert put(client, "a", b"value") == ASK_AGAIN
+    assert shown.all() == [False]
+    other.close()
+
+
+def test_without_room_nothing_is_served_at_once(node: Served, client: Client, shown: Shown) -> None:
+    writer = node.connect()
+    opened = writer.open({"held": 16 * KIB})
+    with pytest.raises(DeadlineExceeded):
+        client.channel.call_for_flag(Put.TYPE, Put.SINCE, message("a", b"value").pack(), b"value", Deadline(0.5))
+    assert shown.all() == [False]
+    assert len(opened.put_ids) == 1
+    writer.close()
+
+
+def test_a_failing_tier_is_told_as_ever(node: Served, client: Client, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_block: Block) -> None:
+        raise TierFailed("no memory")
+
+    monkeypatch.setattr(node.store.table, "place", fail)
+    assert put(client, "a", b"value") == STORED, "which the usual way had room for"
+    assert shown.all() == [False]
+
+
+def test_a_recorder_hears_of_it(node: Served, client: Client) -> None:
+    cursor = client.ask(Events(0, 100), EventBatch).next_cursor
+    assert put(client, "a", b"value") == STORED
+    assert bytes(client.ask(Events(cursor, 100), EventBatch).kinds) == bytes([TOLD_STORED])
+
+
+def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: Shown) -> None:
+    node.call(lambda: node.leaving.drain(DRAIN_SAVE))
+    with pytest.raises(Draining):
+        put(client, "a", b"value")
+    assert shown.all() == []
+    node.call(lambda: node.leaving.drain(DRAIN_NOT))
+    assert put(client, "a", b"value") == STORED
+
+
+def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        for role, may_put in ((Role.READ, False), (Role.WRITE, True)):
+            client = node.connect(ticket=node.ticket(role=role))
+            assert node.call(lambda: [session.at_once is not None for session in node.server.sessions]) == [may_put]
+            client.close()
+            until(node, lambda: not node.server.sessions)
+
+
+def session_of(node: Served) -> Session:
+    """One that nobody listens to: nothing may be said by it."""
+    return Session.__new__(Session)
+
+
+def is_empty(node: Served) -> bool:
+    node.call(node.store.table.check_integrity)
+    return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)
