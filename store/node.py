@@ -187,7 +187,7 @@ class Node:
             partitioning=self._partitioning,
         )
         if NVME in self._tiers:
-            found = self._table.recover(readable_blocks(self._tiers[NVME]))
+            found = self._table.recover(readable_blocks(self._tiers[NVME], self._table.rows))
             log.info("recovered %d blocks from NVMe", found)
 
     def _assemble(self, on_prefaulted: Callable[[], None]) -> None:

@@ -71,7 +71,7 @@ class SentPuts:
         table.check_room(size_bytes, tenant)
         if xxhash.xxh3_64_intdigest(value) != told:
             return False
-        block = Block(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
+        block = table.rows.make(tenant, key, size_bytes, UNDECIDED, namespace, parent, told)
         if ack != ACK_NODE:
             return self._claim_at_once(session, header, block, value)
         slot = table.place(block)
