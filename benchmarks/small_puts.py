@@ -2,7 +2,8 @@
 
 One client, one node, one master. `batches`: arrays of 4,096 blocks, into a node with room for them; `full`: into one that was filled
 before, where as many leave; `single`: one block a call, answered by the node and by the cluster. A series ends with a flush, so that
-what the node and the master do later is in it. Rows go to benchmarks/out/small_puts.json.
+what the node and the master do later is in it. `table`: a node's block table by itself (node_table.py). Rows go to
+benchmarks/out/small_puts.json.
 """
 
 import os
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks import node_table
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
@@ -35,7 +37,7 @@ Put = Callable[[bytes], object]
 
 
 def main() -> int:
-    return run({"batches": batch_rows, "full": full_rows, "single": single_rows}, OUT)
+    return run({"batches": batch_rows, "full": full_rows, "single": single_rows, "table": node_table.rows}, OUT)
 
 
 def batch_rows() -> Iterator[Row]:

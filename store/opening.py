@@ -8,7 +8,9 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, ProtocolError
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, from_recovered
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.rows import BlockRows
+from kvstore.store.blocks.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_place
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.nvme import NvmeTier
@@ -57,15 +59,15 @@ def open_tiers(settings: NodeSettings) -> dict[int, Tier]:
     return tiers
 
 
-def readable_blocks(tier: Tier) -> list[Block]:
-    """What a durable tier held; a value whose tag cannot be read is given up.
+def readable_blocks(tier: Tier, rows: BlockRows) -> list[Block]:
+    """What a durable tier held, as blocks that `rows` made; a value whose tag cannot be read is given up.
 
     Raises ConfigError: there are encoded values, and nothing that could decode them.
     """
     blocks = []
     for found in tier.recover():
         try:
-            blocks.append(from_recovered(found))
+            blocks.append(from_recovered(found, rows))
         except ProtocolError as error:
             log.warning("a stored block is given up: %s", error)
             tier.free(found.slot)

@@ -129,7 +129,7 @@ class Storage:
             partitioning=self.partitioning,
         )
         if NVME in self._tiers:
-            found = self.table.recover(readable_blocks(self._tiers[NVME]))
+            found = self.table.recover(readable_blocks(self._tiers[NVME], self.table.rows))
             log.info("recovered %d blocks from NVMe", found)
 
     def _assemble(self, tls: Certificates | None, may_be_decided: Callable[[], bool], on_prefaulted: Callable[[], None]) -> None:

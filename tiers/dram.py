@@ -83,15 +83,14 @@ class DramTier(SlabTier):
         slab = self._slabs.find(slot)
         return slab.number, position_of(slot) * slab.group.slot_bytes
 
-    def locate_all(self, slots: Sequence[Slot]) -> tuple[Column, Column, Column]:
-        """As `locate` for many: slab ids, offsets in bytes, and the slots' own indexes."""
-        indexes = np.array([slot.index for slot in slots], np.int64)
+    def locate_all(self, indexes: Column) -> tuple[Column, Column]:
+        """As `locate` for many slots, by their indexes: slab ids, and offsets in bytes."""
         slabs, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
         numbers: list[int] = np.unique(slabs).tolist()
         if len(numbers) == 1:
-            return slabs, positions * self._slabs.slab(numbers[0]).group.slot_bytes, indexes
+            return slabs, positions * self._slabs.slab(numbers[0]).group.slot_bytes
         slot_bytes = np.array([self._slabs.slab(number).group.slot_bytes for number in numbers], np.int64)
-        return slabs, positions * slot_bytes[np.searchsorted(numbers, slabs)], indexes
+        return slabs, positions * slot_bytes[np.searchsorted(numbers, slabs)]
 
     def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
         """A new descriptor of the slab's memory for a process of `tenant`; the caller closes it.

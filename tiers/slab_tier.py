@@ -71,15 +71,13 @@ class SlabTier(Tier):
         """How many allocated slots the group has: freeing one makes room for another of the group at once."""
         return self._slabs.reclaimable(group)
 
-    def slab_slots(self, slot: Slot) -> list[Slot]:
-        """The allocated slots, `slot` among them, that share its slab: with all of them free, another group may have its bytes.
-
-        Raises StaleHandle.
-        """
-        return self._slabs.slab_slots(slot)
+    def slab_value_bytes(self, slot: Slot) -> int:
+        """What the values in the slab of this slot come to, those in quarantine not among them. O(slots). Raises StaleHandle."""
+        return self._slabs.slab_value_bytes(slot)
 
     def slab_used(self, slot: Slot) -> int:
-        """How many `slab_slots` would give, in O(1). Raises StaleHandle."""
+        """How many allocated slots, this one among them, share its slab: with all of them free, another group may have its bytes. Raises
+        StaleHandle."""
         return self._slabs.slab_used(slot)
 
     def reserve_slabs(self, group: int, count: int) -> list[int]:

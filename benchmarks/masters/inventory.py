@@ -18,7 +18,8 @@ from kvstore.protocol.digests import MAX_RUN
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import Flags
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.rows import BlockRows
 from kvstore.store.comparison import Comparison as NodeSide
 from kvstore.tiers.tier import Slot
 
@@ -76,9 +77,10 @@ class _Turns:
 def compared(directory: Directory, keys: bytes) -> list[Row]:
     """After a break in which CHANGED blocks were replaced by others."""
     node, _ops = directory.register(NodeInfo("one", 1), [], 0)
-    blocks = [Block("bench", cut(keys, [number])[0], 1 << 16, number + 1, checksum=number) for number in range(BLOCKS)]
+    rows = BlockRows()
+    blocks = [rows.make("bench", cut(keys, [number])[0], 1 << 16, number + 1, checksum=number) for number in range(BLOCKS)]
     for block in blocks:
-        block.dram = _SLOT
+        block.set_slot(DRAM, _SLOT)
     for block in random.Random(3).sample(blocks, CHANGED):
         block.key, block.generation = b"new" + block.key[3:], block.generation + BLOCKS
     directory.plan_publish(node.node_id, Publish.unpack_of(VERSION, memoryview(_named(node.epoch, PHASE_SYNC_BEGIN, []))))

@@ -7,9 +7,10 @@ that looks at shared memory unasked is known to `Showing`. Until then the slot i
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.blocks.block import DRAM, Block, slots_of
+from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
+from kvstore.store.blocks.rows import have_gone, have_left, read, rows_of, slots_of
 from kvstore.store.blocks.showing import Place, Showing
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
@@ -82,8 +83,7 @@ class Copies:
 
     def is_looked_at(self, block: Block) -> bool:
         """Whether a client of this host looks at its copy in DRAM without having asked for it."""
-        slot = block.dram
-        return slot is not None and self._showing.is_looked_at(block.tenant, slot)
+        return block.is_in(DRAM) and self._showing.is_looked_at(block.tenant, block.columns.places[block.row])
 
     # --- leaving ---
 
@@ -94,14 +94,15 @@ class Copies:
         self._showing.hide(block)
         self.stop_leaving(block)
         is_used = block.readers or block.moving
-        for index, slot in enumerate(block.slots):
-            if slot is not None:
-                self._levels[index].remove(block)
-                if is_used:
-                    self._levels[index].tier.quarantine(slot)
-                else:
-                    self._let_go(block, index, slot)
-                    block.set_slot(index, None)
+        for index in block.tiers():
+            level, slot = self._levels[index], block.slot_in(index)
+            assert slot is not None
+            level.remove(block)
+            if is_used:
+                level.tier.quarantine(slot)
+            else:
+                self._let_go(block, index, slot)
+                block.set_slot(index, None)
         if self._events.is_recording:
             self._events.removed(block)
         if block.generation == UNDECIDED:
@@ -116,8 +117,7 @@ class Copies:
         level, tenant = self._levels[DRAM], blocks[0].tenant
         slots = slots_of(blocks)
         self._visible.remove_all(blocks)
-        for block in blocks:
-            block.is_gone = True
+        have_gone(blocks)
         self._showing.hide_all(blocks)
         level.remove_all(blocks)
         looked_at = self._showing.looked_at(tenant, slots)
@@ -125,11 +125,12 @@ class Copies:
             level.tier.quarantine(slot)
             self._showing.keep(tenant, slot)
         level.tier.free_batch([slot for slot in slots if slot not in looked_at] if looked_at else slots)
-        for block in blocks:
-            block.dram = None
+        have_left(blocks, DRAM)
+        generations: list[int] = read(blocks[0].columns.generations, rows_of(blocks)).tolist()
+        for block, generation in zip(blocks, generations, strict=True):
             if self._events.is_recording:
                 self._events.removed(block)
-            if block.generation == UNDECIDED:
+            if generation == UNDECIDED:
                 self._undecided.remove(block)
             else:
                 self._emit(EVENT_GONE, block)
@@ -137,10 +138,10 @@ class Copies:
     def drop_copy(self, block: Block, index: int) -> None:
         """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the
         copy, unless its tier never gives a slot to another block (NVMe)."""
-        slot = block.slots[index]
+        slot = block.slot_in(index)
         if block.is_gone or slot is None:
             return
-        if sum(other is not None for other in block.slots) == 1:
+        if not block.is_also_outside(index):
             self.drop(block)
             return
         if index == DRAM:
@@ -162,15 +163,16 @@ class Copies:
         """Free the slots of a block that is gone, unless someone still uses them."""
         if block.readers or block.moving:
             return
-        for index, slot in enumerate(block.slots):
-            if slot is not None:
-                self._release(block, index, slot)
-                block.set_slot(index, None)
+        for index in block.tiers():
+            slot = block.slot_in(index)
+            assert slot is not None
+            self._release(block, index, slot)
+            block.set_slot(index, None)
 
     def _let_go(self, block: Block, index: int, slot: Slot) -> None:
         """Free the slot of a copy that is hidden and that nobody here uses, once no client looks at it any more."""
         tier = self._levels[index].tier
-        if index == DRAM and self._showing.is_looked_at(block.tenant, slot):
+        if index == DRAM and self._showing.is_looked_at(block.tenant, slot.index):
             tier.quarantine(slot)
             self._showing.keep(block.tenant, slot)
         else:
@@ -178,7 +180,7 @@ class Copies:
 
     def _release(self, block: Block, index: int, slot: Slot) -> None:
         """Free a quarantined slot of a copy that is hidden, once no client looks at it any more."""
-        if index == DRAM and self._showing.is_looked_at(block.tenant, slot):
+        if index == DRAM and self._showing.is_looked_at(block.tenant, slot.index):
             self._showing.keep(block.tenant, slot)
         else:
             self._levels[index].tier.release(slot)
@@ -186,7 +188,7 @@ class Copies:
     def check_integrity(self) -> None:
         """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
         for index, level in self._levels.items():
-            level.check_integrity(block for block in self._visible if block.slots[index] is not None)
+            level.check_integrity(block for block in self._visible if block.is_in(index))
         for block in self._visible:
             block.check_integrity()
         assert set(self._undecided.blocks()) == {block for block in self._visible if block.generation == UNDECIDED}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.rows import keys_of
 from kvstore.tiers.policies.interface import EvictionPolicy
 
 MAX_UNTOLD: Final = 64
@@ -78,7 +79,7 @@ class EvictionOrder:
         parents = [block.parent for block in blocks]
         policy = self._group_for(blocks[0], group).policy
         self.remembered -= policy.remembered
-        policy.insert_all([block.key for block in blocks], [parent or None for parent in parents] if any(parents) else None)
+        policy.insert_all(keys_of(blocks), [parent or None for parent in parents] if any(parents) else None)
         self.remembered += policy.remembered
 
     def _group_for(self, block: Block, group: int) -> _Group:

@@ -5,17 +5,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.store.blocks.block import DRAM, Block, Loss, slots_of
+import numpy as np
+
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.limits import TierLimits
+from kvstore.store.blocks.rows import Numbers, groups_of, places_of
 from kvstore.store.blocks.slab_index import SlabIndex
 from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
-from kvstore.tiers.slabs import slab_number_of
+from kvstore.tiers.slabs import POSITION_BITS
 from kvstore.tiers.tier import Slot, Tier
 
 MAX_WALKED: Final = 1 << 13
@@ -87,34 +91,32 @@ class Level:
 
     def add(self, block: Block) -> None:
         """The block's slot here holds its value from now on."""
-        slot = self._slot(block)
-        self.order.insert(block, slot.group)
+        self.order.insert(block, block.group_in(self.index))
         self._count += 1
         if self._slabs is not None:
-            self._by_slot.add(slot, block)
+            self._by_slot.add(self._place(block), block)
         if block.lossy:
             self.encoded.count(block, block.loss_in(self.index), 1)
 
     def add_all(self, blocks: Sequence[Block]) -> None:
         """As `add`, of blocks that have no lossy copies."""
-        slots = slots_of(blocks) if self.index == DRAM else [self._slot(block) for block in blocks]
-        groups = {slot.group for slot in slots}
-        for group in groups:
-            mine = blocks if len(groups) == 1 else [block for block, slot in zip(blocks, slots, strict=True) if slot.group == group]
+        groups = groups_of(blocks, self.index)
+        for group in dict.fromkeys(groups):
+            is_all = groups.count(group) == len(groups)
+            mine = blocks if is_all else [block for block, other in zip(blocks, groups, strict=True) if other == group]
             self.order.insert_all(mine, group)
         self._count += len(blocks)
         if self._slabs is not None:
-            self._by_slot.add_all(slots, blocks)
+            self._by_slot.add_all(self._places(blocks), blocks)
 
     def remove(self, block: Block) -> None:
         """The block's slot here is about to go, as is what `lossy` says of it."""
-        slot = self._slot(block)
         if block.lossy:
             self.encoded.count(block, block.loss_in(self.index), -1)
-        self.order.remove(block, slot.group)
+        self.order.remove(block, block.group_in(self.index))
         self._count -= 1
         if self._slabs is not None:
-            self._by_slot.remove(slot)
+            self._by_slot.remove(self._place(block))
 
     def take_coldest(self, group: int, tenant: str, count: int) -> list[Block]:
         """Up to `count` blocks of the tenant that `victims` would give for newcomers of its `group`, one after the other, as long as those
@@ -132,13 +134,11 @@ class Level:
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of blocks that `take_coldest` gave."""
-        slots = slots_of(blocks) if self.index == DRAM else [self._slot(block) for block in blocks]
-        for block in blocks:
-            if block.lossy:
-                self.encoded.count(block, block.loss_in(self.index), -1)
+        for block in blocks if blocks[0].columns.others else ():
+            self.encoded.count(block, block.loss_in(self.index), -1)
         self._count -= len(blocks)
         if self._slabs is not None:
-            self._by_slot.remove_all(slots)
+            self._by_slot.remove_all(self._places(blocks))
 
     def lacks_quota(self, size_bytes: int, tenant: str) -> bool:
         """Whether one more value of this size is more than the tenant may have here. Raises InvalidArgument."""
@@ -171,7 +171,7 @@ class Level:
         if coldest is None:
             return []
         group = self.tier.group(size_bytes, tenant=tenant)
-        if self._slot(coldest).group == group or not self.slab_limits.lacks(size_bytes, tenant):
+        if coldest.group_in(self.index) == group or not self.slab_limits.lacks(size_bytes, tenant):
             return [coldest]
         if slab := self.own_slab(tenant):
             return slab
@@ -205,20 +205,20 @@ class Level:
     def coldest_group(self) -> int | None:
         """The group whose next block to leave was read longest ago; None: nothing may leave."""
         block = self.order.coldest(self.may_leave)
-        return self._slot(block).group if block is not None else None
+        return block.group_in(self.index) if block is not None else None
 
     def _price(self, colder: Block, own: Block) -> int:
         """Bytes the group of `own` gives up before it gets the slab of `colder`: none if all that is there was read before `own` was."""
-        mates = self._mates(colder)
-        is_colder = all(holder is not None and holder.last_access < own.last_access for _, holder in mates)
-        return 0 if is_colder else sum(slot.size_bytes for slot, _ in mates)
+        slot, access = self._slot(colder), own.last_access
+        used, mates = (1, [colder]) if self._slabs is None else (self._slabs.slab_used(slot), self._mates(colder))
+        is_colder = used == len(mates) and all(mate.last_access < access for mate in mates)
+        return 0 if is_colder else slot.size_bytes if self._slabs is None else self._slabs.slab_value_bytes(slot)
 
-    def _mates(self, block: Block) -> list[tuple[Slot, Block | None]]:
-        """The allocated slots of the block's slab, its own among them, and their blocks; None for an open put's."""
-        slot = self._slot(block)
+    def _mates(self, block: Block) -> list[Block]:
+        """The blocks in the block's slab, itself among them."""
         if self._slabs is None:
-            return [(slot, block)]
-        return [(mate, self._by_slot.get(mate)) for mate in self._slabs.slab_slots(slot)]
+            return [block]
+        return [mate for mate in self._by_slot.mates(self._place(block)) if mate is not None]
 
     def _coldest_whole_slab(self, find: Callable[[Callable[[Block], bool]], Block | None]) -> list[Block]:
         """All blocks of a slab that can be emptied at once; none when a lease, pin or open put is in every slab that is looked at. `find`
@@ -231,31 +231,37 @@ class Level:
 
         def can_go_with_its_slab(block: Block) -> bool:
             nonlocal walked
-            slot = self._slot(block)
-            place = slot.index if self._slabs is None else slab_number_of(slot)
+            place = self._place(block) if self._slabs is None else self._place(block) >> POSITION_BITS
             if place not in known:
                 known[place], seen = self._can_be_emptied(block) if walked < MAX_WALKED else (False, 0)
                 walked += seen
             return known[place]
 
         coldest = find(can_go_with_its_slab)
-        return [holder for _, holder in self._mates(coldest) if holder is not None] if coldest is not None else []
+        return self._mates(coldest) if coldest is not None else []
 
     def _can_be_emptied(self, block: Block) -> tuple[bool, int]:
         """Whether all in the block's slab may leave, and how many slots were looked at for it."""
         slot = self._slot(block)
         if self._slabs is None:
             return self.may_leave(block), 1
-        if self._slabs.slab_used(slot) != self._by_slot.count(slot):
+        if self._slabs.slab_used(slot) != self._by_slot.count(slot.index):
             return False, 1  # an open put's
-        mates = self._by_slot.mates(slot)
+        mates = self._by_slot.mates(slot.index)
         staying = next((place for place, holder in enumerate(mates) if holder is not None and not self.may_leave(holder)), None)
         return (True, len(mates)) if staying is None else (False, staying + 1)
 
     def _slot(self, block: Block) -> Slot:
-        slot = block.slots[self.index]
+        slot = block.slot_in(self.index)
         assert slot is not None
         return slot
+
+    def _place(self, block: Block) -> int:
+        """The index of its slot here."""
+        return block.columns.places[block.row] if self.index == DRAM else self._slot(block).index
+
+    def _places(self, blocks: Sequence[Block]) -> Numbers:
+        return places_of(blocks) if self.index == DRAM else np.array([self._place(block) for block in blocks], np.int64)
 
     def __len__(self) -> int:
         """Blocks with a copy here."""
@@ -274,7 +280,7 @@ class Level:
             loss = block.loss_in(self.index)
             encoded.count(block, loss, 1)
             assert slot.size_bytes == (block.size_bytes if loss is None or loss.encoding is None else loss.encoding.size_bytes)
-            assert self._slabs is None or self._by_slot.get(slot) is block
+            assert self._slabs is None or self._by_slot.get(slot.index) is block
             assert self.order.holds(block, slot.group)
         assert encoded == self.encoded
         total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
@@ -289,4 +295,4 @@ class Level:
 
 
 def is_evictable(block: Block) -> bool:
-    return not (block.readers or block.pinned or block.moving)
+    return not block.is_in_use

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.rows import keys_of
 from kvstore.tiers.tier import Slot
 
 
@@ -137,7 +138,7 @@ class OpenPuts:
 
     def add_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
         """As `add`, of blocks of one tenant that have different keys; there is at least one."""
-        batch = OpenBatch(self._next_id, blocks, frozenset([block.key for block in blocks]), owner, now_ns + self._ttl_ns)
+        batch = OpenBatch(self._next_id, blocks, frozenset(keys_of(blocks)), owner, now_ns + self._ttl_ns)
         self._next_id += len(blocks)
         self._batches[batch.first_id] = batch
         self._expiry.append(batch)

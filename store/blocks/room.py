@@ -11,6 +11,7 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.copies import Copies
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.rows import read, rows_of
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
@@ -80,11 +81,11 @@ class Room:
             victims = level.victims(group)
             if not victims or not (is_lowest or all(block.is_also_outside(level.index) for block in victims)):
                 break
-            slot = victims[0].slots[level.index]
+            other = victims[0].group_in(level.index)
             for block in victims:
                 self.evict(block, level)
             has_left = True
-            if slot is not None and slot.group != group:
+            if other != group:
                 break
         return has_left
 
@@ -93,11 +94,11 @@ class Room:
         left = 0
         while left < count:
             blocks = level.take_coldest(group, tenant, min(count - left, LEAVING_AT_ONCE))
-            level.counts.evict_all([block.last_access for block in blocks])
-            self._copies.drop_all(blocks)
-            left += len(blocks)
             if not blocks:
                 break
+            level.counts.evict_all(read(blocks[0].columns.last_accesses, rows_of(blocks)).tolist())
+            self._copies.drop_all(blocks)
+            left += len(blocks)
         return left
 
     def _free_own(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
@@ -143,7 +144,7 @@ class Room:
     def warm(self, block: Block) -> None:
         """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
         hbm = self._levels.get(HBM)
-        if hbm is None or block.hits < PROMOTE_AT_HITS or block.hbm is not None or block.moving:
+        if hbm is None or block.hits < PROMOTE_AT_HITS or block.is_in(HBM) or block.moving:
             return
         if hbm.takes_values:
             self._plan_move(block, self._levels[DRAM], hbm)
@@ -151,7 +152,7 @@ class Room:
     def save(self, block: Block) -> bool:
         """Plan a copy of the block to NVMe, beside those that it has; False: none can be made, or it is being copied already."""
         source, nvme = block.fastest(), self._levels.get(NVME)
-        if nvme is None or source is None or block.nvme is not None or block.moving or not nvme.takes_values:
+        if nvme is None or source is None or block.is_in(NVME) or block.moving or not nvme.takes_values:
             return False
         return self._plan_move(block, self._levels[source], nvme, stays=True)
 

@@ -25,8 +25,8 @@ class Showing(Protocol):
     def hide_all(self, blocks: Sequence[Block]) -> None:
         """As `hide`, of blocks of one tenant."""
 
-    def is_looked_at(self, tenant: str, slot: Slot) -> bool:
-        """Whether a client looks at what is in the DRAM slot. For what is hidden no is final."""
+    def is_looked_at(self, tenant: str, index: int) -> bool:
+        """Whether a client looks at what is in the DRAM slot of that index. For what is hidden no is final."""
 
     def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
         """Those of which `is_looked_at` says yes."""
@@ -49,7 +49,7 @@ class ShowsNothing:
 
     def hide_all(self, blocks: Sequence[Block]) -> None: ...
 
-    def is_looked_at(self, tenant: str, slot: Slot) -> bool:
+    def is_looked_at(self, tenant: str, index: int) -> bool:
         return False
 
     def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:

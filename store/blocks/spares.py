@@ -51,7 +51,7 @@ class Spares:
         state = self._leaving(group, 1)
         while state.spares:
             block, access = state.spares[0]
-            if block.slots[self._index] is not None and not block.is_gone and block.last_access == access and may_leave(block):
+            if block.is_in(self._index) and not block.is_gone and block.last_access == access and may_leave(block):
                 return block
             state.spares.popleft()
         return None

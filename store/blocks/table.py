@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
+from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.copies import Copies, Emit
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.crowding import Crowding
@@ -23,6 +24,7 @@ from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
+from kvstore.store.blocks.rows import BlockRows, rows_of, write
 from kvstore.store.blocks.showing import Place, Showing, ShowsNothing
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
@@ -72,6 +74,8 @@ class BlockTable:
 
         With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
+        self.rows = BlockRows()
+        """Makes all blocks that the table is given."""
         self._visible = VisibleBlocks()
         self.find = self._visible.find
         """The visible block of a tenant's key, or None."""
@@ -127,7 +131,7 @@ class BlockTable:
         slot = self.room.make(self._landing, block.size_bytes, block.tenant)
         if slot is None:
             return None
-        block.dram = slot
+        block.set_slot(DRAM, slot)
         return self._puts.add(block, owner, now_ns=now_ns)
 
     def place(self, block: Block) -> Slot | None:
@@ -136,7 +140,8 @@ class BlockTable:
         errors as of `open`; None, too, while somebody writes the key."""
         if self._puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
             return None
-        slot = block.dram = self.room.make(self._landing, block.size_bytes, block.tenant)
+        slot = self.room.make(self._landing, block.size_bytes, block.tenant)
+        block.set_slot(DRAM, slot)
         return slot
 
     def show_placed(self, block: Block, place: Place) -> None:
@@ -195,7 +200,7 @@ class BlockTable:
 
     def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
         """As `open`, with one of `spare_slots`."""
-        block.dram = slot
+        block.set_slot(DRAM, slot)
         return self._puts.add(block, owner, now_ns=now_ns)
 
     def are_new(self, tenant: str, keys: Iterable[bytes]) -> bool:
@@ -259,8 +264,7 @@ class BlockTable:
 
     def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
         """As `_keep`, of blocks of one tenant."""
-        for block, checksum in zip(blocks, checksums, strict=True):
-            block.checksum = checksum
+        write(blocks[0].columns.checksums, rows_of(blocks), checksums)
         self.copies.show_all(blocks)
         self.undecided.add_all(blocks)
 
@@ -271,8 +275,7 @@ class BlockTable:
 
     def decide_all(self, blocks: Sequence[Block], generations: Sequence[int]) -> None:
         """As `decide`, of blocks of one tenant and namespace."""
-        for block, generation in zip(blocks, generations, strict=True):
-            block.generation = generation
+        write(blocks[0].columns.generations, rows_of(blocks), generations)
         self.undecided.remove_all(blocks)
 
     def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
@@ -323,13 +326,12 @@ class BlockTable:
         self._levels[index].counts.hit(block.tenant)
         block.hits += 1
         self._visible.access(block)
-        for index, slot in enumerate(block.slots):
-            if slot is not None:
-                self._levels[index].order.touch(block, slot.group)
+        for index in block.tiers():
+            self._levels[index].order.touch(block, block.group_in(index))
 
     def wants_promotion(self, block: Block) -> bool:
         """Whether a block that is not in DRAM has been read often enough to be copied there."""
-        return block.hits >= PROMOTE_AT_HITS and not block.moving and block.dram is None
+        return block.hits >= PROMOTE_AT_HITS and not block.moving and not block.is_in(DRAM)
 
     def begin_promotion(self, block: Block) -> Slot | None:
         """A DRAM slot to read the block into, or None if there is none to be had at once. `finish_move` ends it."""
@@ -400,7 +402,7 @@ class BlockTable:
                 self.copies.drop(old)
             self._crowding.may_know_one_more("")
             # The tier cannot know the tenant of what it found.
-            block.nvme = level.tier.adopt(slot, tenant=block.tenant)
+            block.set_slot(NVME, level.tier.adopt(slot, tenant=block.tenant))
             self.copies.show(block, level)
         return len(self._visible)
 

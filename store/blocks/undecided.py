@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.rows import keys_of
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
@@ -79,7 +81,7 @@ class Undecided:
         first = self.last_number + 1
         self.last_number += len(blocks)
         self._numbers.setdefault(tenant, {}).update(zip(blocks, range(first, first + len(blocks)), strict=True))
-        names = {block.namespace for block in blocks}
+        names = {columns.namespace for columns in set(map(attrgetter("columns"), blocks))}
         for namespace in names:
             mine = blocks if len(names) == 1 else [block for block in blocks if block.namespace == namespace]
             for partition, of_one in self._partitioning.group(mine).items():
@@ -210,13 +212,13 @@ class Undecided:
     def begin(self, blocks: Sequence[Block]) -> None:
         """A claim of these keys of one tenant is under way: no other one begins."""
         if blocks:
-            self._claimed.setdefault(blocks[0].tenant, set()).update([block.key for block in blocks])
+            self._claimed.setdefault(blocks[0].tenant, set()).update(keys_of(blocks))
 
     def end(self, blocks: Sequence[Block]) -> None:
         """That claim has been answered, or never will be."""
         claimed = self._claimed.get(blocks[0].tenant) if blocks else None
         if claimed is not None:
-            claimed.difference_update([block.key for block in blocks])
+            claimed.difference_update(keys_of(blocks))
             if not claimed:
                 del self._claimed[blocks[0].tenant]
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.rows import keys_of, rows_of, write
 
 
 class VisibleBlocks:
@@ -42,15 +45,14 @@ class VisibleBlocks:
     def add_all(self, blocks: Sequence[Block]) -> None:
         """As `add`, of blocks of one tenant; there is at least one."""
         of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
-        accesses = self.accesses
+        of_tenant.update(zip(keys_of(blocks), blocks, strict=True))
         for block in blocks:
-            of_tenant[block.key] = block
             if block.parent and (above := of_tenant.get(block.parent)) is not None:
                 block.parent = above.key
-            accesses += 1
-            block.last_access = accesses
-        self.accesses = accesses
-        self._count += len(blocks)
+        count = len(blocks)
+        write(blocks[0].columns.last_accesses, rows_of(blocks), np.arange(self.accesses + 1, self.accesses + 1 + count, dtype=np.uint64))
+        self.accesses += count
+        self._count += count
 
     def remove(self, block: Block) -> None:
         of_tenant = self._blocks[block.tenant]

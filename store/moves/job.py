@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Sequence
 
-from kvstore.store.blocks.block import Loss
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.tags import tag_of
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Buffer, Record, Slot, Tier
 from kvstore.tiers.value_codec import ValueCodec
@@ -48,7 +49,7 @@ class MoveJob:
         return self.damage is None and not self.is_refused
 
     def record(self) -> Record:
-        return Record(self.move.slot, self.data, self.checksum, self.move.block.tag(self.loss))
+        return Record(self.move.slot, self.data, self.checksum, tag_of(self.move.block, self.loss))
 
 
 def fetch(tier: Tier, jobs: Sequence[MoveJob]) -> None:

@@ -14,7 +14,8 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, Unavailable
 from kvstore.rpc.reactor import Reactor
-from kvstore.store.blocks.block import Block, Loss
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
@@ -92,7 +93,7 @@ class TierMover:
 
     def _begin(self, move: TierMove, jobs: list[MoveJob]) -> None:
         """Add it to the jobs if it is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
-        slot = move.block.slots[move.source]
+        slot = move.block.slot_in(move.source)
         if move.block.is_gone or slot is None:
             self._table.finish_move(move.block, move.source, move.target, move.slot, is_done=False)
         else:

@@ -109,6 +109,6 @@ class Saver:
 
     def _count(self, block: Block) -> None:
         self._planned_bytes -= block.size_bytes
-        if block.nvme is not None:
+        if block.is_in(NVME):
             self.saved_blocks += 1
             self.saved_bytes += block.size_bytes

@@ -96,7 +96,7 @@ class PutsAtOnce:
         table = self._table
         if not self._is_plain(tenant, put, value):
             return None
-        block = Block(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+        block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
         try:
             slot = table.place(block)
         except KVStoreError:  # which the usual way says
@@ -132,7 +132,7 @@ class PutsAtOnce:
         is_known = table.find(tenant, put.key) is not None or table.writer(tenant, put.key) is not None
         if is_known or table.undecided.is_claimed(tenant, put.key) or not self._is_plain(tenant, put, value):
             return False
-        block = Block(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+        block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
         try:
             opened = table.open(block, session, now_ns=session.reactor.now_ns())
         except KVStoreError:

@@ -23,6 +23,7 @@ from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import on_behalf
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.rows import are_any_gone, keys_of, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import peer_of
@@ -161,13 +162,14 @@ class Deciding:
             decided(typed(error))
 
     def _message(self, epoch: int, blocks: list[Block]) -> Claim:
+        columns, rows = blocks[0].columns, rows_of(blocks)
         return Claim(
             epoch,
             blocks[0].tenant,
             blocks[0].namespace,
-            [block.key for block in blocks],
-            [block.size_bytes for block in blocks],
-            [block.checksum for block in blocks],
+            keys_of(blocks),
+            read(columns.sizes, rows).tolist(),
+            read(columns.checksums, rows).tolist(),
             [block.parent for block in blocks],
             held=1,
         )
@@ -181,7 +183,7 @@ class Deciding:
                 )
             self._put_off(blocks)
             return
-        if BUSY not in reply.statuses and all(reply.generations) and True not in [block.is_gone for block in blocks]:  # as a rule
+        if BUSY not in reply.statuses and all(reply.generations) and not are_any_gone(blocks):  # as a rule
             self._table.decide_all(blocks, reply.generations)
             self._pause_s = FIRST_PAUSE_S
             return

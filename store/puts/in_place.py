@@ -13,8 +13,9 @@ from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import Block, slots_of
+from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
+from kvstore.store.blocks.rows import places_of, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
@@ -65,8 +66,8 @@ class InPlacePuts:
             return self._places_of(caller, opening.batch)
         statuses, puts = opening.statuses, opening.puts
         opened = [put for put in puts if put is not None]
-        slots = [slot for put in opened if (slot := put.block.dram) is not None]
-        located = self._dram.locate_all(slots)
+        slots = [put.slot for put in opened]
+        located = self._dram.locate_all(np.array([slot.index for slot in slots], np.int64))
         slabs, offsets = located[0].tolist(), located[1].tolist()
         ids = [put.put_id for put in opened]
         for put in opened:
@@ -78,12 +79,11 @@ class InPlacePuts:
 
     def _places_of(self, caller: Caller, batch: OpenBatch) -> Opened:
         """As `places`, of slots of one group."""
-        slots = slots_of(batch.blocks)
         batch.is_named = True
-        slabs, offsets, _ = self._dram.locate_all(slots)
-        ahead = self._slabs_ahead(caller, dict.fromkeys(np.unique(slabs).tolist(), slots[0].group))
+        slabs, offsets = self._dram.locate_all(places_of(batch.blocks))
+        ahead = self._slabs_ahead(caller, dict.fromkeys(np.unique(slabs).tolist(), batch.blocks[0].group_in(DRAM)))
         columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
-        return Opened(bytes((GRANTED,)) * len(slots), batch.ids, *columns, [b""] * len(slots), ahead)
+        return Opened(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
 
     def regions(self, opening: Opening) -> Opened:
         """The answer to a writer of another host: each slot is a region of its own, which the put's end closes.
@@ -141,7 +141,7 @@ class InPlacePuts:
                 return False
             blocks = [put.block for put in puts]
             self._table.commit_all_undecided(puts, message.checksums)
-        self.in_bytes += sum([block.size_bytes for block in blocks])
+        self.in_bytes += int(read(blocks[0].columns.sizes, rows_of(blocks)).sum())
         if session.traces is not None:
             self._table.undecided.put_by(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))
         if self._table.events.is_recording:

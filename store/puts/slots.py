@@ -7,7 +7,6 @@ own tenant's until its deadline, then fails as Full, or as QuotaExceeded.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, QuotaExceeded
@@ -16,7 +15,6 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, Open, Put
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span
-from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -85,7 +83,7 @@ class Slots:
                 elif is_full or (key in mine if is_alone else self._is_at_work(tenant, key, message, generation)):
                     statuses.append(BUSY)
                 else:
-                    block = Block(tenant, key, size, generation, message.namespace, parent)
+                    block = table.rows.make(tenant, key, size, generation, message.namespace, parent)
                     slot = spare.take()
                     put = table.open(block, session, now_ns=now_ns) if slot is None else table.open_at(block, slot, session, now_ns=now_ns)
                     is_full = put is None
@@ -117,9 +115,7 @@ class Slots:
         if len(slots) < count:
             table.give_back(slots)
             return None
-        size, namespace = sizes[0], message.namespace
-        same = repeat(tenant), repeat(size), repeat(namespace), repeat(0), repeat(None)
-        blocks = list(map(Block, same[0], keys, same[1], message.generations, same[2], message.parents, same[3], same[4], slots))
+        blocks = table.rows.make_all(tenant, keys, sizes[0], message.generations, message.namespace, message.parents, slots)
         statuses, now_ns = bytearray((GRANTED,)) * count, session.reactor.now_ns()
         if isinstance(message, Open) and not message.engine and not any(message.generations):
             return Opening(statuses, [], table.open_batch(blocks, session, now_ns=now_ns))

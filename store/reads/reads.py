@@ -162,7 +162,7 @@ class ReadService:
         """Plan to fetch a block that is not in DRAM: into a DRAM slot if it earned one, else into memory for this answer only."""
         tier = block.fastest()
         assert tier is not None
-        source = block.slots[tier]
+        source = block.slot_in(tier)
         assert source is not None
         request.charge += charge_of(block.size_bytes)
         self._table.copies.acquire(block)

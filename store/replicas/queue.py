@@ -20,7 +20,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.blocks.block import DRAM, Block, Loss
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -256,7 +257,7 @@ class ReplicaQueue:
         tenant = item.order.hello.tenant
         if not self._is_absent(tenant, item.key):
             raise StaleHandle("the block has been put here meanwhile")
-        block = Block(tenant, item.key, item.size_bytes, item.generation, item.order.namespace, item.parent)
+        block = self._table.rows.make(tenant, item.key, item.size_bytes, item.generation, item.order.namespace, item.parent)
         if item.order.are_guests:
             return self._open_guest(block, batch)
         put = self._table.open(block, batch, now_ns=self._reactor.now_ns())

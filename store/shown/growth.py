@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from kvstore.protocol.shown_index import MAX_KEY_BYTES
-from kvstore.store.blocks.block import NOT_SHOWN, Block
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.columns import NOT_SHOWN
 from kvstore.store.shown.index import Places, ShownIndex
 
 PART_ENTRIES: Final = 1024

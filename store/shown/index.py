@@ -49,7 +49,9 @@ from kvstore.protocol.shown_index import (
     tags_of,
     words_of,
 )
-from kvstore.store.blocks.block import NOT_SHOWN, Block
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.rows import keys_of, read, rows_of
 from kvstore.transfer.memory.mapping import give_back_pages, map_slab
 
 FIRST_SETS: Final = 256
@@ -128,16 +130,17 @@ class ShownIndex:
         """As `show`, of blocks whose keys are of one length and can be shown, and whose copies are what was put: the numbers of those whose
         sets are full, which are not shown."""
         key_bytes = len(blocks[0].key)
-        words = words_of([block.key for block in blocks], key_bytes)
+        columns, known = blocks[0].columns, rows_of(blocks)
+        words = words_of(keys_of(blocks), key_bytes)
         tags = tags_of(words, key_bytes)
         places, fits = self._places(tags)
         rows = np.zeros((len(blocks), ENTRY_WORDS), np.uint64)
         rows[:, PLACE] = slabs
         rows[:, PLACE] |= np.uint64(key_bytes << KEY_BYTES_SHIFT)
         rows[:, OFFSET] = offsets
-        rows[:, SIZE] = [block.size_bytes for block in blocks]
-        rows[:, GENERATION] = [block.generation for block in blocks]
-        rows[:, CHECKSUM] = [block.checksum for block in blocks]
+        rows[:, SIZE] = read(columns.sizes, known)
+        rows[:, GENERATION] = read(columns.generations, known)
+        rows[:, CHECKSUM] = read(columns.checksums, known)
         rows[:, SLOT] = slots
         rows[:, KEY : KEY + words.shape[1]] = words
         if not self.is_ordered:
@@ -160,10 +163,11 @@ class ShownIndex:
         pages, page_of, place_in = self._shown, (entries // PAGE_ENTRIES).tolist(), (entries % PAGE_ENTRIES).tolist()
         for number in set(page_of):
             self._page(number * PAGE_ENTRIES)
-        fitting = blocks if fits.all() else compress(blocks, fits.tolist())
-        for block, entry, number, place in zip(fitting, entries.tolist(), page_of, place_in, strict=True):
+        fitting = blocks if fits.all() else list(compress(blocks, fits.tolist()))
+        if fitting:
+            np.frombuffer(fitting[0].columns.shown, np.int32)[rows_of(fitting)] = entries
+        for block, number, place in zip(fitting, page_of, place_in, strict=True):
             pages[number][place] = block
-            block.shown = entry
         self.count += len(entries)
 
     def hide(self, block: Block) -> None:
@@ -173,16 +177,16 @@ class ShownIndex:
 
     def hide_all(self, blocks: Sequence[Block]) -> None:
         """As `hide`, one after the other."""
-        entries = np.array([block.shown for block in blocks], np.int64)
+        shown, rows = blocks[0].columns.shown, rows_of(blocks)
+        entries = np.frombuffer(shown, np.int32)[rows].astype(np.int64)
         self._rows[entries, SEQUENCE] += np.uint64(1)
         self._tag_rows.reshape(-1)[entries] = 0
         pages = self._shown
-        for block in blocks:
-            entry = block.shown
-            page = pages[entry // PAGE_ENTRIES]
+        for number, place in zip((entries // PAGE_ENTRIES).tolist(), (entries % PAGE_ENTRIES).tolist(), strict=True):
+            page = pages[number]
             assert page is not None, "it shows something"
-            page[entry % PAGE_ENTRIES] = None
-            block.shown = NOT_SHOWN
+            page[place] = None
+        np.frombuffer(shown, np.int32)[rows] = NOT_SHOWN
         self.count -= len(blocks)
 
     def put(self, block: Block, slab: int, offset: int, checksum: int, slot: int) -> tuple[int, Block | None]:

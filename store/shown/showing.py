@@ -9,12 +9,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
+
+import numpy as np
 
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WAYS
-from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block, slots_of
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.rows import places_of, rows_of
 from kvstore.store.blocks.showing import Place
 from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.growth import Growth
@@ -100,7 +105,8 @@ class Showing:
         lengths = [len(block.key) for block in blocks] if len(blocks) >= MIN_SHOWN_AT_ONCE else [0]
         if lengths.count(lengths[0]) < len(blocks) or lengths[0] > MAX_KEY_BYTES:
             return blocks
-        left = index.show_all(blocks, *self._dram.locate_all(slots_of(blocks)))
+        places = places_of(blocks)
+        left = index.show_all(blocks, *self._dram.locate_all(places), places)
         return [blocks[number] for number in left]
 
     def _show(self, tenant: _Tenant, block: Block) -> None:
@@ -133,9 +139,12 @@ class Showing:
 
     def hide_all(self, blocks: Sequence[Block]) -> None:
         """As `hide`, of blocks of one tenant."""
-        shown = [block for block in blocks if block.shown != NOT_SHOWN]
-        tenant = self._tenants[shown[0].tenant] if shown else None
+        tenant = self._tenants.get(blocks[0].tenant)
         if tenant is None:
+            return
+        is_shown = np.frombuffer(blocks[0].columns.shown, np.int32)[rows_of(blocks)] != NOT_SHOWN
+        shown = blocks if is_shown.all() else list(compress(blocks, is_shown.tolist()))
+        if not shown:
             return
         if tenant.growth is None:
             tenant.index.hide_all(shown)
@@ -143,22 +152,22 @@ class Showing:
             for block in shown:
                 tenant.growth.hide(block)
 
-    def is_looked_at(self, tenant: str, slot: Slot) -> bool:
-        """Whether a client looks at what is in the slot. What is hidden nobody begins to look at: for that, no is final."""
+    def is_looked_at(self, tenant: str, index: int) -> bool:
+        """Whether a client looks at what is in the slot of that index. What is hidden nobody begins to look at: for that, no is final."""
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None or not of_tenant.desks:
             return False
         of_tenant.index.fence()
         is_looked_at = False
         for owner, desk in of_tenant.desks.items():
-            for word in desk.looks_at(slot.index):
+            for word in desk.looks_at(index):
                 self._seen.setdefault((owner, desk, word), self._now_ns)
                 is_looked_at = True
         return is_looked_at
 
     def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
         """Those at which a client looks. Of what is hidden the others are final, too."""
-        return {slot for slot in slots if self.is_looked_at(tenant, slot)} if self.looks_at_any(tenant) else set()
+        return {slot for slot in slots if self.is_looked_at(tenant, slot.index)} if self.looks_at_any(tenant) else set()
 
     def looks_at_any(self, tenant: str) -> bool:
         """Whether a client of the tenant looks at anything, asked behind a fence: what was hidden before nobody begins to look at."""
@@ -181,7 +190,7 @@ class Showing:
         """
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
-            left = deque(block for block in blocks() if block.dram is not None and len(block.key) <= MAX_KEY_BYTES)
+            left = deque(block for block in blocks() if block.is_in(DRAM) and len(block.key) <= MAX_KEY_BYTES)
             of_tenant = _Tenant(ShownIndex(_sets_for(len(left))), left=left)
             of_tenant.index.beat(self._now_ns)
             of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
@@ -259,7 +268,7 @@ class Showing:
             self._hang_up(owner)
         kept, self._kept = self._kept, []
         for tenant, slot in kept:
-            if self.is_looked_at(tenant, slot):
+            if self.is_looked_at(tenant, slot.index):
                 self._kept.append((tenant, slot))
             else:
                 self._dram.release(slot)
@@ -267,7 +276,7 @@ class Showing:
     def _show_more(self, of_tenant: _Tenant) -> None:
         for _ in range(min(SHOWN_A_TURN, len(of_tenant.left))):
             block = of_tenant.left.popleft()
-            if not block.is_gone and block.dram is not None and block.shown == NOT_SHOWN:
+            if not block.is_gone and block.is_in(DRAM) and block.shown == NOT_SHOWN:
                 self._show(of_tenant, block)
 
     def _grow(self, of_tenant: _Tenant, growth: Growth) -> None:

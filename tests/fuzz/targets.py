@@ -30,7 +30,8 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.messages import MESSAGES
 from kvstore.security.tickets.keyring import Keyring
-from kvstore.store.blocks.block import from_recovered
+from kvstore.store.blocks.rows import BlockRows
+from kvstore.store.blocks.tags import from_recovered, tag_of
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import decode_into
 from kvstore.transfer.description import unpack_engine, unpack_region
@@ -84,8 +85,9 @@ def record(data: bytes) -> None:
 
 def tag(data: bytes) -> None:
     """What NVMe keeps of a block."""
-    block = from_recovered(Recovered(Slot(1, 1, 4096), 7, data))
-    if from_recovered(Recovered(Slot(1, 1, block.size_bytes), 7, block.tag())).key != block.key:
+    rows = BlockRows()
+    block = from_recovered(Recovered(Slot(1, 1, 4096), 7, data), rows)
+    if from_recovered(Recovered(Slot(1, 1, block.size_bytes), 7, tag_of(block)), rows).key != block.key:
         raise AssertionError("a block has another key once it was restarted")
 
 

@@ -203,7 +203,7 @@ class Store:
     def block(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
         """A new block that is nowhere yet, of a generation of its own."""
         self._generation += 1
-        return Block(tenant, name.encode(), size_bytes, self._generation, "ns")
+        return self.table.rows.make(tenant, name.encode(), size_bytes, self._generation, "ns")
 
     def open(self, name: str, size_bytes: int = 100, *, tenant: str = "red", owner: object = "writer", now_ns: int = 0) -> OpenPut | None:
         return self.table.open(self.block(name, size_bytes, tenant=tenant), owner, now_ns=now_ns)

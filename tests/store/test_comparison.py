@@ -14,14 +14,15 @@ from kvstore.store import comparison
 from kvstore.store.blocks.block import Block
 from kvstore.store.comparison import Comparison
 from kvstore.tiers.tier import Slot
+from tests.store.made import made
 
 Answer = Callable[[Flags | KVStoreError], None]
 
 
 def block(generation: int, *, nvme: bool = False) -> Block:
-    made = Block("red", b"%d" % generation, 100 + generation, generation, checksum=7 * generation)
-    made.set_slot(2 if nvme else 1, Slot(1, 1, 10))
-    return made
+    found = made("red", b"%d" % generation, 100 + generation, generation, checksum=7 * generation)
+    found.set_slot(2 if nvme else 1, Slot(1, 1, 100 + generation))
+    return found
 
 
 class Compared:

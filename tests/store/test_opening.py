@@ -11,12 +11,15 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.settings import Size
-from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
+from kvstore.store.blocks.block import DRAM, NVME
+from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record
 from kvstore.tiers.value_codec import Encoding
+from tests.store.made import ROWS, made
 
 SETTINGS = NodeSettings(dram=Size(1 << 20))
 
@@ -72,30 +75,30 @@ def stored(folder: Path, size_bytes: int, *tags: bytes) -> None:
 
 
 def test_a_value_whose_tag_is_not_ours_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored(tmp_path, 3, Block("red", b"a", 3, 7).tag(), b"nonsense")
+    stored(tmp_path, 3, tag_of(made("red", b"a", 3, 7)), b"nonsense")
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
-    (found,) = readable_blocks(tier)
+    (found,) = readable_blocks(tier, ROWS)
     assert (found.key, found.generation) == (b"a", 7)
     assert tier.used_bytes == 3
     assert "given up" in caplog.text
     tier.close()
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
-    assert len(readable_blocks(tier)) == 1
+    assert len(readable_blocks(tier, ROWS)) == 1
     tier.close()
 
 
 def test_encoded_values_without_torch_are_refused_at_start_and_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stored(tmp_path, 3, Block("red", b"a", 5, 7).tag(Loss(99, Encoding(3, 2, 2))))
+    stored(tmp_path, 3, tag_of(made("red", b"a", 5, 7), Loss(99, Encoding(3, 2, 2))))
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", None)
         with pytest.raises(ConfigError, match=r"nvme tier holds is encoded.*pip install '\.\[hbm\]'"):
-            readable_blocks(tier)
+            readable_blocks(tier, ROWS)
     tier.close()
     tier = NvmeTier(tmp_path, capacity_bytes=1 << 20)
-    (found,) = readable_blocks(tier)
+    (found,) = readable_blocks(tier, ROWS)
     assert (found.size_bytes, found.checksum_in(NVME)) == (5, 99)
     assert caplog.text == ""
     tier.close()

@@ -21,10 +21,11 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, U
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot
 from tests.rpc.traced import Part, Spans
+from tests.store.made import made
 
 Answer = Callable[[KVStoreError | None], None]
 FROM = 64
@@ -87,8 +88,8 @@ class Node:
         return link
 
     def commit(self, name: str) -> Block:
-        block = Block("red", name.encode(), 10, 1, "ns", b"p", checksum=7)
-        block.dram = Slot(1, 1, 10)
+        block = made("red", name.encode(), 10, 1, "ns", b"p", checksum=7)
+        block.set_slot(DRAM, Slot(1, 1, 10))
         self.blocks[name] = block
         self.publisher.emit(EVENT_COMMIT, block)
         return block
@@ -131,7 +132,7 @@ def test_a_link_begins_with_the_whole_inventory_within_the_window(node: Node) ->
 
 def blocks(*names: str) -> list[Block]:
     """New ones, of these keys."""
-    return [Block("red", name.encode(), 10, 0) for name in names]
+    return [made("red", name.encode(), 10, 0) for name in names]
 
 
 def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim_its_key() -> None:
@@ -266,8 +267,8 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     link = node.link_up(epoch=9)
     link.answer_all()
     first, second = node.commit("a"), node.commit("b")
-    second.tenant, second.namespace = "blue", "other"
-    second.nvme = Slot(2, 1, 10)
+    second.columns = second.columns.named("blue", "other")
+    second.set_slot(NVME, Slot(2, 1, 10))
     node.publisher.emit(EVENT_MOVED, second)
     link.sent.clear()
     node.publisher.flush()
@@ -525,14 +526,14 @@ def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> No
     link.calls.clear()
     waits = [Part(spans, "", place=TraceParent(7, number)) for number in range(1, 5)]
     for name, span in zip("abc", waits, strict=False):
-        block = Block("red", name.encode(), 1, 1, "ns", dram=Slot(0, 0, 1))
+        block = made("red", name.encode(), 1, 1, "ns", dram=Slot(0, 0, 1))
         publisher.emit(EVENT_COMMIT, block)
         publisher.when_published(publisher.last_seq, lambda _error: None, span)
     publisher.when_published(publisher.last_seq, lambda _error: None)
     publisher.flush()
     assert link.calls == [announced(1, 2), announced(3)]
     publisher.when_published(publisher.last_seq, lambda _error: None, waits[3])
-    publisher.emit(EVENT_GONE, Block("red", b"a", 1, 1, "ns"))
+    publisher.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
     publisher.flush()
     assert link.calls[2:] == [b""], "what the last one waits for had been said before"
     link.answer_all()
@@ -545,7 +546,7 @@ def test_what_a_new_inventory_says_is_for_nobody() -> None:
     node, spans, link = Node(), Spans(), TracedLink()
     publisher, span = node.publisher, Part(spans, "", place=TraceParent(7, 1))
     publisher.link_up(link.send, 1, lambda: None)
-    publisher.emit(EVENT_COMMIT, Block("red", b"a", 1, 1, "ns", dram=Slot(0, 0, 1)))
+    publisher.emit(EVENT_COMMIT, made("red", b"a", 1, 1, "ns", dram=Slot(0, 0, 1)))
     publisher.when_published(publisher.last_seq, lambda _error: None, span)
     publisher.link_down()
     publisher.when_published(publisher.last_seq, lambda _error: None, span)

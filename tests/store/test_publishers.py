@@ -8,10 +8,11 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.publisher import Publisher
 from kvstore.store.publishers import Publishers
+from tests.store.made import made
 
 Answered = Callable[[KVStoreError | None], None]
 COUNT = 3
-BLOCKS = [Block("red", b"key-%d" % number, 1, 1) for number in range(20)]
+BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(20)]
 
 
 class Told:

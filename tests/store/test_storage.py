@@ -11,13 +11,15 @@ from kvstore.protocol.settings import Size
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import DRAM, NVME
+from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.opening import open_tiers
 from kvstore.store.storage import Storage, hang_up_on_looker
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.transfer.config import TransferSettings
+from tests.store.made import made
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def make(settings: NodeSettings, reactor: Reactor, opened: ExitStack) -> Storage
 def test_blocks_of_nvme_are_there_again_and_are_what_masters_are_told(settings: NodeSettings) -> None:
     tiers = open_tiers(settings)
     nvme = tiers[NVME]
-    nvme.write_batch([Record(nvme.allocate(3), b"abc", 1, Block("red", b"a", 3, 7).tag())])
+    nvme.write_batch([Record(nvme.allocate(3), b"abc", 1, tag_of(made("red", b"a", 3, 7)))])
     for tier in tiers.values():
         tier.close()
     reactor = Reactor()

@@ -16,6 +16,7 @@ from kvstore.tiers.slab_tier import (
     chosen_first_bytes,
     chosen_slab_bytes,
 )
+from kvstore.tiers.slabs import slab_number_of
 
 
 @pytest.fixture
@@ -62,8 +63,10 @@ def test_a_cold_groups_slab_can_be_taken_slot_by_slot(tier: SlabTier) -> None:
     cold = [tier.allocate(PAGE_BYTES, tenant="red") for _ in range(10)]
     assert tier.reclaimable(tier.group(PAGE_BYTES, tenant="red")) == 10
     assert tier.reclaimable(tier.group(2 * PAGE_BYTES, tenant="blue")) == 0
-    assert tier.slab_used(cold[0]) == len(tier.slab_slots(cold[0]))
-    tier.free_batch(tier.slab_slots(cold[0]))
+    mates = [slot for slot in cold if slab_number_of(slot) == slab_number_of(cold[0])]
+    assert tier.slab_used(cold[0]) == len(mates)
+    assert tier.slab_value_bytes(cold[0]) == len(mates) * PAGE_BYTES
+    tier.free_batch(mates)
     newcomer = tier.allocate(2 * PAGE_BYTES, tenant="blue")
     assert newcomer.group == tier.group(2 * PAGE_BYTES, tenant="blue")
     assert (tier.used_bytes, tier.quarantined_bytes, tier.free_bytes) == (8 * PAGE_BYTES, 0, 2 * PAGE_BYTES)

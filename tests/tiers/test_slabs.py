@@ -198,7 +198,7 @@ def test_a_handle_is_good_for_one_use_of_its_place() -> None:
     second = slabs.allocate(10, "")
     assert (second.index, position_of(second)) == (first.index, position_of(first))
     assert second.generation > first.generation
-    for act in (slabs.free, slabs.quarantine, slabs.find, slabs.slab_slots, slabs.slab_used, slabs.release):
+    for act in (slabs.free, slabs.quarantine, slabs.find, slabs.slab_value_bytes, slabs.slab_used, slabs.release):
         with pytest.raises(StaleHandle):
             act(first)
     assert slabs.find(second).number == slab_of(second)
@@ -252,8 +252,11 @@ def test_a_vacant_slab_goes_to_another_group_and_its_handles_stay_stale() -> Non
     slots = [slabs.allocate(10, "red") for _ in range(10)]
     with pytest.raises(TierFull):
         slabs.allocate(25, "blue")
-    assert sorted(slot.index for slot in slabs.slab_slots(slots[0])) == [slot.index for slot in slots]
-    assert slabs.slab_used(slots[0]) == len(slots)
+    assert {slab_of(slot) for slot in slots} == {slab_of(slots[0])}
+    assert (slabs.slab_used(slots[0]), slabs.slab_value_bytes(slots[0])) == (10, 100)
+    slabs.quarantine(slots[1])
+    assert (slabs.slab_used(slots[0]), slabs.slab_value_bytes(slots[0])) == (9, 90)
+    slabs.release(slots.pop(1))
     for slot in slots:
         slabs.free(slot)
     newcomer = slabs.allocate(25, "blue")

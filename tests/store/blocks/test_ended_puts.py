@@ -1,9 +1,10 @@
 """Promises of ended_puts.py: a slot is used again when nobody can write into it any more, and not before. More of them: test_table.py."""
 
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.dram import DramTier
+from tests.store.made import made
 from tests.store.tables import RemoteWriter
 
 
@@ -14,8 +15,8 @@ class Puts:
         self.ended = EndedPuts(self.open, self.tier)
 
     def add(self, name: str, owner: object = "writer", *, is_remote: bool = False) -> OpenPut:
-        block = Block("red", name.encode(), 100, 1)
-        block.dram = self.tier.allocate(100, tenant="red")
+        block = made("red", name.encode(), 100, 1)
+        block.set_slot(DRAM, self.tier.allocate(100, tenant="red"))
         put = self.open.add(block, owner, now_ns=0)
         put.grant = RemoteWriter(self.tier.view(put.slot)) if is_remote else None
         return put

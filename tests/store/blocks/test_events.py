@@ -20,6 +20,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks import events
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.events import MAX_TENANTS, EventLog
+from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 
 KIB = 1024
@@ -45,7 +46,7 @@ def log(clock: Clock) -> EventLog:
 
 
 def block(name: str, *, tenant: str = "red", parent: str = "") -> Block:
-    return Block(tenant, name.encode(), 100 + len(name), 1, "ns", parent.encode())
+    return made(tenant, name.encode(), 100 + len(name), 1, "ns", parent.encode())
 
 
 def blocks(names: str, *, tenant: str = "red") -> list[Block]:

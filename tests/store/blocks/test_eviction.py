@@ -11,10 +11,11 @@ from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
+from tests.store.made import made
 
 
 def block(name: str, last_access: int) -> Block:
-    return Block("red", name.encode(), 100, 1, last_access=last_access)
+    return made("red", name.encode(), 100, 1, last_access=last_access)
 
 
 def anyone(block: Block) -> bool:
@@ -187,12 +188,12 @@ def test_the_policy_is_told_keys_and_parents() -> None:
 
     order = Visible(Told)
     order.insert(block("first", 1), 0)
-    order.insert(Block("red", b"second", 100, 1, parent=b"first"), 0)
+    order.insert(made("red", b"second", 100, 1, parent=b"first"), 0)
     assert told == [(b"first", None), (b"second", b"first")]
 
 
 def test_two_groups_may_hold_blocks_of_one_key(order: EvictionOrder) -> None:
-    mine, theirs = block("same", 1), Block("blue", b"same", 100, 1, last_access=2)
+    mine, theirs = block("same", 1), made("blue", b"same", 100, 1, last_access=2)
     order.insert(mine, 0)
     order.insert(theirs, 1)
     order.remove(mine, 0)

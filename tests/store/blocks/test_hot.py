@@ -7,12 +7,13 @@ import pytest
 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.hot import IDLE_S, MAX_COUNTED, SPAN_S, HotBlocks
+from tests.store.made import made
 
 S = 1_000_000_000
 
 
 def block(number: int) -> Block:
-    return Block("red", b"%d" % number, 100, 1)
+    return made("red", b"%d" % number, 100, 1)
 
 
 def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobody_has_for_long() -> None:

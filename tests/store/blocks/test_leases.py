@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.leases import MIN_STALE_ENTRIES, Leases
+from tests.store.made import made
 
 RED, BLUE = object(), object()
 
@@ -20,7 +20,7 @@ class Given:
         self.leases = Leases(lambda block: self.back.append(block.key.decode()))
 
     def grant(self, owner: object, names: str, until_ns: int) -> int:
-        return self.leases.grant(owner, [Block("red", name.encode(), 1, 1) for name in names], until_ns)
+        return self.leases.grant(owner, [made("red", name.encode(), 1, 1) for name in names], until_ns)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_in_any_order_of_events_nothing_is_given_back_twice_or_forgotten(events:
         owner = (RED, BLUE)[number % 2]
         match event:
             case "grant":
-                leases.grant(owner, [Block("red", bytes([granted]), 1, 1)], number)
+                leases.grant(owner, [made("red", bytes([granted]), 1, 1)], number)
                 granted += 1
             case "release":
                 leases.release(owner, number)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.limits import TierLimits
 from kvstore.tiers.dram import DramTier
+from tests.store.made import made
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_what_a_tenant_has_counts_against_its_own_limit_or_else_the_default(tier
 
 
 def test_what_is_leaving_is_counted_until_it_has_left(tier: DramTier) -> None:
-    limits, block = TierLimits(tier), Block("red", b"a", 100, 1)
+    limits, block = TierLimits(tier), made("red", b"a", 100, 1)
     limits.count_leaving(block, 1)
     limits.count_leaving(block, 1)
     limits.count_leaving(block, -1)

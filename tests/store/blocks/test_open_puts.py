@@ -6,9 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.tiers.tier import Slot
+from tests.store.made import made
 
 RED, BLUE = object(), object()
 
@@ -19,8 +20,8 @@ def puts() -> OpenPuts:
 
 
 def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> OpenPut:
-    block = Block("red", name.encode(), 1, 1)
-    block.dram = Slot(ord(name), 1, 1)
+    block = made("red", name.encode(), 1, 1)
+    block.set_slot(DRAM, Slot(ord(name), 1, 1))
     put = puts.add(block, owner, now_ns=now_ns)
     put.is_named = True
     puts.check_integrity()
@@ -38,12 +39,12 @@ def test_a_put_is_found_by_its_key_and_by_its_owners_id_only(puts: OpenPuts) -> 
 
 
 def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
-    blocks = [Block("red", b"%d" % number, 1, 1, dram=Slot(number, 1, 1)) for number in range(5)]
+    blocks = [made("red", b"%d" % number, 1, 1, dram=Slot(number, 1, 1)) for number in range(5)]
     many = puts.add_all(blocks, RED, now_ns=3)
     puts.check_integrity()
     assert [put.block for put in many] == blocks
     assert {put.expires_ns for put in many} == {13}
-    assert puts.add(Block("red", b"x", 1, 1), RED, now_ns=3).put_id == many[-1].put_id + 1
+    assert puts.add(made("red", b"x", 1, 1), RED, now_ns=3).put_id == many[-1].put_id + 1
     numbers = [put.put_id for put in many]
     assert puts.get_all(numbers, RED) is None, "nobody was told them"
     for put in many:
@@ -76,8 +77,8 @@ def test_a_closed_put_is_open_no_more_and_does_not_expire(puts: OpenPuts) -> Non
 
 
 def test_many_puts_are_closed_as_one_by_one(puts: OpenPuts) -> None:
-    many = puts.add_all([Block("red", b"%d" % number, 1, 1) for number in range(5)], RED, now_ns=3)
-    other = puts.add(Block("blue", b"1", 1, 1), RED, now_ns=3)
+    many = puts.add_all([made("red", b"%d" % number, 1, 1) for number in range(5)], RED, now_ns=3)
+    other = puts.add(made("blue", b"1", 1, 1), RED, now_ns=3)
     puts.close_all(many[1:4])
     puts.check_integrity()
     assert [put for put in [*many, other] if puts.holds(put)] == [many[0], many[4], other]
@@ -124,7 +125,7 @@ def test_the_end_of_a_writer_gives_back_all_its_expired_slots_and_names_its_open
 
 
 def add_batch(puts: OpenPuts, names: str, *, tenant: str = "red", owner: object = RED, now_ns: int = 0) -> OpenBatch:
-    blocks = [Block(tenant, name.encode(), 1, 0, dram=Slot(ord(name), 1, 1)) for name in names]
+    blocks = [made(tenant, name.encode(), 1, 0, dram=Slot(ord(name), 1, 1)) for name in names]
     batch = puts.add_batch(blocks, owner, now_ns=now_ns)
     batch.is_named = True
     puts.check_integrity()
@@ -182,7 +183,7 @@ class BatchesAgainstPuts(RuleBasedStateMachine):
         assert self.batches.has_any(tenant, names) == self.each.has_any(tenant, names)
         if self.each.has_any(tenant, names):
             return
-        blocks = [Block(tenant, name, 1, 0) for name in names]
+        blocks = [made(tenant, name, 1, 0) for name in names]
         batch = self.batches.add_batch(blocks, owner, now_ns=self.now_ns)
         puts = [self.each.add(block, owner, now_ns=self.now_ns) for block in blocks]
         batch.is_named = True

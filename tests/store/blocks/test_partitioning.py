@@ -4,10 +4,10 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.partitions import partition_of
-from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
+from tests.store.made import made
 
-BLOCKS = [Block("red", b"key-%d" % number, 1, 1) for number in range(50)]
+BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(50)]
 
 
 def test_all_is_one_partition_until_a_master_tells_of_several() -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.block import DRAM, HBM, NVME
 from kvstore.store.blocks.quotas import Use
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.opening import readable_blocks
+from tests.store.made import made
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]
@@ -165,7 +166,7 @@ def test_blocks_go_down_where_there_is_a_tier_below_and_leave_where_the_tenant_h
 def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
     limit(store, dram_bytes=100)
-    block = Block("red", b"a", 100, UNDECIDED)
+    block = made("red", b"a", 100, UNDECIDED)
     slot = store.table.place(block)
     assert slot is not None
     store.table.show_placed(block, store.dram.locate(slot))
@@ -259,7 +260,7 @@ def test_what_an_earlier_process_left_counts_for_its_tenants(make_store: MakeSto
     store.settle()
     store.tiers[NVME].close()
     store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
-    assert store.table.recover(readable_blocks(store.tiers[NVME])) == 3
+    assert store.table.recover(readable_blocks(store.tiers[NVME], store.table.rows)) == 3
     assert store.tiers[NVME].tenant_bytes == {"red": 200, "blue": 100}
     limit(store, nvme_bytes=100)
     store.table.relieve()

@@ -65,7 +65,7 @@ def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, i
     if is_restarted:
         store.tiers[NVME].close()
         store = make_store(300, nvme_bytes=1000, slab_bytes=100)
-        assert store.table.recover(readable_blocks(store.tiers[NVME])) == 2
+        assert store.table.recover(readable_blocks(store.tiers[NVME], store.table.rows)) == 2
         blocks = list(store.table.blocks())
     store.table.check_integrity()
     for block in blocks:
@@ -327,7 +327,7 @@ def test_a_promotion_that_races_with_a_removal_leaves_no_slot_behind(make_store:
 def test_a_recovered_block_larger_than_todays_dram_is_not_promoted(make_store: MakeStore, tmp_path: Path) -> None:
     store = make_store(100, nvme_bytes=1000)
     block = store.block("a", 500)
-    block.nvme = store.tiers[NVME].allocate(500)
+    block.set_slot(NVME, store.tiers[NVME].allocate(500))
     assert store.table.recover([block]) == 1
     assert store.table.begin_promotion(block) is None
     assert not block.moving

@@ -7,6 +7,7 @@ import pytest
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.spares import ASK_EVERY, MAX_AGE_NS, MAX_ASK_EVERY, Spares
+from tests.store.made import made
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]
@@ -73,7 +74,7 @@ def test_the_coldest_are_those_that_would_leave_next_and_that_the_master_knows(f
 
 
 def block(name: str) -> Block:
-    return Block("red", name.encode(), SIZE, 1)
+    return made("red", name.encode(), SIZE, 1)
 
 
 def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_with_the_first_that_has() -> None:
@@ -132,7 +133,7 @@ def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_ma
 
 def test_blocks_that_left_many_at_once_count_as_one_by_one() -> None:
     spares, each = Spares(DRAM), Spares(DRAM)
-    one = Block("red", b"a", SIZE, 1)
+    one = made("red", b"a", SIZE, 1)
     for told in (spares, each):
         told.next(0, lambda _: True)
         assert told.take_due() == {0}

@@ -271,7 +271,7 @@ def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_sto
     store = make_store(100, nvme_bytes=1000)
     blocks = [store.block(name) for name in ("a", "b", "a", "b")]
     for block in blocks:
-        block.nvme = store.tiers[NVME].allocate(100)
+        block.set_slot(NVME, store.tiers[NVME].allocate(100))
     assert store.table.recover([blocks[0], blocks[3], blocks[2], blocks[1]]) == 2
     assert set(store.table.blocks()) == {blocks[2], blocks[3]}
     assert store.tiers[NVME].used_bytes == 200
@@ -281,7 +281,7 @@ def test_recovered_blocks_leave_oldest_first(make_store: MakeStore) -> None:
     store = make_store(100, nvme_bytes=200)
     blocks = [store.block(name) for name in "ab"]
     for block in blocks:
-        block.nvme = store.tiers[NVME].allocate(100)
+        block.set_slot(NVME, store.tiers[NVME].allocate(100))
     store.table.recover(blocks)
     store.put("c")
     assert store.open("d") is None
@@ -354,7 +354,7 @@ def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: 
         store.settle()
     store.tiers[NVME].close()
     again = make_store(1000, nvme_bytes=10_000, max_blocks=2)
-    assert again.table.recover(readable_blocks(again.tiers[NVME])) == 2
+    assert again.table.recover(readable_blocks(again.tiers[NVME], again.table.rows)) == 2
     assert again.names() == "cd"
 
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.event_messages import REMOVED, Events
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.undecided import UNDECIDED
+from tests.store.made import made
 from tests.store.tables import LocalClient, Store
 
 SIZE = 500
@@ -24,7 +25,7 @@ class Table(Store):
 
 
 def block(key: bytes, parent: bytes = b"", namespace: str = "") -> Block:
-    return Block("red", key, SIZE, UNDECIDED, namespace, parent)
+    return made("red", key, SIZE, UNDECIDED, namespace, parent)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
         new = blocks[number : number + len(slots)]
         assert table.table.are_new("red", [one.key for one in new])
         for one, slot in zip(new, slots, strict=True):
-            one.dram = slot
+            one.set_slot(DRAM, slot)
         puts = table.table.open_all(new, OWNER, now_ns=1) if new else []
         assert not new or not table.table.are_new("red", [blocks[0].key, b"other"])
         if not puts:
@@ -139,7 +140,7 @@ def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(
     assert len(slots) == len(set(slots)) == 9
     new = [block(b"new-%d" % number) for number in range(9)]
     for opened, slot in zip(new, slots, strict=True):
-        opened.dram = slot
+        opened.set_slot(DRAM, slot)
     table.table.commit_all_undecided(table.table.open_all(new, OWNER, now_ns=1), range(9))
     puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
     for number, put in enumerate(puts):
@@ -256,7 +257,7 @@ class Crowded(Store):
         """Put as many blocks as there are slots for, every other one decided about."""
         for slot in self.table.free_slots(tenant, size_bytes, count):
             self.put_slots.append(slot.index)
-            one = Block(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
+            one = made(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
             self.table.commit_all_undecided(self.table.open_all([one], OWNER, now_ns=1), [self.count])
             if self.count % 2:
                 self.table.decide(one, self.count)

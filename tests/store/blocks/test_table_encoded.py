@@ -10,7 +10,8 @@ import xxhash
 
 from kvstore.kvcache.codecs.schemes import NONE
 from kvstore.kvcache.codecs.tensor_value import encode_value
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.opening import readable_blocks
 from kvstore.tiers.value_codec import make_codec
 from tests.store.tables import Store, value_of
@@ -191,7 +192,7 @@ def test_after_a_restart_by_whatever_codec_blocks_are_who_they_were_and_give_wha
     totals = store.table.encoded(NVME)
     store.tiers[NVME].close()
     again = make_store(8 * SIZE, nvme_bytes=1 << 20, codec=codec)
-    assert again.table.recover(readable_blocks(again.tiers[NVME])) == 3
+    assert again.table.recover(readable_blocks(again.tiers[NVME], again.table.rows)) == 3
     again.table.check_integrity()
     assert {block.key: (block.size_bytes, block.checksum, block.generation, block.lossy) for block in again.table.blocks()} == was
     assert again.table.encoded(NVME) == totals

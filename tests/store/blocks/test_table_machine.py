@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvstore.client.local.desk import Hazard
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.level import is_evictable
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut

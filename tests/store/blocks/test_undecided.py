@@ -11,10 +11,11 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from tests.rpc.traced import Part, Spans
+from tests.store.made import made
 
 
 def block(key: bytes, *, tenant: str = "red", namespace: str = "ns") -> Block:
-    return Block(tenant, key, 1, UNDECIDED, namespace)
+    return made(tenant, key, 1, UNDECIDED, namespace)
 
 
 def added(undecided: Undecided, *blocks: Block) -> list[Block]:

@@ -2,10 +2,11 @@
 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.visible import VisibleBlocks
+from tests.store.made import made
 
 
 def block(key: bytes, *, tenant: str = "red", parent: bytes = b"") -> Block:
-    return Block(tenant, key, 100, 1, parent=parent)
+    return made(tenant, key, 100, 1, parent=parent)
 
 
 def test_blocks_are_found_by_tenant_and_key_until_they_are_removed() -> None:

@@ -5,11 +5,14 @@ from collections.abc import Callable
 import pytest
 import xxhash
 
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss, from_recovered
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.tags import from_recovered, tag_of
 from kvstore.store.moves.job import MoveJob
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import ValueCodec, make_codec
+from tests.store.made import ROWS
 from tests.store.tables import Store, value_of
 from tests.store.tensors import after, tensor_value
 
@@ -30,7 +33,7 @@ def test_what_is_not_encoded_is_written_from_its_slot_under_the_blocks_checksum(
     store = make_store(1000)
     block = store.put("a")
     record = job_of(store, block).record()
-    assert (record.data, record.checksum, record.tag) == (value_of(block), block.checksum, block.tag())
+    assert (record.data, record.checksum, record.tag) == (value_of(block), block.checksum, tag_of(block))
 
 
 def test_what_is_encoded_is_written_under_its_own_checksum_with_the_blocks_in_its_tag(make_store: MakeStore) -> None:
@@ -43,7 +46,7 @@ def test_what_is_encoded_is_written_under_its_own_checksum_with_the_blocks_in_it
     record = job.record()
     assert len(record.data) == record.slot.size_bytes < block.size_bytes
     assert record.checksum == xxhash.xxh3_64_intdigest(record.data)
-    found = from_recovered(Recovered(record.slot, record.checksum, record.tag))
+    found = from_recovered(Recovered(record.slot, record.checksum, record.tag), ROWS)
     assert (found.size_bytes, found.checksum) == (block.size_bytes, block.checksum)
     assert found.loss_in(NVME) == job.loss == Loss(xxhash.xxh3_64_intdigest(after("int8", VALUE)), job.move.encoding)
 
@@ -54,12 +57,11 @@ def test_a_block_with_a_lossy_copy_is_encoded_only_into_what_that_one_gives(make
     block = store.put_tensor("a", VALUE)
     assert store.codec is not None
     for checksum, is_good in ((7, False), (xxhash.xxh3_64_intdigest(after("int8", VALUE)), True)):
-        block.lossy = ()
         block.set_loss(tier, Loss(checksum))
         job = job_of(store, block)
         job.encode(store.codec)
         assert job.is_good is is_good
-    block.lossy = ()
+    block.set_loss(tier, None)
 
 
 def test_a_codec_that_fails_refuses_the_value_and_says_so(

@@ -9,12 +9,12 @@ import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED
-from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.puts.checking import AT_ONCE_BYTES, MAX_THREADS, Checker
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.store.engines import LOOPBACK, FarClient
+from tests.store.made import made
 from tests.store.served import Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 
@@ -72,7 +72,7 @@ def test_small_values_are_checked_at_once_and_large_ones_elsewhere(node: Served)
 
         puts: list[OpenPut] = []
         for number, value in enumerate(values):
-            put = node.store.table.open(Block("red", b"%d" % number, len(value), 1), puts, now_ns=0)
+            put = node.store.table.open(made("red", b"%d" % number, len(value), 1), puts, now_ns=0)
             assert put is not None
             node.store.dram.view(put.slot)[:] = value
             puts.append(put)

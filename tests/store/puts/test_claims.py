@@ -17,6 +17,7 @@ from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abo
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.blocks.block import Block
 from tests.rpc.wires import frame, read_frame
+from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
 
@@ -108,7 +109,7 @@ def test_one_small_value_is_claimed_however_it_arrives(node: Served, master: Mas
 
 def test_a_key_whose_former_block_is_being_decided_about_is_asked_for_again(node: Served, client: Client, master: Master) -> None:
     """The former one has left: what the master says of it next must not be taken for a word about this one."""
-    former = Block("red", b"a", 1, 0)
+    former = made("red", b"a", 1, 0)
     node.call(lambda: node.store.table.undecided.begin([former]))
     assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
     assert (master.asked, node.call(lambda: node.store.dram.used_bytes)) == ([], 0)
@@ -187,7 +188,7 @@ def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
     tells the writer that it is there already, and then hears that it is gone."""
     said = published(node, monkeypatch)
     for name in (b"a", b"b", b"c"):
-        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, Block("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
         node.call(node.publisher.flush_now)
     assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
     other, _ = put(client, z=b"z")

@@ -22,6 +22,7 @@ from kvstore.store.replicas import queue as copies
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
+from tests.store.made import made
 from tests.store.served import Client, Master, Served, digest, in_background, served
 from tests.store.tensors import after, tensor_value
 
@@ -535,7 +536,7 @@ def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
 
     def put() -> Block:
         table = pair.target.store.table
-        opened = table.open(Block("red", name.encode(), len(value), UNDECIDED), "writer", now_ns=0)
+        opened = table.open(made("red", name.encode(), len(value), UNDECIDED), "writer", now_ns=0)
         assert opened is not None
         pair.target.store.dram.view(opened.slot)[:] = value
         return table.commit_undecided(opened, digest(value))

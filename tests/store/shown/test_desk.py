@@ -10,10 +10,10 @@ from kvstore.client.local.desk import Hazard, LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
 from kvstore.protocol.shown_index import ACCESSES, AT_ACCESSES, AT_HAZARDS_USED, AT_LOST, DESK_BYTES, HAZARDS, words_of
-from kvstore.store.blocks.block import Block
 from kvstore.store.shown.desk import MAX_LOST, Desk
 from kvstore.store.shown.index import ShownIndex
 from tests.forks import told_by_child
+from tests.store.made import made
 from tests.store.tables import find
 
 
@@ -26,7 +26,7 @@ class Seat:
         self.client = LocalDesk(fd, DESK_BYTES)
         os.close(fd)
         self.index = ShownIndex(64)
-        self.blocks = [Block("red", b"key %d" % i, 10, i + 1) for i in range(5)]
+        self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
         for i, block in enumerate(self.blocks):
             self.index.show(block, 1, 10 * i, 0, 100 + i)
         self.view = IndexView(self.index.fd, self.index.size_bytes)

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.shown_index import MAX_KEY_BYTES, WAYS, tag_of, words_of
-from kvstore.store.blocks.block import NOT_SHOWN, Block
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.columns import NOT_SHOWN
 from kvstore.store.shown import growth as growth_module
 from kvstore.store.shown import index as index_module
 from kvstore.store.shown.growth import PART_ENTRIES, Growth

@@ -16,15 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
 from kvstore.protocol.shown_index import _FACTORS, AT_SETS, MASK, MAX_KEY_BYTES, WAYS, index_bytes, tag_of, words_of
-from kvstore.store.blocks.block import NOT_SHOWN, Block
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.columns import NOT_SHOWN
 from kvstore.store.shown.index import FULL_SHARE, PAGE_ENTRIES, ShownIndex
+from tests.store.made import made
 from tests.store.tables import Found, find, still
 
 SETS = 8
 
 
 def block(key: bytes, generation: int = 1) -> Block:
-    return Block("red", key, 100 + generation, generation)
+    return made("red", key, 100 + generation, generation)
 
 
 def view_of(index: ShownIndex) -> IndexView:

@@ -10,10 +10,12 @@ from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.event_messages import READ, Events
 from kvstore.protocol.shown_index import ACCESSES, HEADER_BYTES, MAX_KEY_BYTES, WAYS
-from kvstore.store.blocks.block import DRAM, NOT_SHOWN, Block
+from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.columns import NOT_SHOWN
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.shown.index import FIRST_SETS
 from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_A_TURN, SHOWN_AT_ONCE
+from tests.store.made import made
 from tests.store.tables import MAX_LOOK_NS, Store, value_of
 
 MORE_THAN_A_TURN = SHOWN_A_TURN + 500
@@ -80,7 +82,7 @@ def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_des
     hazard = again.look("b0")
     assert hazard is not None
     assert client.desk._words.obj is not again.desk._words.obj
-    assert store.showing.is_looked_at("red", slot_of(store, "b0"))
+    assert store.showing.is_looked_at("red", slot_of(store, "b0").index)
 
 
 def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store: Store) -> None:
@@ -115,7 +117,7 @@ def put_batch(store: Store, names: list[str], size_bytes: int = 16) -> list[Bloc
     """As a batch that was written through shared memory is put."""
     puts = []
     for name in names:
-        put = store.table.open(Block("red", name.encode(), size_bytes, UNDECIDED), "writer", now_ns=0)
+        put = store.table.open(made("red", name.encode(), size_bytes, UNDECIDED), "writer", now_ns=0)
         assert put is not None
         store.write(put)
         puts.append(put)

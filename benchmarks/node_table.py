@@ -1,0 +1,121 @@
+"""What a node's block table takes by itself: memory a block, and processor time a block that comes, and one that comes as another leaves.
+
+The table over a DRAM tier, in a process of its own for each series, without a client, an index or a master: batches are opened, committed
+and decided as a node does for one message. Blocks come in prompts of 16 or without parents; all of one size, one tenant.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.store.blocks.block import DRAM
+from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.tiers.dram import DramTier
+from kvstore.tiers.policies.by_name import make_policy
+
+BLOCKS: Final = 300_000
+BATCH: Final = 4096
+SINGLES: Final = 20_000
+VALUE_BYTES: Final = 64
+KEY_BYTES: Final = 16
+PROMPT: Final = 16
+AIM_BYTES: Final = 400
+SERIES: Final = {"in prompts of 16": ("prefix", PROMPT), "without parents": ("prefix", 0), "without parents, lru": ("lru", 0)}
+
+
+def rows() -> Iterator[Row]:
+    for name, (policy, prompt) in SERIES.items():
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            yield from pool.apply(fill, (name, policy, prompt))
+
+
+def fill(name: str, policy: str, prompt: int) -> list[Row]:
+    """Fill the tier, then once more, when for each new block an old one leaves; batches first, then puts one by one."""
+    with_room = Filling(policy, prompt)
+    before = private_bytes()
+    spent = [with_room.batch() for _ in range(BLOCKS // BATCH)]
+    took = (private_bytes() - before) / (len(spent) * BATCH)
+    turned_over = [with_room.batch() for _ in range(BLOCKS // BATCH)]
+    single = statistics.median(with_room.single() for _ in range(SINGLES))
+    return [
+        at_most(f"table: memory a block, {name}", took, "bytes", AIM_BYTES),
+        Row(f"table: a block of a batch, {name}", statistics.median(spent) / BATCH, "us"),
+        Row(f"table: a block of a batch for which another leaves, {name}", statistics.median(turned_over) / BATCH, "us"),
+        Row(f"table: a single put for which another block leaves, {name}", single, "us"),
+    ]
+
+
+class Filling:
+    """A table with room for BLOCKS, and what a node does with it for its writers."""
+
+    def __init__(self, policy: str, prompt: int) -> None:
+        self._dram = DramTier(BLOCKS * VALUE_BYTES)
+        self._table = BlockTable(
+            {DRAM: self._dram},
+            make_policy=lambda: make_policy(policy),
+            emit=lambda kind, block: None,
+            events=EventLog(lambda: 0),
+            put_ttl_ns=10**9,
+            high_watermark=1.0,
+            low_watermark=1.0,
+        )
+        self._prompt = prompt
+        self._rng = np.random.default_rng(1)
+        self._number = 0
+
+    def batch(self) -> float:
+        """Put so many blocks by one message; how long it takes, in us."""
+        drawn = self._rng.bytes(KEY_BYTES * BATCH)
+        keys = [drawn[at : at + KEY_BYTES] for at in range(0, len(drawn), KEY_BYTES)]
+        parents = [keys[at - 1] if self._prompt and at % self._prompt else b"" for at in range(BATCH)]
+        checksums = np.frombuffer(self._rng.bytes(8 * BATCH), np.uint64).tolist()
+        first = self._number = self._number + BATCH
+        generations = list(range(first, first + BATCH))
+        return spent_us(lambda: self._put_batch(keys, parents, checksums, generations))
+
+    def _put_batch(self, keys: list[bytes], parents: list[bytes], checksums: list[int], generations: list[int]) -> None:
+        table = self._table
+        assert table.are_new("bench", keys)
+        slots = table.free_slots("bench", VALUE_BYTES, BATCH)
+        assert len(slots) == BATCH
+        blocks = table.rows.make_all("bench", keys, VALUE_BYTES, [UNDECIDED] * BATCH, "", parents, slots)
+        batch = table.open_batch(blocks, self, now_ns=1)
+        table.commit_batch_undecided(batch, checksums)
+        table.undecided.end(table.undecided.take(BATCH))
+        table.decide_all(blocks, generations)
+
+    def single(self) -> float:
+        """Put one block; how long it takes, in us."""
+        key = self._rng.bytes(KEY_BYTES)
+        self._number += 1
+        return spent_us(lambda: self._put_single(key, self._number + (1 << 40)))
+
+    def _put_single(self, key: bytes, generation: int) -> None:
+        table = self._table
+        assert table.find("bench", key) is None
+        block = table.rows.make("bench", key, VALUE_BYTES, UNDECIDED, "", b"", generation)
+        slot = table.place(block)
+        assert slot is not None
+        table.show_placed(block, self._dram.locate(slot))
+        table.enter_placed(block)
+        table.undecided.end(table.undecided.take(BATCH))
+        table.decide(block, generation)
+
+
+def spent_us(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return (time.process_time() - begun) * 1e6
+
+
+def private_bytes() -> int:
+    """Resident memory of this process that is not shared, as the tier is."""
+    with open("/proc/self/status") as status:
+        return int(status.read().split("RssAnon:")[1].split()[0]) * 1024

@@ -1,0 +1,189 @@
+"""Makes a node's blocks, each with a row of the columns, one or many at a time, and reads and writes what many of them have at once.
+
+A row is a block's from when it is made until nobody knows the block any more: then it is the next one's. Not thread-safe, but that a block
+may end in any thread.
+"""
+
+from array import array
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.store.blocks.block import DRAM, HELD, TIER_MASKS, Block
+from kvstore.store.blocks.columns import GONE, NOT_SHOWN, Columns
+from kvstore.tiers.slabs import new_slot
+from kvstore.tiers.tier import Slot
+
+Numbers = npt.NDArray[np.int64]
+"""Rows of blocks, in their order."""
+Words = npt.NDArray[np.uint64]
+"""Of blocks, in their order, what is in a column."""
+Word = Sequence[int] | Words | int
+"""The same, or what is the same for all of them."""
+MADE_ROWS: Final = 1024
+"""Rows that the columns are lengthened by: one at a time takes ten times as long."""
+MAX_NAMES: Final = 4096
+"""Tenants' namespaces whose blocks have their names in common: beyond that all are forgotten, and blocks that come have others."""
+_row_of = attrgetter("row")
+_key_of = attrgetter("key")
+
+
+class BlockRows:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._columns = Columns()
+        self._named: dict[tuple[str, str], Columns] = {}
+        self._made = 0
+        """Rows that were anybody's so far; the others of the columns are still to be used."""
+
+    def make(
+        self, tenant: str, key: bytes, size_bytes: int, generation: int, namespace: str = "", parent: bytes = b"", checksum: int = 0
+    ) -> Block:
+        """A new block that is nowhere."""
+        columns = self._named.get((tenant, namespace)) or self._name(tenant, namespace)
+        row = columns.free.pop() if columns.free else self._new_row()
+        columns.sizes[row], columns.generations[row], columns.checksums[row] = size_bytes, generation, checksum
+        columns.event_seqs[row] = columns.readers[row] = columns.held[row] = columns.states[row] = columns.hits[row] = 0
+        columns.shown[row] = NOT_SHOWN
+        if columns.others:
+            columns.others.pop(row, None)
+        return Block(columns, row, key, parent)
+
+    def make_all(
+        self,
+        tenant: str,
+        keys: Sequence[bytes],
+        size_bytes: int,
+        generations: Sequence[int],
+        namespace: str,
+        parents: Sequence[bytes],
+        slots: Sequence[Slot],
+    ) -> list[Block]:
+        """As `make`, of many blocks of one size that have these slots in DRAM; there is at least one."""
+        columns, numbers = self._named.get((tenant, namespace)) or self._name(tenant, namespace), self._take(len(keys))
+        rows = np.array(numbers, np.int64)
+        places, slot_generations, _, groups = zip(*slots, strict=True)
+        for wide, values in (
+            (columns.sizes, size_bytes),
+            (columns.generations, generations),
+            (columns.checksums, 0),
+            (columns.event_seqs, 0),
+            (columns.places, places),
+            (columns.slot_generations, slot_generations),
+        ):
+            write(wide, rows, values)
+        np.frombuffer(columns.groups, np.uint32)[rows] = groups
+        np.frombuffer(columns.readers, np.uint32)[rows] = 0
+        np.frombuffer(columns.hits, np.uint32)[rows] = 0
+        np.frombuffer(columns.shown, np.int32)[rows] = NOT_SHOWN
+        np.frombuffer(columns.held, np.uint8)[rows] = HELD[DRAM]
+        np.frombuffer(columns.states, np.uint8)[rows] = 0
+        if columns.others:
+            for row in numbers:
+                columns.others.pop(row, None)
+        return list(map(Block, repeat(columns), numbers, keys, parents))
+
+    def _name(self, tenant: str, namespace: str) -> Columns:
+        if len(self._named) >= MAX_NAMES:
+            self._named.clear()
+        found = self._named[tenant, namespace] = self._columns.named(tenant, namespace)
+        return found
+
+    def _new_row(self) -> int:
+        row = self._made
+        if row == len(self._columns):
+            self._columns.lengthen(MADE_ROWS)
+        self._made += 1
+        return row
+
+    def _take(self, count: int) -> list[int]:
+        """So many rows: those that are free, and others."""
+        free = self._columns.free
+        numbers = [free.pop() for _ in range(min(count, len(free)))]
+        new = count - len(numbers)
+        if self._made + new > len(self._columns):
+            self._columns.lengthen(self._made + new - len(self._columns) + MADE_ROWS)
+        numbers += range(self._made, self._made + new)
+        self._made += new
+        return numbers
+
+    @property
+    def in_use(self) -> int:
+        """Rows that are a block's."""
+        return self._made - len(self._columns.free)
+
+    def check_integrity(self) -> None:
+        """Assert that every row is free, a block's, or still to be used. For tests."""
+        self._columns.check_integrity()
+        assert all(0 <= row < self._made <= len(self._columns) for row in self._columns.free)
+
+
+def rows_of(blocks: Sequence[Block]) -> Numbers:
+    """Those of blocks made by one BlockRows."""
+    return np.fromiter(map(_row_of, blocks), np.int64, len(blocks))
+
+
+def keys_of(blocks: Sequence[Block]) -> list[bytes]:
+    return list(map(_key_of, blocks))
+
+
+def read(column: "array[int]", rows: Numbers) -> Words:
+    """What is in a column of words, as a copy: a column that is looked at cannot be lengthened."""
+    return np.frombuffer(column, np.uint64)[rows]
+
+
+def write(column: "array[int]", rows: Numbers, values: Word) -> None:
+    """Put it into a column of words."""
+    np.frombuffer(column, np.uint64)[rows] = np.array(values, np.uint64)
+
+
+def places_of(blocks: Sequence[Block]) -> Numbers:
+    """The indexes of their slots in DRAM, of blocks that have one there."""
+    columns, rows = blocks[0].columns, rows_of(blocks)
+    assert (np.frombuffer(columns.held, np.uint8)[rows] & HELD[DRAM]).all()
+    return np.frombuffer(columns.places, np.int64)[rows]
+
+
+def slots_of(blocks: Sequence[Block]) -> list[Slot]:
+    """Those in DRAM, of blocks that have one there; there is at least one."""
+    columns, rows = blocks[0].columns, rows_of(blocks)
+    words = (columns.places, columns.slot_generations, columns.sizes)
+    groups: list[int] = np.frombuffer(columns.groups, np.uint32)[rows].tolist()
+    assert (np.frombuffer(columns.held, np.uint8)[rows] & HELD[DRAM]).all()
+    return list(map(new_slot, zip(*(read(column, rows).tolist() for column in words), groups, strict=True)))
+
+
+def groups_of(blocks: Sequence[Block], tier: int) -> list[int]:
+    """The group of each one's slot in a tier."""
+    if tier == DRAM:
+        found: list[int] = np.frombuffer(blocks[0].columns.groups, np.uint32)[rows_of(blocks)].tolist()
+        return found
+    return [block.group_in(tier) for block in blocks]
+
+
+def tier_masks(blocks: Sequence[Block]) -> npt.NDArray[np.uint8]:
+    """What `tier_mask` of each is; there is at least one."""
+    columns, rows = blocks[0].columns, rows_of(blocks)
+    is_gone = np.frombuffer(columns.states, np.uint8)[rows] & GONE != 0
+    return np.where(is_gone, np.uint8(0), np.array(TIER_MASKS, np.uint8)[np.frombuffer(columns.held, np.uint8)[rows]])
+
+
+def are_any_gone(blocks: Sequence[Block]) -> bool:
+    """Whether one of them is gone; there is at least one."""
+    states = np.frombuffer(blocks[0].columns.states, np.uint8)[rows_of(blocks)]
+    return bool((states & GONE).any())
+
+
+def have_gone(blocks: Sequence[Block]) -> None:
+    """All of them are gone; there is at least one."""
+    np.frombuffer(blocks[0].columns.states, np.uint8)[rows_of(blocks)] |= GONE
+
+
+def have_left(blocks: Sequence[Block], tier: int) -> None:
+    """None of them has a copy in that tier any more; there is at least one."""
+    np.frombuffer(blocks[0].columns.held, np.uint8)[rows_of(blocks)] &= ~HELD[tier] & 0xFF
