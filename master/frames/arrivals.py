@@ -3,7 +3,8 @@ would answer with misses for blocks that are where they always were.
 
 So a question about a block that only nodes hold which have not registered with this owner is kept until they have, or for a set time, for a
 node may have died together with the former owner. Whoever asks waits, as he does while there is no owner. A put asks, too: what is there
-would else be written once more; and so does who pins, lets go, removes or replicates: it is there. The loop is the only caller.
+would else be written once more; and so does who pins, lets go, removes or replicates: it is there. What is done to a whole
+namespace waits for all of them. The loop is the only caller.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ class Arrivals:
         self._until_ns = until_ns
         self._waiting: list[_Waiting] = []
         self._key_count = 0
+        self._actions: list[Callable[[], None]] = []
         self._why_over = ""
         self.awaited = self._absent()
 
@@ -47,6 +49,14 @@ class Arrivals:
     def hold_up_all(self, session: Session, header: Header, again: Callable[[], None]) -> bool:
         """As `hold_up`, of a question about the nodes themselves."""
         return self._keep(_Waiting(session, header.request_id, 1, again))
+
+    def once_all_came(self, action: Callable[[], None]) -> None:
+        """Do something to all blocks of a namespace, once nobody is waited for any more: at once, as a rule, and never after `end`. It
+        raises nothing."""
+        if self.awaited:
+            self._actions.append(action)
+        else:
+            action()
 
     def came(self, node_id: int) -> None:
         """The node has registered. Who waits for others as well is looked at in the next tick: a thousand nodes would be as many looks."""
@@ -65,10 +75,15 @@ class Arrivals:
         """This master owns it no longer, and no node comes any more: hang up on those who wait, and who would, so that they look for the
         next owner. Once the time is over questions are answered by what is known: there may be none for long."""
         self._why_over = why
+        self._actions.clear()
         for waiting in self._taken():
             waiting.session.close(why)
 
     def _ask_again(self) -> None:
+        if not self.awaited:
+            actions, self._actions = self._actions, []
+            for action in actions:
+                action()
         for waiting in self._taken():
             if waiting.session.is_open:
                 try:

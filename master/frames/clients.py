@@ -218,6 +218,8 @@ class ClientFrames:
     def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
         """Answered when all has been looked at, and each block that was there removed as by `remove`."""
         check_pattern(message.pattern)
+        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.remove_matching, session, header, message)):
+            return
         self.remove_all(
             _tenant(session),
             None if message.any_namespace else message.namespace,

@@ -331,19 +331,23 @@ class Leading:
         self._committer.commit(ops, then)
 
     def pin_all(self, tenant: str, namespace: str, *, pinned: bool) -> "Future[int]":
-        """Pin the blocks of a namespace, or let them go: how many, once that is durable; fails with Unavailable at the end, and with
-        QuotaExceeded where others give too little of the tenant's limit."""
+        """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
+        with Unavailable at the end, and with QuotaExceeded where others give too little of the tenant's limit."""
 
         def begin(then: Callable[[int], None], refuse: Refuse) -> None:
-            self.frames.clients.pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then, refuse=refuse)
+            pin_all = self.frames.clients.pin_all
+            self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then, refuse=refuse))
 
         return self._promise(begin)
 
     def remove_all(self, tenant: str, namespace: str) -> "Future[int]":
         """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
-        return self._promise(
-            lambda then, _refuse: self.frames.clients.remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then)
-        )
+
+        def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
+            remove_all = self.frames.clients.remove_all
+            self._arrivals.once_all_came(lambda: remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then))
+
+        return self._promise(begin)
 
     def _turns(self) -> Turns:
         return Turns(self._reactor.call_soon, lambda: not self._is_ended)

@@ -19,6 +19,7 @@ from kvstore.protocol.master_messages import (
     Pin,
     PinFor,
     Remove,
+    RemoveMatching,
     Replicate,
     Reserve,
 )
@@ -26,7 +27,7 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Me
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.channel import Channel
 from kvstore.transfer.testing.waiting import eventually
-from tests.master.blocks import Event
+from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
 from tests.rpc.wires import frame
 
@@ -135,6 +136,47 @@ def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Pl
         node.answer(header, Flags(b"\1"))
     assert asked.result() == Flags(b"\1\0")
     node.close()
+
+
+@pytest.mark.parametrize("action", ["pin_all", "remove_all"])
+def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(places: Places, action: str) -> None:
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    given = {"pinned": True} if action == "pin_all" else {}
+    done = reactor.call(lambda: getattr(leading, action)(TENANT, "ns", **given), deadline_s=TIMEOUT_S)
+    nodes = []
+    for name, count in (("one", 2), ("two", 1)):
+        assert not done.done()
+        node = NodeSide(places, name)
+        nodes.append((node, count))
+    for node, count in nodes:
+        header, _body = node.read()
+        node.answer(header, Flags(b"\1" * count))
+    assert done.result(TIMEOUT_S) == 3
+    for node, _count in nodes:
+        node.close()
+
+
+def test_blocks_that_match_are_removed_and_counted_once_all_nodes_have_come(places: Places) -> None:
+    asked = Asking(places, RemoveMatching("", 1, "*", 0), Count)
+    await_waiting(places, 1)
+    nodes = [NodeSide(places, name) for name in ("one", "two")]
+    for node, count in zip(nodes, (2, 1), strict=True):
+        header, _body = node.read()
+        node.answer(header, Flags(b"\1" * count))
+    assert asked.result() == Count(3)
+    for node in nodes:
+        node.close()
+
+
+def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> None:
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
+    reactor.call(lambda: leading.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
+    with pytest.raises(Unavailable):
+        done.result(TIMEOUT_S)
+    assert leading._arrivals._actions == []
 
 
 def test_copies_of_a_block_are_ordered_once_its_node_has_come(places: Places) -> None:
