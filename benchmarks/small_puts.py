@@ -2,7 +2,8 @@
 
 One client, one node, one master. `batches`: arrays of 4,096 blocks, into a node with room for them; `full`: into one that was filled
 before, where as many leave; `single`: one block a call, answered by the node and by the cluster. A series ends with a flush, so that
-what the node and the master do later is in it. `table`: a node's block table by itself (node_table.py). Rows go to benchmarks/out/small_puts.json.
+what the node and the master do later is in it. `table`: a node's block table by itself (node_table.py). Rows go to
+benchmarks/out/small_puts.json.
 """
 
 import os

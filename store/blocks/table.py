@@ -137,10 +137,11 @@ class BlockTable:
     def place(self, block: Block) -> Slot | None:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open. `keep` has
         to follow once the slot holds the value, before anything else is asked of the table. None and errors as of `open`."""
-        assert self._puts.of_key(block.tenant, block.key) is None
-        if not self._crowding.may_know_one_more(block.tenant):
+        tenant = block.tenant
+        assert self._puts.of_key(tenant, block.key) is None
+        if not self._crowding.may_know_one_more(tenant):
             return None
-        slot = self.room.make(self._landing, block.size_bytes, block.tenant)
+        slot = self.room.make(self._landing, block.size_bytes, tenant)
         block.set_slot(DRAM, slot)
         return slot
 
