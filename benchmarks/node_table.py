@@ -4,6 +4,7 @@ The table over a DRAM tier, in a process of its own for each series, without a c
 and decided as a node does for one message. Blocks come in prompts of 16 or without parents; all of one size, one tenant.
 """
 
+import gc
 import multiprocessing
 import statistics
 import time
@@ -38,6 +39,7 @@ def rows() -> Iterator[Row]:
 
 def fill(name: str, policy: str, prompt: int) -> list[Row]:
     """Fill the tier, then once more, when for each new block an old one leaves; batches first, then puts one by one."""
+    gc.set_threshold(100_000, 50, 100)  # as in a daemon
     with_room = Filling(policy, prompt)
     before = private_bytes()
     spent = [with_room.batch() for _ in range(BLOCKS // BATCH)]
@@ -90,6 +92,7 @@ class Filling:
         table.commit_batch_undecided(batch, checksums)
         table.undecided.end(table.undecided.take(BATCH))
         table.decide_all(blocks, generations)
+        table.expire(now_ns=1)
 
     def single(self) -> float:
         """Put one block; how long it takes, in us."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.tiers.slabs import Backing, SlabAllocator
+from kvstore.tiers.slabs import Backing, Numbers, SlabAllocator, Words
 from kvstore.tiers.tier import Slot, Tier
 
 PAGE_BYTES = 4096
@@ -89,6 +89,10 @@ class SlabTier(Tier):
 
     def free_batch(self, slots: Iterable[Slot]) -> None:
         self._slabs.free_all(slots)
+
+    def free_places(self, indexes: Numbers, generations: Words) -> None:
+        """As `free_batch`, of slots by their indexes and generations."""
+        self._slabs.free_places(indexes, generations)
 
     def quarantine(self, slot: Slot) -> None:
         self._slabs.quarantine(slot)

@@ -10,14 +10,21 @@ next block of the same size finds it mapped and warm, until another group needs 
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress, groupby, repeat
+from itertools import compress, pairwise, repeat
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.protocol.errors import StaleHandle
 from kvstore.tiers.size_classes import SizeClasses
+from kvstore.tiers.slab import Group, Slab
 from kvstore.tiers.tier import Slot, TierFull
+
+Numbers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+"""Of slots, their indexes, and their generations."""
 
 POSITION_BITS = 20
 """A slot's index is `slab << POSITION_BITS | position`: slab numbers are never reused, so neither is an index of a lost slab."""
@@ -40,53 +47,6 @@ class Backing(Protocol):
 
     def release(self, slab: int) -> None:
         """The slab holds nothing any more: its memory may serve another."""
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """The slabs of one tenant and slot size: `open` ones have free slots and others, `vacant` ones free slots alone.
-
-    Blocks go to open slabs first, so that vacant ones stay free for another group.
-    """
-
-    number: int
-    tenant: str
-    slot_bytes: int
-    open: dict[int, "Slab"] = field(default_factory=dict)
-    vacant: dict[int, "Slab"] = field(default_factory=dict)
-    used: int = 0
-    size_bytes: int = 0
-    """Of all its slabs."""
-
-
-@dataclass(slots=True, eq=False)
-class Slab:
-    """`count` slots of `group.slot_bytes`. Positions from `touched` on were never used; `returned` were, and are free again.
-
-    `generations` and `sizes` say what the slot of each position below `touched` is, a generation of 0 that it is not allocated; `used` are:
-    12 bytes a slot, where the slots themselves would be 120. Whoever has a slot keeps what it is called.
-    """
-
-    number: int
-    group: Group
-    count: int
-    generations: "array[int]" = field(default_factory=lambda: array("Q"))
-    sizes: "array[int]" = field(default_factory=lambda: array("I"))
-    used: int = 0
-    returned: list[int] = field(default_factory=list)
-    quarantined: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def touched(self) -> int:
-        return len(self.generations)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.count * self.group.slot_bytes
-
-    @property
-    def is_vacant(self) -> bool:
-        return not self.used and not self.quarantined
 
 
 class SlabAllocator:
@@ -158,8 +118,8 @@ class SlabAllocator:
         columns = zip(map(base.__or__, positions), repeat(generation), repeat(size_bytes), repeat(number))
         found = list(map(new_slot, columns))
         if returned:
-            for position in positions:
-                generations[position], slab.sizes[position] = generation, size_bytes
+            np.frombuffer(generations, np.uint64)[positions] = generation
+            np.frombuffer(slab.sizes, np.uint32)[positions] = size_bytes
             del returned[-count:]
         else:
             generations.extend(array("Q", (generation,)) * len(found))
@@ -179,20 +139,23 @@ class SlabAllocator:
 
     def free_all(self, slots: Iterable[Slot]) -> None:
         """As `free`, one after the other."""
-        for number, found in groupby(slots, slab_number_of):
-            of_slab, slab = list(found), self.slab(number)
-            positions = [slot.index & POSITION_MASK for slot in of_slab]
-            generations, sizes = slab.generations, slab.sizes
-            known = [(generations[position], sizes[position]) for position in positions]
-            if known != [slot[1:3] for slot in of_slab] or len(set(positions)) < len(positions):
-                raise StaleHandle(f"some of these {len(of_slab)} slots of slab {number} have been given back")
-            for position in positions:
-                generations[position] = 0
-            count = len(positions)
-            slab.used -= count
-            slab.group.used -= count
-            self.used_bytes -= count * slab.group.slot_bytes
-            self._give_back(slab, positions)
+        slots = list(slots)
+        self.free_places(np.array([slot.index for slot in slots], np.int64), np.array([slot.generation for slot in slots], np.uint64))
+
+    def free_places(self, indexes: Numbers, generations: Words) -> None:
+        """As `free_all`, of slots by their indexes and generations."""
+        numbers, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
+        for begin, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else ()):
+            slab, places = self.slab(int(numbers[begin])), positions[begin:end]
+            # No view of a column is kept: one that is looked at cannot grow.
+            known = np.frombuffer(slab.generations, np.uint64)[places]
+            if (known != generations[begin:end]).any() or len(np.unique(places)) < end - begin:
+                raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} have been given back")
+            np.frombuffer(slab.generations, np.uint64)[places] = 0
+            slab.used -= end - begin
+            slab.group.used -= end - begin
+            self.used_bytes -= (end - begin) * slab.group.slot_bytes
+            self._give_back(slab, places.tolist())
 
     def quarantine(self, slot: Slot) -> None:
         slab, position = self.find(slot), position_of(slot)

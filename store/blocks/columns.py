@@ -44,7 +44,7 @@ class Columns:
     """The columns, and a tenant and namespace whose blocks they are: `named` gives the same columns for others. A number by row each.
 
     `held` has a bit a tier for the copies that there are. Of that in DRAM `places`, `slot_generations` and `groups` are what its Slot is,
-    besides the block's size; `nvme` has that in NVMe. `free` are rows that are nobody's.
+    besides the block's size; `nvme` has that in NVMe, and is no longer than it must be. `free` are rows that are nobody's.
     """
 
     __slots__ = (
@@ -93,7 +93,6 @@ class Columns:
             narrow.frombytes(bytes(4 * count))
         for byte in (self.held, self.states):
             byte.extend(bytes(count))
-        self.nvme.extend([None] * count)
 
     def __len__(self) -> int:
         """Rows that there are."""
@@ -102,6 +101,7 @@ class Columns:
     def check_integrity(self) -> None:
         """Assert that all are of one length. For tests."""
         columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations)
-        narrow = (self.groups, self.shown, self.readers, self.held, self.states, self.hits, self.nvme)
+        narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states)
         assert {len(column) for column in (*columns, *narrow)} == {len(self)}
+        assert len(self.nvme) <= len(self)
         assert len(set(self.free)) == len(self.free)

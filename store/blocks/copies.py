@@ -7,7 +7,8 @@ that looks at shared memory unasked is known to `Showing`. Until then the slot i
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.blocks.block import DRAM, Block
+from kvstore.store.blocks.block import DRAM, HELD, Block
+from kvstore.store.blocks.columns import MOVING
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.rows import have_gone, have_left, read, rows_of, slots_of
@@ -58,8 +59,9 @@ class Copies:
         """As `show`, of blocks of one tenant in DRAM."""
         if not blocks:
             return
-        self._visible.add_all(blocks)
-        self._levels[DRAM].add_all(blocks)
+        rows = rows_of(blocks)
+        self._visible.add_all(blocks, rows)
+        self._levels[DRAM].add_all(blocks, rows)
         self._showing.show_all(blocks)
 
     def add(self, block: Block, index: int, slot: Slot) -> None:
@@ -83,7 +85,8 @@ class Copies:
 
     def is_looked_at(self, block: Block) -> bool:
         """Whether a client of this host looks at its copy in DRAM without having asked for it."""
-        return block.is_in(DRAM) and self._showing.is_looked_at(block.tenant, block.columns.places[block.row])
+        columns, row = block.columns, block.row
+        return bool(columns.held[row] & HELD[DRAM]) and self._showing.is_looked_at(columns.tenant, columns.places[row])
 
     # --- leaving ---
 
@@ -92,8 +95,10 @@ class Copies:
         self._visible.remove(block)
         block.is_gone = True
         self._showing.hide(block)
-        self.stop_leaving(block)
-        is_used = block.readers or block.moving
+        columns, row = block.columns, block.row
+        if columns.others:
+            self.stop_leaving(block)
+        is_used = columns.readers[row] or columns.states[row] & MOVING
         for index in block.tiers():
             level, slot = self._levels[index], block.slot_in(index)
             assert slot is not None
@@ -102,10 +107,11 @@ class Copies:
                 level.tier.quarantine(slot)
             else:
                 self._let_go(block, index, slot)
-                block.set_slot(index, None)
+        if not is_used:
+            columns.held[row] = 0
         if self._events.is_recording:
             self._events.removed(block)
-        if block.generation == UNDECIDED:
+        if columns.generations[row] == UNDECIDED:
             self._undecided.remove(block)
         else:
             self._emit(EVENT_GONE, block)
@@ -114,26 +120,32 @@ class Copies:
         """As `drop`, of blocks of one tenant that have no copy but in DRAM, that nobody uses, and that have left the order there."""
         if not blocks:
             return
-        level, tenant = self._levels[DRAM], blocks[0].tenant
-        slots = slots_of(blocks)
+        level, columns, rows = self._levels[DRAM], blocks[0].columns, rows_of(blocks)
         self._visible.remove_all(blocks)
-        have_gone(blocks)
+        have_gone(columns, rows)
         self._showing.hide_all(blocks)
-        level.remove_all(blocks)
-        looked_at = self._showing.looked_at(tenant, slots)
-        for slot in looked_at:
-            level.tier.quarantine(slot)
-            self._showing.keep(tenant, slot)
-        level.tier.free_batch([slot for slot in slots if slot not in looked_at] if looked_at else slots)
-        have_left(blocks, DRAM)
-        generations: list[int] = read(blocks[0].columns.generations, rows_of(blocks)).tolist()
+        level.remove_all(blocks, rows)
+        if self._showing.looks_at_any(columns.tenant):
+            self._free_unless_looked_at(columns.tenant, slots_of(blocks), level)
+        else:
+            level.free_all(columns, rows)
+        have_left(columns, rows, DRAM)
+        generations: list[int] = read(columns.generations, rows).tolist()
+        is_recording = self._events.is_recording
         for block, generation in zip(blocks, generations, strict=True):
-            if self._events.is_recording:
+            if is_recording:
                 self._events.removed(block)
             if generation == UNDECIDED:
                 self._undecided.remove(block)
             else:
                 self._emit(EVENT_GONE, block)
+
+    def _free_unless_looked_at(self, tenant: str, slots: Sequence[Slot], level: Level) -> None:
+        looked_at = self._showing.looked_at(tenant, slots)
+        for slot in looked_at:
+            level.tier.quarantine(slot)
+            self._showing.keep(tenant, slot)
+        level.tier.free_batch([slot for slot in slots if slot not in looked_at])
 
     def drop_copy(self, block: Block, index: int) -> None:
         """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the

@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block
+from kvstore.store.blocks.columns import Columns, Loss
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.limits import TierLimits
-from kvstore.store.blocks.rows import Numbers, groups_of, places_of
+from kvstore.store.blocks.rows import Numbers, groups_in, places_in, read
 from kvstore.store.blocks.slab_index import SlabIndex
 from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
@@ -95,23 +93,23 @@ class Level:
         self._count += 1
         if self._slabs is not None:
             self._by_slot.add(self._place(block), block)
-        if block.lossy:
+        if block.columns.others:
             self.encoded.count(block, block.loss_in(self.index), 1)
 
-    def add_all(self, blocks: Sequence[Block]) -> None:
-        """As `add`, of blocks that have no lossy copies."""
-        groups = groups_of(blocks, self.index)
+    def add_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
+        """As `add`, of blocks in DRAM that have no lossy copies, and these rows."""
+        groups: list[int] = groups_in(blocks[0].columns, rows).tolist()
         for group in dict.fromkeys(groups):
             is_all = groups.count(group) == len(groups)
             mine = blocks if is_all else [block for block, other in zip(blocks, groups, strict=True) if other == group]
             self.order.insert_all(mine, group)
         self._count += len(blocks)
         if self._slabs is not None:
-            self._by_slot.add_all(self._places(blocks), blocks)
+            self._by_slot.add_all(places_in(blocks[0].columns, rows), blocks)
 
     def remove(self, block: Block) -> None:
         """The block's slot here is about to go, as is what `lossy` says of it."""
-        if block.lossy:
+        if block.columns.others:
             self.encoded.count(block, block.loss_in(self.index), -1)
         self.order.remove(block, block.group_in(self.index))
         self._count -= 1
@@ -124,21 +122,29 @@ class Level:
         if self.limits.surplus or self.slab_limits.surplus or self.spares.has_any(group) or not self.order.asks_all:
             return []
         colder = self.order.coldest_elsewhere(group, self.may_leave)
+        colder_access = colder.last_access if colder is not None else None
+        elsewhere = ~HELD[self.index]
 
         def may_go(block: Block) -> bool:
-            return (colder is None or colder.last_access >= block.last_access) and not block.is_also_outside(self.index)
+            columns, row = block.columns, block.row
+            return (colder_access is None or colder_access >= columns.last_accesses[row]) and not columns.held[row] & elsewhere
 
         found = self.order.take_victims(group, count, self._may_leave_of(tenant), may_go)
         self.spares.have_left(group, len(found))
         return found
 
-    def remove_all(self, blocks: Sequence[Block]) -> None:
-        """As `remove`, of blocks that `take_coldest` gave."""
+    def remove_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
+        """As `remove`, of blocks in DRAM that `take_coldest` gave, and these rows."""
         for block in blocks if blocks[0].columns.others else ():
             self.encoded.count(block, block.loss_in(self.index), -1)
         self._count -= len(blocks)
         if self._slabs is not None:
-            self._by_slot.remove_all(self._places(blocks))
+            self._by_slot.remove_all(places_in(blocks[0].columns, rows))
+
+    def free_all(self, columns: Columns, rows: Numbers) -> None:
+        """Free the slots in DRAM of blocks that nobody uses any more."""
+        assert self._slabs is not None, "DRAM is made of slabs"
+        self._slabs.free_places(places_in(columns, rows), read(columns.slot_generations, rows))
 
     def lacks_quota(self, size_bytes: int, tenant: str) -> bool:
         """Whether one more value of this size is more than the tenant may have here. Raises InvalidArgument."""
@@ -260,9 +266,6 @@ class Level:
         """The index of its slot here."""
         return block.columns.places[block.row] if self.index == DRAM else self._slot(block).index
 
-    def _places(self, blocks: Sequence[Block]) -> Numbers:
-        return places_of(blocks) if self.index == DRAM else np.array([self._place(block) for block in blocks], np.int64)
-
     def __len__(self) -> int:
         """Blocks with a copy here."""
         return self._count
@@ -295,4 +298,5 @@ class Level:
 
 
 def is_evictable(block: Block) -> bool:
-    return not block.is_in_use
+    columns, row = block.columns, block.row  # asked for each that leaves: a property would be a third more
+    return not (columns.readers[row] or columns.states[row] & IN_USE)

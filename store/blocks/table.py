@@ -138,9 +138,10 @@ class BlockTable:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
         `show_placed` has to follow once the slot holds the value, and `enter_placed`, before anything else is asked of the table. None and
         errors as of `open`; None, too, while somebody writes the key."""
-        if self._puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
+        tenant = block.tenant
+        if self._puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
             return None
-        slot = self.room.make(self._landing, block.size_bytes, block.tenant)
+        slot = self.room.make(self._landing, block.size_bytes, tenant)
         block.set_slot(DRAM, slot)
         return slot
 

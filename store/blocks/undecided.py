@@ -16,7 +16,6 @@ from typing import Final
 from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.rows import keys_of
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
@@ -89,10 +88,11 @@ class Undecided:
 
     def remove(self, block: Block) -> None:
         """It has been decided about, or is gone."""
-        of_tenant = self._numbers[block.tenant]
+        tenant = block.tenant
+        of_tenant = self._numbers[tenant]
         number = of_tenant.pop(block)
         if not of_tenant:
-            del self._numbers[block.tenant]
+            del self._numbers[tenant]
         if self._put_off:
             self._put_off.pop(block, None)
         if self._to_claim:
@@ -102,8 +102,8 @@ class Undecided:
                 del waiting[block]
                 if not waiting:
                     del self._to_claim[group]
-        if block.tenant in self._waits:
-            self._count_off(block.tenant, (number,))
+        if tenant in self._waits:
+            self._count_off(tenant, (number,))
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of different blocks of one tenant and namespace."""
@@ -212,13 +212,13 @@ class Undecided:
     def begin(self, blocks: Sequence[Block]) -> None:
         """A claim of these keys of one tenant is under way: no other one begins."""
         if blocks:
-            self._claimed.setdefault(blocks[0].tenant, set()).update(keys_of(blocks))
+            self._claimed.setdefault(blocks[0].tenant, set()).update([block.key for block in blocks])
 
     def end(self, blocks: Sequence[Block]) -> None:
         """That claim has been answered, or never will be."""
         claimed = self._claimed.get(blocks[0].tenant) if blocks else None
         if claimed is not None:
-            claimed.difference_update(keys_of(blocks))
+            claimed.difference_update([block.key for block in blocks])
             if not claimed:
                 del self._claimed[blocks[0].tenant]
 

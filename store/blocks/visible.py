@@ -1,11 +1,14 @@
 """The visible blocks of a node, by tenant and key: at most one a key. Which of them was read when, counted in accesses."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.rows import keys_of, rows_of, write
+from kvstore.store.blocks.rows import Numbers, keys_of, write
+
+_parent_of = attrgetter("parent")
 
 
 class VisibleBlocks:
@@ -42,30 +45,31 @@ class VisibleBlocks:
             block.parent = above.key  # the same bytes once, not twice
         self.access(block)
 
-    def add_all(self, blocks: Sequence[Block]) -> None:
-        """As `add`, of blocks of one tenant; there is at least one."""
+    def add_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
+        """As `add`, of blocks of one tenant, and these rows; there is at least one."""
         of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
         of_tenant.update(zip(keys_of(blocks), blocks, strict=True))
-        for block in blocks:
+        for block in blocks if any(map(_parent_of, blocks)) else ():
             if block.parent and (above := of_tenant.get(block.parent)) is not None:
                 block.parent = above.key
         count = len(blocks)
-        write(blocks[0].columns.last_accesses, rows_of(blocks), np.arange(self.accesses + 1, self.accesses + 1 + count, dtype=np.uint64))
+        write(blocks[0].columns.last_accesses, rows, np.arange(self.accesses + 1, self.accesses + 1 + count, dtype=np.uint64))
         self.accesses += count
         self._count += count
 
     def remove(self, block: Block) -> None:
-        of_tenant = self._blocks[block.tenant]
+        tenant = block.tenant
+        of_tenant = self._blocks[tenant]
         del of_tenant[block.key]
         self._count -= 1
         if not of_tenant:
-            del self._blocks[block.tenant]
+            del self._blocks[tenant]
 
     def remove_all(self, blocks: Sequence[Block]) -> None:
         """As `remove`, of blocks of one tenant; there is at least one."""
         of_tenant = self._blocks[blocks[0].tenant]
-        for block in blocks:
-            del of_tenant[block.key]
+        for key in keys_of(blocks):
+            del of_tenant[key]
         self._count -= len(blocks)
         if not of_tenant:
             del self._blocks[blocks[0].tenant]

@@ -5,11 +5,12 @@ with both is in both. One ring more, for orphans, comes before all others. It ke
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic
 
 from kvstore.tiers.policies.hazard import BUCKETS
-from kvstore.tiers.policies.visits import CLASSES, Cohort, K
+from kvstore.tiers.policies.run import Run
+from kvstore.tiers.policies.visits import CLASSES, Cohort, K, Leaf
 
 RINGS: Final = CLASSES * BUCKETS * 2
 ORPHANS: Final = RINGS
@@ -56,7 +57,8 @@ class CohortOrder(Generic[K]):
         if not self._occupied:
             return None
         ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
-        return next(iter(next(iter(self._rings[ring])).leaves[ring & 1]))
+        leaf = next(iter(next(iter(self._rings[ring])).leaves[ring & 1]))
+        return leaf.first() if isinstance(leaf, Run) else leaf
 
     def __iter__(self) -> Iterator[K]:
         """Every leaf, those worth least first."""
@@ -66,7 +68,7 @@ class CohortOrder(Generic[K]):
             occupied ^= lowest
             ring = self._by_rank[lowest.bit_length() - 1]
             for cohort in self._rings[ring]:
-                yield from cohort.leaves[ring & 1]
+                yield from keys_in(cohort.leaves[ring & 1])
 
     def check_integrity(self) -> dict[K, tuple[Cohort[K], int]]:
         """Assert that each cohort is where it belongs; every leaf with its cohort, and 1 for a tip. For tests."""
@@ -75,7 +77,7 @@ class CohortOrder(Generic[K]):
             for cohort in cohorts:
                 assert cohort.leaves[ring & 1]
                 assert ring == _ring_of(cohort, cohort.bucket) + (ring & 1)
-                filed.update(dict.fromkeys(cohort.leaves[ring & 1], (cohort, ring & 1)))
+                filed.update(dict.fromkeys(keys_in(cohort.leaves[ring & 1]), (cohort, ring & 1)))
         assert self._occupied == self._bits()
         return filed
 
@@ -93,6 +95,15 @@ class CohortOrder(Generic[K]):
 
     def _bits(self) -> int:
         return sum(1 << self._rank[ring] for ring, cohorts in enumerate(self._rings) if cohorts)
+
+
+def keys_in(leaves: "Iterable[Leaf[K]]") -> Iterator[K]:
+    """The blocks that these leaves are, in order."""
+    for leaf in leaves:
+        if isinstance(leaf, Run):
+            yield from leaf
+        else:
+            yield leaf
 
 
 def _ring_of(cohort: Cohort[K], bucket: int) -> int:

@@ -8,14 +8,16 @@ how rarely such blocks are read again: never, where a prompt's unfinished block 
 """
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import Final, Generic
+from itertools import islice, takewhile
+from typing import Final
 
 from kvstore.tiers.policies.children import Children, with_child, without_child
 from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.node import Node, alone
+from kvstore.tiers.policies.run import Run
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog
 
 LEARN_BLOCKS: Final = 2048
@@ -25,37 +27,6 @@ ADVANCE_S: Final = 0.125
 GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768
 """Evicted keys remembered, at least, and for each block present: a small cache learns of ages at which it has nothing left."""
-
-
-class _Node(Generic[K]):
-    __slots__ = ("birth_turn", "children", "forks", "home", "is_tip", "parent", "visit")
-
-    def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int) -> None:
-        self.parent = parent
-        self.visit = visit
-        """The last one that passed through it."""
-        self.birth_turn = birth_turn
-        """The turn of the visit that stored it first."""
-        self.forks = forks
-        """Children it ever had; of a block whose children are gone, the most that any of them had."""
-        self.children: Children[K] = ()
-        """Those present; none for a leaf. Most blocks have one: a set would take 216 bytes of each."""
-        self.home: Cohort[K] | None = None
-        """Where it is filed: leaves are, but for the one that the visit under way has come to."""
-        self.is_tip = False
-        """In which part of its home."""
-
-
-def _alone(key: K, home: Cohort[K]) -> _Node[K]:
-    """The node of a block without parent and children that was stored by itself and not read since, filed in `home`."""
-    visit: Visit[K] = Visit()
-    visit.blocks = visit.new_blocks = 1
-    visit.tip = key
-    visit.cohort = home
-    node = _Node(None, visit, visit.turn, 0)
-    node.home = home
-    node.is_tip = True
-    return node
 
 
 class PrefixPolicy(EvictionPolicy[K]):
@@ -69,8 +40,8 @@ class PrefixPolicy(EvictionPolicy[K]):
     def __init__(self, *, max_scan: int = MAX_SCAN, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._max_scan = max_scan
-        self._nodes: dict[K, _Node[K] | Cohort[K]] = {}
-        """Of blocks that were stored alone, many at a time, only where they are filed, until more is to be known: see `_alone`."""
+        self._nodes: dict[K, Node[K] | Run[K, Cohort[K]]] = {}
+        """Of blocks that were stored alone, many at a time, only their run, which is filed for them, until more is to be known."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
         """Evicted key to its last visit, the turn it was first stored in, and its forks; of a block that was alone, where it was filed."""
         self._parentless: dict[K, Children[K]] = {}
@@ -101,13 +72,13 @@ class PrefixPolicy(EvictionPolicy[K]):
                 visit.follow(above.visit, parent, above.birth_turn, above.forks)
         if ghost is None:
             visit.new_blocks += 1
-            node = _Node(parent, visit, visit.turn, 0)
+            node = Node(parent, visit, visit.turn, 0)
         else:
             if isinstance(ghost, Cohort):
-                alone = _alone(key, ghost)
-                ghost = alone.visit, alone.birth_turn, alone.forks
+                former = alone(key, ghost)
+                ghost = former.visit, former.birth_turn, former.forks
             last, birth_turn, forks = ghost
-            node = _Node(parent, visit, birth_turn, forks)
+            node = Node(parent, visit, birth_turn, forks)
             self._log.read(last, key, now_s)
             visit.turn = birth_turn + 1
         self._nodes[key] = node
@@ -118,11 +89,14 @@ class PrefixPolicy(EvictionPolicy[K]):
         if above is not None:
             if above.home is not None:
                 self._unfile(parent, above)  # type: ignore[arg-type]
-            above.children = with_child(above.children, key)
+            if above.child is None:
+                above.child = key
+            else:
+                above.siblings = with_child(above.siblings, key)
             above.forks += ghost is None
         elif parent is not None:
             self._parentless[parent] = with_child(self._parentless.get(parent, ()), key)
-            if parent in self._ghosts and not node.children:
+            if parent in self._ghosts and node.child is None:
                 self._file(key, node, self._order.orphans)
         if node.forks >= SHARED_FORKS[0]:
             self._end_shared(visit, node, now_s)
@@ -139,10 +113,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._visit = None
         cohort = self._log.end_alone(len(inner), now_s)
         assert keys[0] in cohort.leaves[True], "the first one's visit ended now, as theirs do"
-        leaves = cohort.leaves[True]
-        for key in inner:  # its `update` takes twice as long
-            leaves[key] = None
-        self._nodes.update(dict.fromkeys(inner, cohort))
+        run = Run(inner, cohort, self._nodes)
+        cohort.leaves[True][run] = None
+        self._nodes.update(dict.fromkeys(inner, run))
         self._have_seen(len(inner), len(inner), now_s)
         self.insert(keys[-1])
 
@@ -152,15 +125,28 @@ class PrefixPolicy(EvictionPolicy[K]):
         is_unknown = self._nodes.keys().isdisjoint(distinct) and self._ghosts.keys().isdisjoint(distinct)
         return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)
 
-    def _find(self, key: K) -> _Node[K] | None:
+    def _find(self, key: K) -> Node[K] | None:
+        """What is known of a block; of one that was alone until now, which is filed no more."""
         node = self._nodes.get(key)
-        if isinstance(node, Cohort):
-            node = self._nodes[key] = _alone(key, node)
+        if isinstance(node, Run):
+            run, node = node, alone(key, node.home)
+            self._nodes[key] = node
+            self._have_left(run, 1)
         return node
+
+    def _have_left(self, run: Run[K, Cohort[K]], count: int) -> None:
+        """So many blocks of the run are filed with it no more."""
+        run.has_lost(count)
+        if not run.left:
+            leaves = run.home.leaves[True]
+            del leaves[run]
+            if not leaves:
+                leaves.clear()  # see _unfile
+                self._order.leave(run.home, True)
 
     def touch(self, key: K) -> None:
         node = self._nodes.get(key)
-        if isinstance(node, Cohort):  # seldom, and a call for each costs a tenth of all this
+        if isinstance(node, Run):  # seldom, and a call for each costs a tenth of all this
             node = self._find(key)
         if node is None:
             return
@@ -180,7 +166,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def remove(self, key: K) -> None:
         node = self._nodes.get(key)
-        if isinstance(node, Cohort):  # seldom, and a call for each costs a tenth of all this
+        if isinstance(node, Run):  # seldom, and a call for each costs a tenth of all this
             node = self._find(key)
         if node is None:
             return
@@ -188,23 +174,25 @@ class PrefixPolicy(EvictionPolicy[K]):
         if node.home is not None:
             self._unfile(key, node)
         self._remember(key, (node.visit, node.birth_turn, node.forks))
-        if node.children:
+        if node.child is not None:
             self._orphan(key, node.children)
         parent = node.parent
         if parent is None:
             return
         above = self._nodes.get(parent)
-        assert not isinstance(above, Cohort), "a block that has had a child is not alone"
+        assert not isinstance(above, Run), "a block that has had a child is not alone"
         if above is None:
             self._forget_parentless(parent, key)
             return
         if node.forks > above.forks:
             # A prefix that many share does so in all of its blocks, though only the last one has many children.
             above.forks = node.forks
-        above.children = without_child(above.children, key)
-        if not above.children:
-            # In front: what has begun to shrink goes on to, and others stay whole.
-            self._file_by_visit(parent, above, in_front=True)
+        if above.child != key or above.siblings:
+            above.lose_child(key)
+            return
+        above.child = None
+        # In front: what has begun to shrink goes on to, and others stay whole.
+        self._file_by_visit(parent, above, in_front=True)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         first = self._order.first()
@@ -222,23 +210,18 @@ class PrefixPolicy(EvictionPolicy[K]):
         return found
 
     def _take_alone(self, count: int, evictable: Callable[[K], bool], may_go: Callable[[K], bool]) -> list[K]:
-        """The next victims, as far as they were stored alone and are filed together: nothing but a ghost is left of each. None where the
-        first is not, or stays."""
+        """The next victims, as far as they were stored alone and together: nothing but a ghost is left of each. None where the first is
+        not, or stays."""
         nodes, first = self._nodes, self._order.first()
-        cohort = nodes[first] if first is not None else None
-        if not isinstance(cohort, Cohort):
+        run = nodes[first] if first is not None else None
+        if not isinstance(run, Run):
             return []
-        leaves, found = cohort.leaves[True], list[K]()
-        for key in islice(leaves, count):
-            if not (isinstance(nodes[key], Cohort) and evictable(key) and may_go(key)):
-                break
-            found.append(key)
+        found = list(takewhile(lambda key: evictable(key) and may_go(key), islice(run, count)))
         for key in found:
-            del nodes[key], leaves[key]
-            self._remember(key, cohort)
-        if not leaves:
-            leaves.clear()  # see _unfile
-            self._order.leave(cohort, True)
+            del nodes[key]
+            self._remember(key, run.home)
+        if found:
+            self._have_left(run, len(found))
         return found
 
     def _remember(self, key: K, ghost: tuple[Visit[K], int, int] | Cohort[K]) -> None:
@@ -272,7 +255,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._visit = visit
         return visit
 
-    def _end_shared(self, visit: Visit[K], node: _Node[K], now_s: float) -> None:
+    def _end_shared(self, visit: Visit[K], node: Node[K], now_s: float) -> None:
         """The visit has come to the end of a prefix that many share."""
         visit.forks = node.forks
         self._end_visit(visit, now_s)
@@ -283,8 +266,8 @@ class PrefixPolicy(EvictionPolicy[K]):
         cohort = self._log.end(visit, now_s)
         key = visit.tip
         assert key is not None
-        node = self._find(key)
-        if node is not None and not node.children and node.home is None:
+        node = self._nodes.get(key)
+        if isinstance(node, Node) and node.child is None and node.home is None:
             self._file(key, node, cohort, is_tip=not visit.forks)
         self._have_seen(visit.blocks, 1, now_s)
 
@@ -307,9 +290,9 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     # --- leaves: each in a cohort ---
 
-    def _adopt_all(self, key: K, node: _Node[K]) -> None:
+    def _adopt_all(self, key: K, node: Node[K]) -> None:
         """Children of this block that are there before it are orphans no more."""
-        node.children = self._parentless.pop(key)
+        node.adopt(self._parentless.pop(key))
         for child_key in node.children:
             child = self._child(child_key)
             if child.home is not None:
@@ -325,10 +308,10 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._unfile(child_key, child)
                 self._file(child_key, child, self._order.orphans)
 
-    def _child(self, key: K) -> _Node[K]:
+    def _child(self, key: K) -> Node[K]:
         """A block that has a parent: it is not alone."""
         node = self._nodes[key]
-        assert isinstance(node, _Node)
+        assert isinstance(node, Node)
         return node
 
     def _forget_parentless(self, parent: K, key: K) -> None:
@@ -338,13 +321,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         else:
             del self._parentless[parent]
 
-    def _file_by_visit(self, key: K, node: _Node[K], *, in_front: bool = False) -> None:
+    def _file_by_visit(self, key: K, node: Node[K], *, in_front: bool = False) -> None:
         """In the cohort of its last visit; while that is under way, in the one that it would end in now."""
         visit = node.visit
         home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
         self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
 
-    def _file(self, key: K, node: _Node[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
+    def _file(self, key: K, node: Node[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
         node.home = home
         node.is_tip = is_tip
         leaves = home.leaves[is_tip]
@@ -354,7 +337,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         if in_front:
             leaves.move_to_end(key, last=False)
 
-    def _unfile(self, key: K, node: _Node[K]) -> None:
+    def _unfile(self, key: K, node: Node[K]) -> None:
         home = node.home
         assert home is not None
         leaves = home.leaves[node.is_tip]
@@ -370,18 +353,21 @@ class PrefixPolicy(EvictionPolicy[K]):
         yield from self._order
         for is_leaf in (True, False):
             for key, node in self._nodes.items():
-                if isinstance(node, _Node) and node.home is None and (not node.children) == is_leaf:
+                if isinstance(node, Node) and node.home is None and (node.child is None) == is_leaf:
                     yield key
 
     def check_integrity(self) -> None:
         filed = self._order.check_integrity()
-        nodes = {key: _alone(key, node) if isinstance(node, Cohort) else node for key, node in self._nodes.items()}
-        assert filed == {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
+        nodes = {key: node for key, node in self._nodes.items() if isinstance(node, Node)}
+        in_runs = {key: (run.home, True) for key, run in self._nodes.items() if isinstance(run, Run)}
+        assert filed == in_runs | {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
+        runs = Counter(run for run in self._nodes.values() if isinstance(run, Run))
+        assert all(run.left == count for run, count in runs.items())
         growing = self._visit.tip if self._visit is not None else None
         for key, node in nodes.items():
-            is_filed, is_leaf = node.home is not None, not node.children
+            is_filed, is_leaf = node.home is not None, node.child is None
             assert is_filed <= is_leaf <= (is_filed or key == growing), f"{key}: leaves are filed, others are not"
-            assert all(nodes[child].parent == key for child in node.children)
+            assert is_leaf or all(nodes[child].parent == key for child in node.children)
             if node.parent is not None:
                 above = nodes.get(node.parent)
                 siblings = above.children if above is not None else self._parentless[node.parent]

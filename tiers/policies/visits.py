@@ -8,9 +8,10 @@ again, whether or not they are still in the cache: ghosts teach as much as resid
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
+from kvstore.tiers.policies.run import Run
 
 K = TypeVar("K", bound=Hashable)
 
@@ -33,6 +34,10 @@ MAX_COHORTS: Final = 16_384
 """Cohorts watched at once; beyond that the oldest is learned from no more. About 500 bytes each."""
 
 
+Leaf: TypeAlias = "K | Run[K, Cohort[K]]"
+"""A block, or the run of blocks that were stored alone."""
+
+
 class Cohort(Generic[K]):
     """Visits of one class that ended at one tick. `leaves` are the blocks of theirs that may be evicted: ends of prompts, and others."""
 
@@ -47,8 +52,8 @@ class Cohort(Generic[K]):
         self.is_watched = True
         self.takes_in = True
         """Until it has grown older or is forgotten."""
-        self.leaves: tuple[OrderedDict[K, None], OrderedDict[K, None]] = (OrderedDict(), OrderedDict())
-        """Not the last block of its prompt; the last block."""
+        self.leaves: tuple[OrderedDict[Leaf[K], None], OrderedDict[Leaf[K], None]] = (OrderedDict(), OrderedDict())
+        """Not the last block of its prompt; the last block. Blocks that were stored alone, many at a time, are one entry: their run."""
 
 
 class Visit(Generic[K]):

@@ -4,6 +4,7 @@ import pytest
 
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.level import is_evictable
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import Encoding
 from tests.store.made import made
@@ -80,9 +81,9 @@ def test_what_is_said_of_a_block_is_known_and_can_be_taken_back() -> None:
 @pytest.mark.parametrize("name", ["readers", "pinned", "moving"])
 def test_a_block_is_in_use_while_it_is_read_pinned_or_copied(name: str) -> None:
     block = block_in(DRAM)
-    assert not block.is_in_use
+    assert is_evictable(block)
     setattr(block, name, 1)
-    assert block.is_in_use
+    assert not is_evictable(block)
 
 
 @pytest.mark.parametrize("tier", [HBM, DRAM, NVME])

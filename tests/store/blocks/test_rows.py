@@ -14,7 +14,7 @@ from kvstore.store.blocks.columns import NOT_SHOWN, Loss
 from kvstore.store.blocks.rows import (
     BlockRows,
     are_any_gone,
-    groups_of,
+    groups_in,
     have_gone,
     have_left,
     keys_of,
@@ -110,10 +110,7 @@ def test_what_many_have_is_what_each_has() -> None:
     assert read(columns.generations, rows_of(blocks)).tolist() == [block.generation for block in blocks]
     assert slots_of(blocks) == [block.dram for block in blocks]
     assert places_of(blocks).tolist() == [slot.index for block in blocks if (slot := block.dram) is not None]
-    assert groups_of(blocks, DRAM) == [block.group_in(DRAM) for block in blocks]
-    for number, block in enumerate(blocks):
-        block.set_slot(NVME, Slot(number, 1, 100, number))
-    assert groups_of(blocks, NVME) == list(range(20))
+    assert groups_in(columns, rows_of(blocks)).tolist() == [block.group_in(DRAM) for block in blocks]
     write(columns.checksums, rows_of(blocks), [LARGEST - number for number in range(20)])
     assert [block.checksum for block in blocks] == [LARGEST - number for number in range(20)]
 
@@ -124,8 +121,8 @@ def test_many_that_leave_have_left_and_others_have_not() -> None:
     assert not are_any_gone(blocks)
     blocks[3].is_gone = True
     assert are_any_gone(blocks)
-    have_gone(blocks)
-    have_left(blocks, DRAM)
+    have_gone(blocks[0].columns, rows_of(blocks))
+    have_left(blocks[0].columns, rows_of(blocks), DRAM)
     assert all(block.is_gone and block.dram is None for block in blocks)
     assert not any(block.is_gone or block.dram is None for block in others)
     with pytest.raises(AssertionError):

@@ -1,0 +1,26 @@
+"""Promises of run.py: a run gives those of its blocks that are there, in order, and keeps no more than twice as many keys."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.tiers.policies.run import Run
+
+
+@given(st.integers(1, 30), st.data())
+def test_those_that_are_there_are_given_in_order(count: int, data: st.DataObject) -> None:
+    nodes: dict[int, object] = {}
+    run = Run(list(range(count)), "home", nodes)
+    nodes.update(dict.fromkeys(range(count), run))
+    left = list(range(count))
+    while left:
+        assert (run.first(), list(run), run.left) == (left[0], left, len(left))
+        gone = data.draw(st.sets(st.sampled_from(left), min_size=1))
+        for key in gone:
+            if data.draw(st.booleans()):
+                del nodes[key]
+            else:
+                nodes[key] = "another one's"
+            left.remove(key)
+        run.has_lost(len(gone))
+        assert len(run._keys) <= max(2 * len(left), 1)
+    assert (list(run), run.left, run.home) == ([], 0, "home")
