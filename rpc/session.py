@@ -38,7 +38,8 @@ log = logging.getLogger("kvstore.transfer")
 
 
 AtOnce = Callable[[memoryview], bool]
-"""Serves a whole request that has come alone, from its header to its last byte, and says so; else False, with nothing done."""
+"""Serves a whole request that has come alone, from its header to its last byte, and says so; else False, with nothing done. It has answered
+it, or had the session `count` it."""
 
 
 class Session(Answering):
@@ -170,9 +171,15 @@ class Session(Answering):
             log.error("a request failed", exc_info=error)
             self.close("an internal error")
             return True
-        if self._stopwatch is not None:
+        if self._stopwatch is not None and self._in_flight.is_uncounted:
             self._stopwatch.observer.answered[kind_of(room)](monotonic_ns() - began_ns)
         return True
+
+    def count(self, header: Header) -> None:
+        """Of a request that `at_once` is shown and that gets its answer later: it is counted and timed as any."""
+        if self._stopwatch is not None:
+            self._stopwatch.begin(header.request_id, header.type)
+        self._begin(header)
 
     def _serve(self) -> None:
         """Serve the whole frames of what has arrived."""

@@ -114,7 +114,8 @@ class NodeFrames:
         if not message.held:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
         self._counters["published"] += len(publish.keys)
-        self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants))
+        # Answered before it is entered: nobody is served in between, and the node goes on meanwhile.
+        self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants), is_answered_first=True)
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> None:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what
@@ -195,8 +196,8 @@ class NodeFrames:
             event = named("node_died", node=name, node_id=peer.node_id)
             log.warning("node %s (%d) counts as dead: its link broke", name, peer.node_id, extra=event)
 
-    def _take_in(self, node_id: int, message: Publish, then: Callable[[], None]) -> None:
-        """Enter a node's events; `then` when they are durable and visible."""
+    def _take_in(self, node_id: int, message: Publish, then: Callable[[], None], *, is_answered_first: bool = False) -> None:
+        """Enter a node's events; `then` when they are durable and visible, or about to be so before anything else is done."""
         plan = self._directory.plan_publish(node_id, message)
 
         def told(answers: Answers) -> None:
@@ -206,11 +207,14 @@ class NodeFrames:
         self._links.command(plan.commands, told)
 
         def durable() -> None:
+            if is_answered_first:
+                then()
             effects = self._directory.apply(plan)
             if effects.ops:
                 self._committer.commit(effects.ops)
             self._links.tell(effects.commands)
-            then()
+            if not is_answered_first:
+                then()
 
         self._committer.commit(plan.ops, durable)
 

@@ -50,8 +50,8 @@ class Copies:
         if level.index == DRAM:
             self._showing.show(block)
 
-    def show_placed(self, block: Block, place: Place) -> None:
-        """As `show`, of a block in DRAM, at that place, that is added to its level afterwards."""
+    def show_placed(self, block: Block, place: Place | None = None) -> None:
+        """As `show`, of a block in DRAM, at that place if it is known, that is added to its level afterwards."""
         self._visible.add(block)
         self._showing.show(block, place)
 

@@ -280,10 +280,15 @@ class BlockTable:
         self.undecided.remove_all(blocks)
 
     def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
-        """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event."""
+        """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event. `enter_claimed` has to
+        follow before the loop does anything else."""
         self._puts.close(put)
         put.block.checksum, put.block.generation = checksum, generation
-        self.copies.show(put.block, self._landing)
+        self.copies.show_placed(put.block)
+
+    def enter_claimed(self, block: Block) -> None:
+        """The rest of what makes the block visible."""
+        self._landing.add(block)
 
     def disown(self, block: Block, generation: int) -> None:
         """The master has made a block visible under `generation` whose put is over, and which is not here any more: tell it."""

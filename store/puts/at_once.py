@@ -6,12 +6,14 @@ as another writer, no room, a quota or a wrong checksum, is left to sent.py, wit
 """
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import xxhash
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, OLDEST_VERSION, VERSION, Header
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, Header
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, STORED, Put
 from kvstore.protocol.one_put import OnePut, OnePutForm
@@ -43,22 +45,24 @@ class PutsAtOnce:
         """Of values that were stored without being claimed first."""
 
     def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
-        """Serve these bytes, all that has arrived on the connection, if they are one such Put that is kept here whatever the master knows.
-        False: they are to be read as ever."""
+        """Serve these bytes, all that has arrived on the connection, if they are one such Put. False: they are to be read as ever."""
         if len(frame) <= HEADER_BYTES:
             return False
-        magic, version, kind, request_id, _, body_bytes, payload_bytes = HEADER.unpack_from(frame)
+        magic, version, kind, request_id, deadline_ms, body_bytes, payload_bytes = HEADER.unpack_from(frame)
         at = HEADER_BYTES + body_bytes
         is_alone = at + payload_bytes == len(frame) and magic == MAGIC and OLDEST_VERSION <= version <= VERSION
         if kind != Put.TYPE or not is_alone or not request_id:
             return False
         put = self._form.unpack(frame[HEADER_BYTES:at])
-        if put is None or put.ack != ACK_NODE:
+        if put is None:
             return False
+        value = frame[at:]
+        if put.ack != ACK_NODE:
+            header = Header(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes, version)
+            return self._claim(session, header, tenant, put, value, partial(session.count, header))
         if self._table.find(tenant, put.key) is not None:
             session.send_whole(_answer(request_id, ALREADY_THERE))
             return True
-        value = frame[at:]
         block = self._shown(tenant, put, value)
         if block is None:
             return False
@@ -69,14 +73,13 @@ class PutsAtOnce:
         return True
 
     def payload(self, session: Session, header: Header, body: memoryview) -> bool:
-        """As `frame`, of a request whose message has been read, its value being there or not; and one that is answered once the master
-        knows it: the master is asked."""
+        """As `frame`, of a request whose message has been read, its value being there or not."""
         value, caller = session.arrived_payload(), session.context
         if value is None or not isinstance(caller, Caller) or (put := self._form.unpack(body)) is None:
             return False
         tenant = caller.tenant
         if put.ack != ACK_NODE:
-            return self._claim(session, header, tenant, put, value)
+            return self._claim(session, header, tenant, put, value, session.take_payload)
         if self._table.find(tenant, put.key) is not None:
             session.take_payload()
             session.reply(header.request_id, Flags(bytes((ALREADY_THERE,))))
@@ -125,9 +128,10 @@ class PutsAtOnce:
             table.events.stored(tenant, [block])
         self.in_bytes += block.size_bytes
 
-    def _claim(self, session: Session, header: Header, tenant: str, put: OnePut, value: memoryview) -> bool:
-        """Keep the value invisible, and have the master asked about its block, who answers the request. False, too, where a former block of
-        the key is being decided about."""
+    def _claim(self, session: Session, header: Header, tenant: str, put: OnePut, value: memoryview, begin: Callable[[], None]) -> bool:
+        """Keep the value invisible, and have the master asked about its block, who answers the request: asked first, for its processor to
+        be woken up while the value is copied. `begin` is called once the request is served here. False, too, where a former block of the
+        key is being decided about."""
         table = self._table
         is_known = table.find(tenant, put.key) is not None or table.writer(tenant, put.key) is not None
         if is_known or table.undecided.is_claimed(tenant, put.key) or not self._is_plain(tenant, put, value):
@@ -139,13 +143,14 @@ class PutsAtOnce:
             return False
         if opened is None:
             return False
-        self._dram.fill(opened.slot, value)
-        session.take_payload()
+        begin()
         frame = PutFrame(True, False, bytearray((GRANTED,)), [opened], [], [block.checksum], [])
         try:
             self._claims.claim(session, header, frame)
+            if table.is_open(opened):  # else there is no master to ask
+                self._dram.fill(opened.slot, value)
         except Exception as error:
-            table.abort(opened)
+            table.abort(opened)  # what the master grants is told to be gone then
             session.fail(header.request_id, error)
         return True
 

@@ -36,7 +36,19 @@ _Wanted = list[tuple[int, OpenPut]]
 class _UndecidedPut:
     """A Put whose claims have not all been answered yet: one for each partition that it has keys of."""
 
-    __slots__ = ("_answer", "_claims", "_error", "_frame", "_is_asked_again", "_left", "_publishers", "_span", "_stored", "_table")
+    __slots__ = (
+        "_answer",
+        "_claims",
+        "_entering",
+        "_error",
+        "_frame",
+        "_is_asked_again",
+        "_left",
+        "_publishers",
+        "_span",
+        "_stored",
+        "_table",
+    )
 
     def __init__(
         self, claims: "Claims", table: BlockTable, publishers: Publishers, frame: PutFrame, answer: PendingAnswer, span: Span | None
@@ -52,6 +64,8 @@ class _UndecidedPut:
         self._is_asked_again = False
         self._stored: list[tuple[int, Block]] = []
         """By the place in the frame."""
+        self._entering: list[Block] = []
+        """Shown, and the rest of what makes them visible is to follow."""
 
     def parts(self, partitioning: Partitioning) -> dict[int, _Wanted]:
         """What is to be claimed, by partition; each is to be settled by `decided` or `ask_again`."""
@@ -94,7 +108,12 @@ class _UndecidedPut:
                     self._stored.append((at, put.block))
         except Exception as error:
             self._fail(wanted, error)
-        self._is_decided()
+        try:
+            self._is_decided()
+        finally:  # behind the answer: the writer's process is being woken up meanwhile
+            entering, self._entering = self._entering, []
+            for block in entering:
+                self._table.enter_claimed(block)
 
     def _fail(self, wanted: _Wanted, error: Exception) -> None:
         for _, put in wanted:
@@ -137,6 +156,7 @@ class _UndecidedPut:
         """Carry out the decision on one put; its flag."""
         if status == GRANTED and self._table.is_open(put):
             self._table.commit_claimed(put, checksum, generation)
+            self._entering.append(put.block)
             self._claims.in_bytes += put.block.size_bytes
             return STORED
         self._table.abort(put)

@@ -365,6 +365,7 @@ class ReplicaQueue:
         for item, put, flag in zip(batch.items, batch.puts, flags, strict=True):
             if put is not None and flag and self._table.is_open(put):
                 self._table.commit_claimed(put, item.checksum, item.generation)
+                self._table.enter_claimed(put.block)
                 self.copied_blocks += 1
                 self.copied_bytes += item.size_bytes
                 self.guests += put.block.is_guest

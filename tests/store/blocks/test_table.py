@@ -45,7 +45,9 @@ def test_a_claimed_block_is_visible_without_an_event_under_the_masters_generatio
     assert put is not None
     store.write(put)
     store.table.commit_claimed(put, 7, 42)
+    store.table.enter_claimed(put.block)
     assert store.read("red", b"a", 42) is put.block
+    store.table.check_integrity()
     assert put.block.checksum == 7
     assert store.events == []
 

@@ -1,21 +1,25 @@
 """Promises of at_once.py, on real sockets; test_sent.py and test_claims.py have what holds however a put comes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
-from kvstore.protocol.errors import DeadlineExceeded, Draining, TierFailed
+from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, Claim
+from kvstore.protocol.errors import DeadlineExceeded, Draining, KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.event_messages import STORED as TOLD_STORED
 from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.master_messages import Grants
+from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenIndex, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.session import Session
 from kvstore.security.identity import Role
 from kvstore.store.blocks.block import Block
+from kvstore.tiers.tier import Slot
 from tests.rpc.wires import frame
-from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
 
@@ -94,8 +98,8 @@ def test_an_answer_that_the_socket_takes_in_part_is_sent_whole(node: Served, cli
 @pytest.mark.parametrize(
     "other",
     [
-        message("a", b"value", ack=ACK_CLUSTER),
         message("a", b"value", checksum=7),
+        message("a", b"value", checksum=7, ack=ACK_CLUSTER),
         message("a", b"value", size=6),
         message("a", b"value", size=17 * KIB),
         Put("ns", [b"a"], [5], [9], [digest(b"value")], [b""], ACK_CLUSTER),
@@ -103,10 +107,117 @@ def test_an_answer_that_the_socket_takes_in_part_is_sent_whole(node: Served, cli
     ],
 )
 def test_what_there_is_more_to_is_left_to_the_usual_way_with_nothing_done(node: Served, other: Put) -> None:
-    """Several blocks, the master's decision, what was reserved, what is wrong."""
+    """Several blocks, what was reserved, what is wrong."""
     data = memoryview(frame(other, 7, b"value"))
     assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", data))
     assert is_empty(node)
+
+
+class Master:
+    """Of whom claims ask: it answers when the test says so, and notes what the node's slot had when it was asked."""
+
+    def __init__(self, node: Served) -> None:
+        self.node = node
+        self.asked: list[tuple[Claim, Callable[[Grants | KVStoreError], None]]] = []
+        self.fault: Exception | None = None
+        self.answer_at_once: KVStoreError | None = None
+        node.call(lambda: node.claims.link_up(self.ask, 7))
+
+    def ask(self, claim: Claim, answer: Callable[[Grants | KVStoreError], None]) -> None:
+        if self.fault is not None:
+            raise self.fault
+        if self.answer_at_once is not None:
+            answer(self.answer_at_once)
+        else:
+            self.asked.append((claim, answer))
+
+    def grant(self, generation: int) -> None:
+        until(self.node, lambda: bool(self.asked))
+        self.node.call(lambda: self.asked.pop(0)[1](Grants(bytes((GRANTED,)), [5], [generation])))
+
+
+def test_one_that_the_master_answers_is_counted_until_then(node: Served, client: Client, shown: Shown) -> None:
+    master = Master(node)
+    thread, results = in_background(lambda: put(client, "a", b"value", ACK_CLUSTER))
+    until(node, lambda: bool(master.asked))
+    assert shown.all() == [True]
+    assert node.call(lambda: node.service.loads.of("red")) == (1, 1)
+    assert node.call(lambda: (node.store.table.find("red", b"a"), node.store.table.open_puts)) == (None, 1)
+    master.grant(9)
+    thread.join(TIMEOUT_S)
+    assert results == [STORED]
+    assert node.call(lambda: node.service.loads.of("red")) == (1, 0)
+    assert client.read("a", generations=[9])[1] == [b"value"]
+    node.call(node.store.table.check_integrity)
+    assert node.call(lambda: node.sent.in_bytes) == 5
+
+
+def test_without_a_master_it_is_to_be_asked_again_and_leaves_nothing(node: Served, client: Client, shown: Shown) -> None:
+    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
+    Master(node).answer_at_once = Unavailable("the link broke")
+    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
+    assert shown.all() == [True, True]
+    assert is_empty(node)
+
+
+def test_a_master_that_cannot_be_asked_is_the_answer_and_leaves_nothing(node: Served, client: Client) -> None:
+    Master(node).fault = RuntimeError("a bug")
+    with pytest.raises(KVStoreError, match="internal error"):
+        put(client, "a", b"value", ACK_CLUSTER)
+    assert is_empty(node)
+    assert node.call(lambda: (len(node.answers), node.service.loads.of("red"))) == (0, (1, 0))
+
+
+def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master is asked before the value is in its slot."""
+    master = Master(node)
+
+    def fail(_slot: Slot, _value: memoryview) -> tuple[int, int]:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.store.dram, "fill", fail)
+        with pytest.raises(KVStoreError, match="internal error"):
+            put(client, "a", b"value", ACK_CLUSTER)
+    heard: list[int] = []
+    node.store.emit = lambda kind, _block: heard.append(kind)
+    master.grant(9)
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None
+    assert heard == [EVENT_GONE]
+    assert is_empty(node)
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
+    node: Served, client: Client, shown: Shown, is_claimed: bool
+) -> None:
+    Master(node)
+    if is_claimed:
+        node.call(lambda: node.store.table.undecided.begin([Block("red", b"a", 5, 0)]))
+    else:
+        put(client, "a", b"value")
+    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
+    assert shown.all()[-1:] == [False]
+    if is_claimed:
+        node.call(lambda: node.store.table.undecided.end([Block("red", b"a", 5, 0)]))
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_one_for_the_master_without_room_is_not_served_at_once(
+    node: Served, client: Client, shown: Shown, monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    Master(node)
+
+    def fail(*_: object, **__: object) -> None:
+        if not opens:
+            raise TierFailed("no memory")
+
+    data = memoryview(frame(message("a", b"value", ack=ACK_CLUSTER), 7, b"value"))
+    client.read("a")
+    monkeypatch.setattr(node.store.table, "open", fail)
+    assert not node.call(lambda: node.sent.at_once.frame(next(iter(node.server.sessions)), "red", data))
 
 
 @pytest.mark.parametrize(
