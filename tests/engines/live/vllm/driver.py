@@ -27,7 +27,7 @@ class Engine:
         if transfer := options.pop("kv_transfer_config", None):
             options["kv_transfer_config"] = KVTransferConfig(**transfer)
         self._adapters: dict[str, LoRARequest] = {}
-        self._llm = LLM(enforce_eager=True, seed=0, disable_log_stats=False, **options)
+        self._llm = LLM(**{"enforce_eager": True, "seed": 0, "disable_log_stats": False} | options)
 
     def generate(
         self, prompts: list[list[int]], tokens: int, salts: list[str] | None = None, adapter: str | None = None
@@ -78,6 +78,11 @@ class Engine:
             parent = hashes[-1] if hashes else None
             hashes.append(hash_block_tokens(function, parent, prompt[start : start + block_tokens]))
         return [key.hex() for key in get_kv_transfer_group()._rank_groups[0].shard.keys(hashes)]
+
+    def ranges(self) -> int:
+        """How many times parts of blocks have been read, of an engine that loads layer by layer."""
+        durations = get_kv_transfer_group()._worker._client._timings.durations
+        return sum(durations["get_ranges_into"].counts().counts)
 
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}
