@@ -80,6 +80,15 @@ class LayerPools:
         not reach it as bytes in a row, or where the pieces are too small for that to pay."""
         return [[rows[block] for rows in self._rows] for block in blocks] if self._is_in_pieces else None
 
+    @property
+    def layer_count(self) -> int:
+        """How many `layer_pieces` a value is made of; 0 where there are no `pieces`."""
+        return len(self._rows) if self._is_in_pieces else 0
+
+    def layer_pieces(self, layer: int, blocks: Sequence[int]) -> tuple[int, list[NDArray[np.uint8]]]:
+        """Of one of the `pieces`: where it begins in a value, in bytes, and its memory in each of `blocks`."""
+        return sum(rows.shape[1] for rows in self._rows[:layer]), [self._rows[layer][block] for block in blocks]
+
     def _parts(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each run with its columns of `values`."""
         columns = itertools.pairwise(self._starts)
