@@ -12,7 +12,7 @@ from kvstore.engines.vllm.by_layer import Reached, fetch_by_layer
 from kvstore.engines.vllm.layout import LayerPools
 
 BLOCKS = 4
-LAYERS = 3
+LAYERS = 5
 ELEMENTS = 16
 LATER_S = 600
 
@@ -75,12 +75,12 @@ def value(block: int, layers: int = LAYERS) -> bytes:
     return b"".join(torch.full([ELEMENTS], 10.0 * block + layer).numpy().tobytes() for layer in range(layers))
 
 
-def test_each_layer_of_all_blocks_comes_before_the_next_one(client: Client) -> None:
+def test_the_first_layer_of_all_blocks_comes_first_then_as_many_as_are_there(client: Client) -> None:
     keys = [b"by layer %d" % block for block in (1, 2)]
     client.put_batch(keys, [value(1), value(2)], ack="cluster")
     layers, made = pools()
     seen: list[tuple[int, list[list[float]]]] = []
-    there = fetch_by_layer(
+    count = fetch_by_layer(
         client,
         keys,
         made,
@@ -88,8 +88,9 @@ def test_each_layer_of_all_blocks_comes_before_the_next_one(client: Client) -> N
         time.monotonic() + LATER_S,
         lambda layers_there: seen.append((layers_there, [layer[[3, 0], 0].tolist() for layer in layers])),
     )
-    assert there == 2
-    assert seen == [(1, [[10, 20], [0, 0], [0, 0]]), (2, [[10, 20], [11, 21], [0, 0]]), (3, [[10, 20], [11, 21], [12, 22]])]
+    assert count == 2
+    come = [[10.0 + layer, 20.0 + layer] for layer in range(LAYERS)]
+    assert seen == [(there, come[:there] + [[0, 0]] * (LAYERS - there)) for there in (1, 2, 4, 5)]
     assert all(torch.equal(layer[3], layer[3, 0].expand(ELEMENTS)) for layer in layers)
 
 
@@ -103,7 +104,7 @@ def test_a_block_that_vanishes_between_two_layers_ends_the_prefix_there(client: 
             client.remove([keys[1]], force=True)
 
     assert fetch_by_layer(client, keys, made, [0, 1, 2], time.monotonic() + LATER_S, reach) == 1
-    assert [layer[0, 0].item() for layer in layers] == [10, 11, 12]
+    assert [layer[0, 0].item() for layer in layers] == [10, 11, 12, 13, 14]
 
 
 def test_a_value_that_is_too_short_is_no_block(client: Client) -> None:
@@ -111,7 +112,7 @@ def test_a_value_that_is_too_short_is_no_block(client: Client) -> None:
     _, made = pools()
     reached: list[int] = []
     assert fetch_by_layer(client, [b"whole", b"short"], made, [0, 1], time.monotonic() + LATER_S, reached.append) == 1
-    assert reached == [1, 2, 3], "the engine waits for each of them"
+    assert reached == [1, 2, 4, 5], "the engine waits for each of them"
 
 
 def test_what_is_late_is_no_block(client: Client) -> None:
@@ -119,5 +120,5 @@ def test_what_is_late_is_no_block(client: Client) -> None:
     layers, made = pools()
     reached: list[int] = []
     assert fetch_by_layer(client, [b"late"], made, [0], time.monotonic(), reached.append) == 0
-    assert reached == [1, 2, 3]
+    assert reached == [1, 2, 4, 5]
     assert not layers[0].any()
