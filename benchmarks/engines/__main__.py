@@ -13,6 +13,7 @@ from benchmarks.parts import run
 from benchmarks.transfer_peers import Trouble
 
 PARTS = {
+    "copies": vllm.copy_rows,
     "vllm": vllm.rows,
     "offload": offload.rows,
     "lmcache": lmcache.rows,

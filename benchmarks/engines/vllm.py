@@ -11,10 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
@@ -22,8 +25,11 @@ from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.lookup import Lookup
-from kvstore.engines.vllm.plan import Plan
+from kvstore.engines.vllm.plan import Plan, StepPlan, Transfer
+from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from tests.engines.live.environments import ROOT
 from tests.engines.live.vllm.engines import Answer, Engine, random_tokens
@@ -33,6 +39,10 @@ PROMPT_TOKENS: Final = 3900
 STEP_BLOCKS: Final = 1000
 STEP_ROUNDS: Final = 101
 BLOCK_TOKENS: Final = 16
+COPY_BLOCKS: Final = 30
+COPY_ROUNDS: Final = 31
+LAYERS: Final = 16
+LAYER_BYTES: Final = 256 << 10
 MAX_HIT_OF_COLD: Final = 0.08
 MAX_HIT_OF_LOCAL: Final = 2
 MAX_STEP_MS: Final = 1
@@ -94,6 +104,49 @@ def step_rows() -> Iterator[Row]:
     for verb, times_s in (("looked up and loaded", load_s), ("saved", save_s)):
         name = f"vLLM: the scheduler's time for a step with {STEP_BLOCKS} blocks {verb}"
         yield at_most(name, statistics.median(times_s) * 1e3, "ms", MAX_STEP_MS)
+
+
+# --- copies ---
+
+
+def copy_rows() -> Iterator[Row]:
+    """The shortest time of several in which a rank copies what a prompt of PROMPT_TOKENS tokens has, by itself: blocks out of its pool; and
+    from a store on this host into the pool, all at once and layer by layer."""
+    shard = Shard(Namespace(model="copies", dtype="float32", block_tokens=128))
+    blocks = list(range(COPY_BLOCKS))
+    transfer = Transfer("request", blocks, [hashlib.sha256(block.to_bytes(4)).digest() for block in blocks])
+    pools = LayerPools([torch.rand(COPY_BLOCKS, LAYER_BYTES // 4) for _ in range(LAYERS)], COPY_BLOCKS)
+    values = torch.zeros(COPY_BLOCKS, pools.value_bytes, dtype=torch.uint8)
+    yield Row("vLLM: 120 MiB copied out of the pool", shortest_ms(lambda: pools.gather(blocks, values)), "ms")
+    with cluster() as running:
+        running.wait_ready()
+        for is_by_layer in (False, True):
+            settings = VllmSettings(load_async=False, load_by_layer=is_by_layer, load_deadline_s=60)
+            worker = Worker(Client(running.address), [RankGroup(shard, pools)], settings, is_writer=True)
+            worker.save(StepPlan(saves=[transfer]))
+            worker.flush()
+
+            def load(worker: Worker = worker, layer: int = LAYERS - 1) -> None:
+                worker.load(StepPlan(loads=[transfer]))
+                worker.wait_layer(layer)
+
+            way = "layer by layer" if is_by_layer else "at once"
+            yield Row(f"vLLM: 120 MiB loaded {way}", shortest_ms(load), "ms")
+            if is_by_layer:
+                yield Row("vLLM: 120 MiB loaded layer by layer, until the first layer is there", shortest_ms(partial(load, layer=0)), "ms")
+            worker.wait_layers()
+            assert not worker.take_failed()
+            worker.close()
+
+
+def shortest_ms(call: Callable[[], None]) -> float:
+    """Of COPY_ROUNDS."""
+    times_s = []
+    for _ in range(COPY_ROUNDS):
+        begin_s = time.perf_counter()
+        call()
+        times_s.append(time.perf_counter() - begin_s)
+    return min(times_s) * 1e3
 
 
 # --- time to first token ---

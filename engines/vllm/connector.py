@@ -32,7 +32,7 @@ from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.connecting import connect
 from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
-from kvstore.engines.vllm.facts import check_engine, group_pools, layer_groups, rank_facts
+from kvstore.engines.vllm.facts import check_engine, check_layers, group_pools, layer_groups, rank_facts
 from kvstore.engines.vllm.groups import fail_whole
 from kvstore.engines.vllm.identity import Shard, shard
 from kvstore.engines.vllm.layout import LayerPools
@@ -94,6 +94,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._lookup: Lookup | None = None
         self._worker: Worker | None = None
         self._rank_groups: list[RankGroup | None] = []
+        self._layers: dict[str, int] = {}
         self._block_pool: BlockPool | None = None
         self._groups = layer_groups(kv_cache_config)
         self._plan = Plan(
@@ -183,6 +184,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             LOG.info("kvstore: blocks of this rank are of the namespace %s", of_group.namespace.id.hex())
             tensors = [tensor for of_layer in pools.values() for tensor in of_layer]
             self._rank_groups.append(RankGroup(of_group, LayerPools(tensors, self._kv_cache_config.num_blocks)))
+            self._layers.update({name: layer for layer, name in enumerate(pools)})
+        if self._settings.load_by_layer and not self._settings.load_async:
+            check_layers(self._vllm_config, list(self._layers))
         is_writer = facts is not None and facts.is_writer
         client = connect(self._settings)
         self._worker = Worker(client, self._rank_groups, self._settings, is_writer=is_writer, fails_whole=fail_whole(self._groups))
@@ -203,7 +207,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.load(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are of all layers at once."""
+        """A layer that has no cache of its own reads that of one before it."""
+        if self._worker is not None and layer_name in self._layers:
+            self._worker.wait_layer(self._layers[layer_name])
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Blocks are saved with all their layers, once they are confirmed."""
@@ -216,6 +222,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             return None, None
         if self._step().is_idle:
             self._worker.wait_idle()
+        self._worker.wait_layers()
         copied, loaded = self._worker.take_finished()
         return copied or None, loaded or None
 

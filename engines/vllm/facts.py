@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
@@ -103,6 +104,15 @@ def rank_facts(
         tp_size=parallel.tensor_parallel_size,
         kv_replicas=kv_cache_config.kv_tp_replicas,
     )
+
+
+def check_layers(vllm_config: VllmConfig, names: Sequence[str]) -> None:
+    """Raises ConfigError if not all of these layers wait for what is loaded of them (`wait_for_layer_load`)."""
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(names)).values()
+    if others := sorted({type(layer).__name__ for layer in layers if not isinstance(layer, (Attention, MLAAttention))}):
+        raise ConfigError(
+            f'set "load_by_layer": false: vLLM does not have all layers of this model wait for their blocks ({", ".join(others)})'
+        )
 
 
 def group_pools(

@@ -31,6 +31,11 @@ class VllmSettings(TlsSettings):
     load_async: bool = setting(
         True, "Load blocks between the steps of the engine, beside other requests. Off: the step that needs them waits for them."
     )
+    load_by_layer: bool = setting(
+        False,
+        "With load_async off, on a CPU, of blocks on this host: each layer of the step waits for its own part of them only, while parts of "
+        "the layers behind it are loaded.",
+    )
     lookup_deadline_s: float = setting(
         0.1, "Time to ask which blocks the store has; after that a request is a miss.", minimum=0.001, maximum=60
     )

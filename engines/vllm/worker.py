@@ -1,15 +1,17 @@
 """A rank's side of a connector: moves the blocks of a step's plan between the engine's pools and the store.
 
-Loads run in threads, between steps of the engine, or in the step that needs them. Saves are copied before the step that is told of them, so
-that the engine may use the blocks at once, and stored by jobs. Each group of layers has values and keys of its own. No error of the store
-comes out: blocks that cannot be had are failed ones, blocks that cannot be stored are dropped, and both are counted.
+Loads run in threads, between steps of the engine, or in the step that needs them, there all at once or layer by layer. Saves are copied
+before the step that is told of them, so that the engine may use the blocks at once, and stored by jobs. Each group of layers has values and
+keys of its own. No error of the store comes out: blocks that cannot be had are failed ones, blocks that cannot be stored are dropped, and
+both are counted.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ import torch
 from kvstore.client import Client
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.vllm.by_layer import Reached, fetch_by_layer
 from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.layout import LayerPools
@@ -60,6 +63,8 @@ class Worker:
             Trouble("loading blocks", "they are computed"),
             Trouble("storing blocks", "they are dropped"),
         )
+        is_by_layer = settings.load_by_layer and not settings.load_async
+        self._reached = Reached() if is_by_layer else None
         self._changed = threading.Condition()
         self._loading = self._saving = 0
         self._loaded: set[str] = set()
@@ -77,8 +82,21 @@ class Worker:
                 with self._changed:
                     self._loading += 1
                 self._loaders.submit(self._load, request_id, transfers, until_s)
+            elif self._reached is not None:
+                self._reached.begin(request_id)
+                self._loaders.submit(self._load_by_layer, request_id, transfers, until_s)
             else:
                 self._load(request_id, transfers, until_s)
+
+    def wait_layer(self, layer: int) -> None:
+        """Come back when nothing of this layer, counted over all groups, is still to be loaded in this step."""
+        if self._reached is not None:
+            self._reached.wait_layer(layer)
+
+    def wait_layers(self) -> None:
+        """The same of all layers: called when the step is over."""
+        if self._reached is not None:
+            self._reached.wait_all()
 
     def save(self, plan: StepPlan) -> None:
         """Copy the blocks that the plan saves; they are stored later."""
@@ -132,8 +150,8 @@ class Worker:
 
     # --- loads ---
 
-    def _load(self, request_id: str, transfers: Sequence[Transfer], until_s: float) -> None:
-        """All of a request's transfers; the first one that does not come whole is the last."""
+    def _load(self, request_id: str, transfers: Sequence[Transfer], until_s: float, reach: Callable[[int], None] | None = None) -> None:
+        """All of a request's transfers; the first one that does not come whole is the last. `reach`: see by_layer.py."""
         begin_s = time.monotonic()
         counters = Counters()
         failed: list[int] = []
@@ -141,7 +159,7 @@ class Worker:
             loaded = 0
             if not failed:
                 try:
-                    loaded = self._fetch(transfer, until_s)
+                    loaded = self._fetch(transfer, until_s, reach)
                 except Exception:
                     LOG.exception("kvstore: loading blocks of request %s failed", request_id)
             failed += transfer.blocks[loaded:]
@@ -158,26 +176,36 @@ class Worker:
                 self._loading -= 1
                 self._changed.notify_all()
 
-    def _fetch(self, transfer: Transfer, until_s: float) -> int:
+    def _load_by_layer(self, request_id: str, transfers: Sequence[Transfer], until_s: float) -> None:
+        assert self._reached is not None
+        is_one = len(transfers) == 1  # else the layers of one would be taken for those of the next, too
+        try:
+            self._load(request_id, transfers, until_s, partial(self._reached.reach, request_id) if is_one else None)
+        finally:
+            self._reached.end(request_id)
+
+    def _fetch(self, transfer: Transfer, until_s: float, reach: Callable[[int], None] | None) -> int:
         """How many of the blocks, from the first on, are in the pool now."""
         group = self._groups[transfer.group]
         if group is None:
             return len(transfer.blocks)
+        keys = group.shard.keys(transfer.hashes)
+        if reach is not None and group.pools.layer_count and all(self._client.exists_here(keys)):
+            return fetch_by_layer(self._client, keys, group.pools, transfer.blocks, until_s, reach)
         pieces = group.pools.pieces(transfer.blocks)
         value_bytes = group.pools.value_bytes
         if pieces is not None:
-            return self._get(group.shard.keys(transfer.hashes), pieces, value_bytes, until_s)
+            return self._get(keys, pieces, value_bytes, until_s)
         loaded = 0
         chunk = self._load_staging.take()
         assert chunk is not None, "there are as many as threads"
         try:
             for part in _parts(transfer, self._load_staging.values(value_bytes)):
-                keys = group.shard.keys(transfer.hashes[part])
-                values = rows(chunk, len(keys), value_bytes)
-                there = self._get(keys, values, value_bytes, until_s)
+                values = rows(chunk, len(keys[part]), value_bytes)
+                there = self._get(keys[part], values, value_bytes, until_s)
                 group.pools.scatter(values[:there], transfer.blocks[part][:there])
                 loaded += there
-                if there < len(keys):
+                if there < len(values):
                     break
         finally:
             self._load_staging.give_back(chunk)

@@ -13,12 +13,17 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Blip2Config,
     Gemma3TextConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
+
+from tests.engines.live.pictures import IMAGE_PIXELS, IMAGE_TOKENS
 
 VOCABULARY: Final = 1024
 ADAPTER_RANK: Final = 8
@@ -42,6 +47,18 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": False,
     },
+    "mamba": FOUR_LAYERS
+    | {
+        "layer_types": ["mamba", "attention"] * 2,
+        "shared_intermediate_size": 512,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 8,
+        "mamba_expand": 1,
+        "position_embedding_type": "rope",
+    },
     "small": {
         "hidden_size": 1024,
         "intermediate_size": 2816,
@@ -53,13 +70,15 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """4 layers with a block of 64 KiB a layer and 64 tokens in float32; as many, every other with a window of 64 tokens (Gemma 3), or with the
-state of a short convolution (LFM 2); 16 layers of 174 million parameters, for figures."""
+state of a short convolution (LFM 2) or of Mamba 2 (Granite 4); 16 layers of 174 million parameters, for figures."""
 SIZES["sliding"] = SIZES["windows"] | {"layer_types": ["sliding_attention"] * 4}
 """No layer of it attends to all tokens."""
+IMAGE_TOKEN: Final = "<image>"
 FAMILIES: Final[dict[str, type[PreTrainedConfig]]] = {
     "windows": Gemma3TextConfig,
     "sliding": Gemma3TextConfig,
     "states": Lfm2Config,
+    "mamba": GraniteMoeHybridConfig,
 }
 """Llama where nothing else is said."""
 
@@ -75,8 +94,13 @@ def make(folder: Path, size: str) -> None:
     tokenizer.train_from_iterator(text, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    if size == "images":
+        fast.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN]})
     fast.save_pretrained(folder)
     torch.manual_seed(0)
+    if size == "images":
+        make_with_eyes(folder, fast)
+        return
     config = FAMILIES.get(size, LlamaConfig)(
         vocab_size=VOCABULARY,
         max_position_embeddings=16_384,
@@ -88,6 +112,35 @@ def make(folder: Path, size: str) -> None:
         **SIZES[size],
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, safe_serialization=True)
+
+
+def make_with_eyes(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write BLIP-2 with OPT, and how it takes images, into `folder`: an image is IMAGE_TOKENS tokens before the prompt."""
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Blip2Config(
+        vision_config=small | {"image_size": IMAGE_PIXELS, "patch_size": 14},
+        qformer_config=small | {"encoder_hidden_size": 64, "vocab_size": 64},
+        text_config={
+            "model_type": "opt",
+            "vocab_size": 2 * VOCABULARY,
+            "hidden_size": 256,
+            "word_embed_proj_dim": 256,
+            "ffn_dim": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 2048,
+            "init_std": 0.1,
+        },
+        num_query_tokens=IMAGE_TOKENS,
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        initializer_range=0.5,
+        dtype="float32",
+    )
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder, safe_serialization=True)
+    side = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "BlipImageProcessor", "size": side}))
+    processor = {"processor_class": "Blip2Processor", "num_query_tokens": IMAGE_TOKENS}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
 
 
 def make_adapter(folder: Path, seed: int) -> None:

@@ -74,6 +74,7 @@ def test_blocks_of_large_pieces_are_filled_in_place(monkeypatch: pytest.MonkeyPa
     piece_bytes = HEADS * TOKENS * ELEMENTS * 4
     monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", piece_bytes + 1)
     assert LayerPools(layers, BLOCKS).pieces(TABLE) is None
+    assert LayerPools(layers, BLOCKS).layer_count == 0
     monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", piece_bytes)
     source = LayerPools(layers, BLOCKS)
     values = torch.zeros(len(TABLE), source.value_bytes, dtype=torch.uint8)
@@ -81,6 +82,14 @@ def test_blocks_of_large_pieces_are_filled_in_place(monkeypatch: pytest.MonkeyPa
     pieces = source.pieces(TABLE)
     assert pieces is not None
     assert [b"".join(piece.tobytes() for piece in block) for block in pieces] == [value.numpy().tobytes() for value in values]
+    for layer in range(source.layer_count):
+        offset, of_layer = source.layer_pieces(layer, TABLE)
+        ends = [offset + piece.nbytes for piece in of_layer]
+        assert [piece.tobytes() for piece in of_layer] == [
+            value.numpy().tobytes()[offset:end] for value, end in zip(values, ends, strict=True)
+        ]
+    assert source.layer_count == len(layers)
+    assert offset + of_layer[0].nbytes == source.value_bytes
     pieces[0][1][:] = 0
     assert not layers[1][TABLE[0]].any()
     assert layers[0][TABLE[0]].any()

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -40,11 +41,20 @@ class ParentClient(FaultyClient):
 class Rank:
     """A worker over pools of 3 layers, whose block b is full of `first` + b."""
 
-    def __init__(self, address: str, shard: Shard, settings: VllmSettings = WAITING, *, first: int = 0, elements: int = 512) -> None:
+    def __init__(
+        self,
+        address: str,
+        shard: Shard,
+        settings: VllmSettings = WAITING,
+        *,
+        first: int = 0,
+        elements: int = 512,
+        client: ParentClient | None = None,
+    ) -> None:
         self.layers = [
             torch.arange(first, first + BLOCKS, dtype=torch.float32).repeat_interleave(elements).view(BLOCKS, -1) for _ in range(3)
         ]
-        self.client = ParentClient(address)
+        self.client = client or ParentClient(address)
         self.shard = shard
         self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings, is_writer=True)
 
@@ -123,6 +133,88 @@ def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(address: s
     assert rank.contents(7) == [100]
     assert rank.worker.take_finished()[1] == ({"b"} if load_async else set())
     rank.worker.close()
+
+
+class SteppingClient(ParentClient):
+    """Reads ranges only when it is let, a call at a time, once it is `armed`."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.steps = threading.Semaphore(0)
+        self.armed = False
+
+    def get_ranges_into(self, keys: Any, offsets: Any, buffers: Any, *, deadline_s: float | None = None) -> Any:
+        if self.armed:
+            assert self.steps.acquire(timeout=60)
+        return super().get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s)
+
+
+BY_LAYER = VllmSettings(load_async=False, load_by_layer=True)
+
+
+def by_layer_rank(address: str, shard: Shard) -> tuple[Rank, SteppingClient]:
+    """Its client knows which blocks lie on this host once it has read one there."""
+    client = SteppingClient(address)
+    rank = Rank(address, shard, BY_LAYER, first=100, client=client)
+    rank.worker.load(StepPlan(loads=[Transfer("first", [11], hashes(1))]))
+    rank.worker.wait_layers()
+    eventually(lambda: all(client.exists_here(shard.keys(hashes(3)))), "the blocks are seen to lie on this host")
+    rank.worker.take_counters()
+    client.armed = True
+    return rank, client
+
+
+def test_a_step_waits_for_each_layer_of_its_loads_by_itself(
+    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
+    rank.worker.flush()
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    other, client = by_layer_rank(address, shard)
+    other.worker.load(StepPlan(loads=[Transfer("b", [7, 8, 5], hashes(3))]))
+    for layer in range(3):
+        client.steps.release()
+        other.worker.wait_layer(layer)
+        assert [of[7, 0] for of in other.layers] == [3] * (layer + 1) + [107] * (2 - layer)
+    other.worker.wait_layers()
+    assert other.contents(7, 8, 5, 6) == [3, 1, 2, 106]
+    assert (other.worker.take_failed(), other.worker.take_finished()) == (set(), (set(), set()))
+    counters = other.worker.take_counters()
+    assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
+    other.worker.close()
+
+
+def test_loads_that_cannot_come_layer_by_layer_come_whole(address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which a block is not on this host, of several transfers, and into pools that are filled by way of staging memory."""
+    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
+    rank.worker.flush()
+    staged, _ = by_layer_rank(address, shard)
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    other, _ = by_layer_rank(address, shard)
+    for of_rank in (staged, other):  # ranges would wait for a step that nobody lets them
+        loads = [Transfer("b", [7], hashes(1)), Transfer("b", [8], hashes(3)[1:2])] if of_rank is other else [Transfer("b", [7], hashes(1))]
+        of_rank.worker.load(StepPlan(loads=[*loads, Transfer("c", [5, 6], [hashes(3)[2], b"nowhere" * 4])]))
+        of_rank.worker.wait_layer(2)
+        of_rank.worker.wait_layers()
+        assert of_rank.contents(7, 5, 9) == [3, 2, 109]
+        assert of_rank.worker.take_failed() == {6}
+        of_rank.worker.close()
+    assert other.contents(8) == [1]
+
+
+def test_a_load_by_layer_that_is_a_mistake_ends_all_the_same(
+    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
+    rank.worker.flush()
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    other, _ = by_layer_rank(address, shard)
+    other.worker.load(StepPlan(loads=[Transfer("b", [BLOCKS + 7], hashes(1))]))
+    other.worker.wait_layer(0)
+    other.worker.wait_layers()
+    assert other.worker.take_failed() == {BLOCKS + 7}
+    assert "loading blocks of request b" in caplog.text
+    other.worker.close()
 
 
 def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
@@ -17,6 +19,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
 from kvstore.protocol.errors import KVStoreError
+from tests.engines.live.pictures import IMAGE_PIXELS
 from tests.engines.live.vllm import faults
 
 
@@ -27,16 +30,23 @@ class Engine:
         if transfer := options.pop("kv_transfer_config", None):
             options["kv_transfer_config"] = KVTransferConfig(**transfer)
         self._adapters: dict[str, LoRARequest] = {}
-        self._llm = LLM(enforce_eager=True, seed=0, disable_log_stats=False, **options)
+        self._llm = LLM(**{"enforce_eager": True, "seed": 0, "disable_log_stats": False} | options)
 
     def generate(
-        self, prompts: list[list[int]], tokens: int, salts: list[str] | None = None, adapter: str | None = None
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        salts: list[str] | None = None,
+        adapter: str | None = None,
+        images: list[int] | None = None,
     ) -> list[dict[str, Any]]:
         """Greedy tokens of each prompt, their log-probabilities, and how many tokens of it were cached. `adapter`: the folder of a LoRA,
-        which is called as that is."""
+        which is called as that is. `images`: numbers of the pictures that the prompts have."""
         asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
         for prompt, salt in zip(asked, salts or [], strict=False):
             prompt["cache_salt"] = salt
+        for prompt, image in zip(asked, images or [], strict=False):
+            prompt["multi_modal_data"] = {"image": picture(image)}
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
         if adapter is not None and adapter not in self._adapters:
             self._adapters[adapter] = LoRARequest(Path(adapter).name, len(self._adapters) + 1, adapter)
@@ -79,6 +89,11 @@ class Engine:
             hashes.append(hash_block_tokens(function, parent, prompt[start : start + block_tokens]))
         return [key.hex() for key in get_kv_transfer_group()._rank_groups[0].shard.keys(hashes)]
 
+    def ranges(self) -> int:
+        """How many times parts of blocks have been read, of an engine that loads layer by layer."""
+        durations = get_kv_transfer_group()._worker._client._timings.durations
+        return sum(durations["get_ranges_into"].counts().counts)
+
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}
 
@@ -87,6 +102,12 @@ class Engine:
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
         while core is not None and core.scheduler.has_requests():
             self._llm.llm_engine.step()
+
+
+def picture(number: int) -> Image.Image:
+    """Another one for each number."""
+    dots = np.random.default_rng(number).integers(0, 256, (IMAGE_PIXELS, IMAGE_PIXELS, 3), np.uint8)
+    return Image.fromarray(dots)
 
 
 def flush_rank(worker: Any) -> str:

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -88,14 +89,14 @@ class Engine:
         log = model.with_name(f"engine-{next(NUMBERS)}.log")
         self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=log, environment=environment)
 
-    def generate(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None, adapter: Path | None = None) -> list[Answer]:
-        """Of prompts that are there at once. `adapter`: the folder of a LoRA."""
-        self.begin(*prompts, tokens=tokens, salts=salts, adapter=adapter)
+    def generate(self, *prompts: list[int], tokens: int = 8, adapter: Path | None = None, **each: Sequence[object] | None) -> list[Answer]:
+        """Of prompts that are there at once. `adapter`: the folder of a LoRA. `salts`, `images`: of each prompt, see the driver."""
+        self.begin(*prompts, tokens=tokens, adapter=adapter, **each)
         return self.answers()
 
-    def begin(self, *prompts: list[int], tokens: int = 8, salts: list[str] | None = None, adapter: Path | None = None) -> None:
+    def begin(self, *prompts: list[int], tokens: int = 8, adapter: Path | None = None, **each: Sequence[object] | None) -> None:
         """As `generate`, for a test that takes the `answers` later."""
-        self._child.begin("generate", prompts=prompts, tokens=tokens, salts=salts, adapter=adapter and str(adapter))
+        self._child.begin("generate", prompts=prompts, tokens=tokens, adapter=adapter and str(adapter), **each)
 
     def answers(self) -> list[Answer]:
         return [Answer(**answer) for answer in self._child.answer()]
