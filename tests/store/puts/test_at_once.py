@@ -19,6 +19,7 @@ from kvstore.security.identity import Role
 from kvstore.store.blocks.block import Block
 from kvstore.tiers.tier import Slot
 from tests.rpc.wires import frame
+from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
@@ -195,13 +196,13 @@ def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
 ) -> None:
     Master(node)
     if is_claimed:
-        node.call(lambda: node.store.table.undecided.begin([Block("red", b"a", 5, 0)]))
+        node.call(lambda: node.store.table.undecided.begin([made("red", b"a", 5, 0)]))
     else:
         put(client, "a", b"value")
     assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
     assert shown.all()[-1:] == [False]
     if is_claimed:
-        node.call(lambda: node.store.table.undecided.end([Block("red", b"a", 5, 0)]))
+        node.call(lambda: node.store.table.undecided.end([made("red", b"a", 5, 0)]))
 
 
 @pytest.mark.parametrize("opens", [False, True])
