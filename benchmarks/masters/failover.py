@@ -11,18 +11,23 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from kvstore.client.sync import Client
 from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_cluster import EtcdCluster
 from tests.system.running import System
 
 BLOCKS: Final = 200_000
 BLOCK_BYTES: Final = 512
+LARGE_BLOCKS: Final = 10_000_000
+LARGE_BLOCK_BYTES: Final = 64
+LARGE_QUOTA_BYTES: Final = 8 << 30
 BATCH: Final = 2_000
 ASKED: Final = 16
 """Blocks of one get."""
@@ -40,37 +45,60 @@ WAYS: Final[dict[str, Callable[[int], None]]] = {
 
 
 def rows() -> Iterator[Row]:
-    for way, strike in WAYS.items():
-        with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
-            etcd = EtcdCluster(Path(folder))
-            etcd.start()
-            try:
-                with System(Path(folder) / "system", etcd.url, masters=3) as system:
-                    yield from pauses(system, way, strike)
-            finally:
-                etcd.remove()
+    for way in WAYS:
+        with cluster() as system:
+            yield from pauses(system, BLOCKS, BLOCK_BYTES, (way,), "--dram", "512MiB")
 
 
-def pauses(system: System, way: str, strike: Callable[[int], None]) -> Iterator[Row]:
+def large_rows() -> Iterator[Row]:
+    """Of as many blocks as fit, small ones, put once for both ways: minutes, and 15 GB of memory."""
+    ways = ("stopped (SIGSTOP)", "killed")
+    with cluster(f"--quota-backend-bytes={LARGE_QUOTA_BYTES}") as system:
+        yield from pauses(system, LARGE_BLOCKS, LARGE_BLOCK_BYTES, ways, "--dram", "1GiB", "--table-share", "7")
+
+
+@contextmanager
+def cluster(*etcd_flags: str) -> Iterator[System]:
+    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
+        etcd = EtcdCluster(Path(folder), *etcd_flags)
+        etcd.start()
+        try:
+            with System(Path(folder) / "system", etcd.url, masters=3) as system:
+                yield system
+        finally:
+            etcd.remove()
+
+
+def pauses(system: System, blocks: int, block_bytes: int, ways: Sequence[str], *node_flags: str) -> Iterator[Row]:
     for index in range(3):
         system.start_master(index, *FLAGS)
     for name in ("n0", "n1"):
-        system.start_node(name, "--dram", "512MiB")
-    keys = [b"block-%06d" % number for number in range(BLOCKS)]
-    value = bytes(BLOCK_BYTES)
+        system.start_node(name, *node_flags)
+    keys = [b"block-%08d" % number for number in range(blocks)]
+    value = bytes(block_bytes)
     with system.remote_client(deadline_s=DEADLINE_S) as reader, system.client(deadline_s=DEADLINE_S) as writer:
-        for begin in range(0, BLOCKS, BATCH):
+        for begin in range(0, blocks, BATCH):
             assert all(writer.put_batch(keys[begin : begin + BATCH], [value] * BATCH))
-        watched = [Watched(lambda: gets(reader, keys)), Watched(lambda: puts(writer, value))]
-        time.sleep(CALM_S)
-        strike(system.masters[0].pid)
-        time.sleep(WATCHED_S)
-        for what, one in zip(("gets", "puts"), watched, strict=True):
-            longest_s = one.end()
-            yield at_most(f"owner {way}, {BLOCKS:,} blocks, lease {LEASE_TTL_S} s: longest pause of {what}", longest_s, "s", PAUSE_S)
-        deadline_s = time.monotonic() + DEADLINE_S
-        while lost := writer.exists_batch(keys).count(False):
-            assert time.monotonic() < deadline_s, f"{lost} blocks are lost"
+        for way in ways:
+            watched = [Watched(lambda: gets(reader, keys)), Watched(lambda: puts(writer, value))]
+            time.sleep(CALM_S)
+            WAYS[way](owner(system).pid)
+            time.sleep(WATCHED_S)
+            for what, one in zip(("gets", "puts"), watched, strict=True):
+                longest_s = one.end()
+                yield at_most(f"owner {way}, {blocks:,} blocks, lease {LEASE_TTL_S} s: longest pause of {what}", longest_s, "s", PAUSE_S)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while lost := missing(writer, keys):
+                assert time.monotonic() < deadline_s, f"{lost} blocks are lost"
+
+
+def owner(system: System) -> Child:
+    """The master that owns the catalog."""
+    return system.masters[system.address.split(",").index(system.status().owner.address)]
+
+
+def missing(client: Client, keys: list[bytes]) -> int:
+    return sum(client.exists_batch(keys[begin : begin + BATCH]).count(False) for begin in range(0, len(keys), BATCH))
 
 
 def gets(client: Client, keys: list[bytes]) -> bool:
