@@ -74,6 +74,12 @@ class Sources:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def bytes_of(self, indices: Sequence[int]) -> int:
+        """Of these together."""
+        if self.flat is not None:
+            return len(indices) * self.sizes[0] if indices else 0
+        return sum(map(self.sizes.__getitem__, indices))
+
     def __iter__(self) -> Iterator[Parts]:
         return map(self.__getitem__, range(len(self)))
 

@@ -17,7 +17,7 @@ WRITTEN = "build/own_coverage"
 """Where processes of tests leave what they ran; each adds a suffix of its own."""
 WHOLE_PACKAGES = ("protocol", "kvcache", "tiers", "scheduler", "lab", "telemetry")
 PARTS = {
-    "rpc": "busy_poll deadline exchange incoming observing owners questions tenant_loads tracing",
+    "rpc": "arriving busy_poll deadline exchange incoming observing owners questions speaking tenant_loads tracing",
     "security": "binding credentials file_signature grpc_metadata guard identity rules toml_file",
     "security/quotas": "in_force quota reading tables telling",
     "security/tickets": "form issuing keyring",

@@ -130,7 +130,7 @@ class SlotWriting:
                 row_bytes = sources.sizes[0]
                 runs = runs_of_rows(sources.flat, row_bytes, written, slabs, offsets, parts)
                 copies = partial(resources.copier.copy_and_sum_rows, runs, row_bytes)
-            sums = yield from work(copies, sum(map(sources.sizes.__getitem__, written)))
+            sums = yield from work(copies, sources.bytes_of(written))
             commit = Commit(put_ids, sums)
             reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
             return self._batch.written(node, written, reply)

@@ -71,9 +71,10 @@ class Writing:
                 yield from resources.reservations.give_up(self._batch)
             raise
         finally:
-            stored = self._batch.stored.count(True)
+            is_stored, sources = self._batch.stored, self._batch.sources
+            stored = is_stored.count(True)
             self._resources.early_puts.has_unhinted |= self._is_early and stored < len(self._batch.keys)
-            out = sum(compress(self._batch.sources.sizes, self._batch.stored))
+            out = sources.bytes_of(range(stored)) if sources.flat is not None else sum(compress(sources.sizes, is_stored))
             resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
         return self._batch.stored
 
@@ -188,7 +189,7 @@ class Writing:
         """Cut where one message's values become too many."""
         part: list[int] = []
         sizes, frame_bytes = self._batch.sources.sizes, int(self._resources.settings.frame_bytes)
-        if sum(map(sizes.__getitem__, indices)) <= frame_bytes:
+        if self._batch.sources.bytes_of(indices) <= frame_bytes:
             yield indices
             return
         left = frame_bytes
@@ -215,7 +216,7 @@ class Writing:
         """Those whose values are to be written into slots, and those that go along with the message: where the node is on this host a round
         trip more is little beside the way of many small values through a socket."""
         sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
-        if node.route.is_local and self._is_kept(indices) and sum(map(sizes.__getitem__, indices)) > inline_bytes:
+        if node.route.is_local and self._is_kept(indices) and self._batch.sources.bytes_of(indices) > inline_bytes:
             return indices, []
         large = [i for i in indices if sizes[i] > inline_bytes]
         return large, [i for i in indices if sizes[i] <= inline_bytes] if large else indices
@@ -228,12 +229,12 @@ class Writing:
         """Large batches to other hosts do, unless the node's engine cannot be had."""
         if not self._resources.engine_copies.remote.is_usable(node):
             return False
-        return sum(map(self._batch.sources.sizes.__getitem__, indices)) >= self._resources.settings.engine_min_bytes
+        return self._batch.sources.bytes_of(indices) >= self._resources.settings.engine_min_bytes
 
     def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
         """Values go along with one message."""
         sources = [self._batch.sources[i] for i in indices]
-        sums = yield from work(lambda: [checksum(parts) for parts in sources], sum(map(self._batch.sources.sizes.__getitem__, indices)))
+        sums = yield from work(lambda: [checksum(parts) for parts in sources], self._batch.sources.bytes_of(indices))
         is_kept = self._is_kept(indices)
         ack = ACK_NODE if is_kept else ACK_CLUSTER
         message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)

@@ -77,12 +77,13 @@ class Showing:
         tenant = self._tenants.get(block.tenant)
         if tenant is None:
             return
-        slot = block.dram
-        if place is None or tenant.growth is not None or tenant.index.is_full or slot is None:
+        slot, index = block.dram, tenant.index
+        if slot is None or tenant.growth is not None or index.is_full:
             self._grow_if_full(tenant)
             self._show(tenant, block)
-        else:
-            tenant.index.show(block, *place, block.checksum_in(DRAM), slot.index)
+        else:  # as a rule, in fewer steps
+            slab, offset = place or self._dram.locate(slot)
+            index.show(block, slab, offset, block.checksum_in(DRAM), slot.index)
 
     def show_all(self, blocks: Sequence[Block]) -> None:
         """As `show`, of blocks of one tenant."""

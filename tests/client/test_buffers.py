@@ -94,6 +94,8 @@ def test_sources_say_their_sizes_and_whether_they_lie_in_a_row() -> None:
     assert rows.flat is not None
     several = as_sources([b"a", b"bc"])
     assert (len(several), several.sizes, several.flat) == (2, [1, 2], None)
+    assert [rows.bytes_of(indices) for indices in ((), (2,), range(3))] == [0, 4, 12]
+    assert [several.bytes_of(indices) for indices in ((), (1,), range(2))] == [0, 2, 3]
 
 
 def test_rows_are_the_arrays_own_memory_and_may_be_read_only() -> None:
