@@ -85,7 +85,7 @@ class Filling:
     def _put_batch(self, keys: list[bytes], parents: list[bytes], checksums: list[int], generations: list[int]) -> None:
         table = self._table
         assert table.are_new("bench", keys)
-        slots = table.free_slots("bench", VALUE_BYTES, BATCH)
+        slots = table.slots.free_slots("bench", VALUE_BYTES, BATCH)
         assert len(slots) == BATCH
         blocks = table.rows.make_all("bench", keys, VALUE_BYTES, [UNDECIDED] * BATCH, "", parents, slots)
         batch = table.open_batch(blocks, self, now_ns=1)

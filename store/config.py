@@ -51,7 +51,7 @@ class NodeSettings(ServerTlsSettings):
     dram: Size = setting(Size(1 << 30), "Capacity of the DRAM tier.", minimum=4096)
     table_share: float = setting(
         0.5,
-        "Memory of the block table, which comes on top of `dram`, as a share of it: about 800 bytes for each block, in whichever tier, "
+        "Memory of the block table, which comes on top of `dram`, as a share of it: about 550 bytes for each block, in whichever tier, "
         "and a quarter for what the policy remembers of blocks that left. At least 64 MiB. Where it is used up the coldest blocks of the "
         "lowest tier leave the node.",
         minimum=0,

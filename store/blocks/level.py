@@ -89,11 +89,12 @@ class Level:
 
     def add(self, block: Block) -> None:
         """The block's slot here holds its value from now on."""
-        self.order.insert(block, block.group_in(self.index))
+        columns, row = block.columns, block.row  # for DRAM, where each put comes by: a method each would be a microsecond together
+        self.order.insert(block, columns.groups[row] if self.index == DRAM else block.group_in(self.index))
         self._count += 1
         if self._slabs is not None:
-            self._by_slot.add(self._place(block), block)
-        if block.columns.others:
+            self._by_slot.add(columns.places[row] if self.index == DRAM else self._place(block), block)
+        if columns.others:
             self.encoded.count(block, block.loss_in(self.index), 1)
 
     def add_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
@@ -111,10 +112,11 @@ class Level:
         """The block's slot here is about to go, as is what `lossy` says of it."""
         if block.columns.others:
             self.encoded.count(block, block.loss_in(self.index), -1)
-        self.order.remove(block, block.group_in(self.index))
+        columns, row = block.columns, block.row
+        self.order.remove(block, columns.groups[row] if self.index == DRAM else block.group_in(self.index))
         self._count -= 1
         if self._slabs is not None:
-            self._by_slot.remove(self._place(block))
+            self._by_slot.remove(columns.places[row] if self.index == DRAM else self._place(block))
 
     def take_coldest(self, group: int, tenant: str, count: int) -> list[Block]:
         """Up to `count` blocks of the tenant that `victims` would give for newcomers of its `group`, one after the other, as long as those

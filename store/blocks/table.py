@@ -19,7 +19,9 @@ from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.crowding import Crowding
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.free_slots import FreeSlots
 from kvstore.store.blocks.level import EncodedTotals, Level, is_evictable
+from kvstore.store.blocks.memory import most_blocks, most_remembered, table_bytes
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
@@ -29,20 +31,8 @@ from kvstore.store.blocks.showing import Place, Showing, ShowsNothing
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
-from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.tier import Slot, Tier
 from kvstore.tiers.value_codec import Encoding
-
-TABLE_BYTES = 800
-"""Memory of this process that a block with a copy in one tier takes beside its bytes, estimated: Block, Slot, keys, tables and the default
-policy (744 bytes measured in prompts of 16 blocks, 690 without parents; 711 of a whole node with a million of these). Clients of the host
-that look for blocks by themselves have an index of 136 bytes an entry, of which a tenth to four tenths show a block: a memfd, which is not
-counted here."""
-
-REMEMBERED_BYTES = 400
-"""The same of a block that left and that the default policy remembers (396 measured where blocks have no parents, 236 in prompts of 50)."""
-
-REMEMBERED_SHARE = 0.25
-"""Of the table's memory, for these: a policy remembers several times as many as are there."""
 
 READ_EVENT_BLOCKS = 256
 """What was read unasked is told to recorders in events of at most as many blocks, so that answers to them are about full."""
@@ -67,7 +57,7 @@ class BlockTable:
         partitioning: Partitioning | None = None,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
-        at once, each taken for TABLE_BYTES, and remembered after they left; None: as many as the tiers hold.
+        at once (memory.py), and remembered after they left; None: as many as the tiers hold.
 
         `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a block;
         None: all is one partition.
@@ -81,8 +71,7 @@ class BlockTable:
         """The visible block of a tenant's key, or None."""
         max_blocks = max_remembered = None
         if max_table_bytes is not None:
-            max_blocks = max(1, int(max_table_bytes * (1 - REMEMBERED_SHARE)) // TABLE_BYTES)
-            max_remembered = int(max_table_bytes * REMEMBERED_SHARE) // REMEMBERED_BYTES // len(tiers)
+            max_blocks, max_remembered = most_blocks(max_table_bytes), most_remembered(max_table_bytes) // len(tiers)
         self._levels = {
             index: Level(
                 index,
@@ -110,6 +99,7 @@ class BlockTable:
         self.quotas = BlockQuotas(self._visible, self._puts, self._levels)
         self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, max_blocks=max_blocks)
         self._ended = EndedPuts(self._puts, self._landing.tier)
+        self.slots = FreeSlots(self._landing, self._crowding, self.room, is_lowest=self._landing is self.lowest)
         self.misses = 0
         self.corrupt_reads = 0
 
@@ -159,48 +149,8 @@ class BlockTable:
         self.copies.show(block, self._landing)
         self.undecided.add(block)
 
-    def spare_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
-        """Up to `count` slots in DRAM for new blocks of that size that nobody has to leave for, for `open` to use at once: what is not
-        used has to be given back (`give_back`) before anything else is asked of the table."""
-        count = self._landing.within_limit(tenant, size_bytes, self._crowding.at_most(tenant, count))
-        tier, found = self._landing.tier, list[Slot]()
-        try:
-            while len(found) < count and not self._landing.slab_limits.lacks(size_bytes, tenant):
-                found += tier.allocate_unused(size_bytes, tenant=tenant, count=count - len(found)) or [
-                    tier.allocate(size_bytes, tenant=tenant)  # the first of another slab
-                ]
-        except TierFull:
-            pass
-        except KVStoreError:
-            self.give_back(found)
-            raise
-        return found
-
-    def guest_slot(self, tenant: str, size_bytes: int) -> Slot | None:
-        """A slot in DRAM for a block that nobody has to leave the node for, for `open_at`; None: there is none. With a lower tier there is
-        none above DRAM's high watermark, for something would be copied down for it, and something else leave there."""
-        level = self._landing
-        if level is not self.lowest and level.tier.used_bytes + size_bytes > level.high_bytes:
-            return None
-        return next(iter(self.spare_slots(tenant, size_bytes, 1)), None)
-
-    def free_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
-        """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other."""
-        found = self.spare_slots(tenant, size_bytes, count)
-        while len(found) < count and self.room.free_at_once(self._landing, size_bytes, tenant, count - len(found)):
-            more = self.spare_slots(tenant, size_bytes, count - len(found))
-            if not more:
-                break
-            found += more
-        return found
-
-    def give_back(self, slots: Iterable[Slot]) -> None:
-        """Slots of `spare_slots` or `free_slots` that no put has."""
-        for slot in slots:
-            self._landing.tier.free(slot)
-
     def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
-        """As `open`, with one of `spare_slots`."""
+        """As `open`, with one of `FreeSlots.spare_slots`."""
         block.set_slot(DRAM, slot)
         return self._puts.add(block, owner, now_ns=now_ns)
 
@@ -209,7 +159,7 @@ class BlockTable:
         return not self._visible.has_any(tenant, keys) and not self._puts.has_any(tenant, keys)
 
     def open_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
-        """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `spare_slots`."""
+        """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `FreeSlots.spare_slots`."""
         return self._puts.add_all(blocks, owner, now_ns=now_ns)
 
     def open_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
@@ -271,7 +221,7 @@ class BlockTable:
 
     def decide(self, block: Block, generation: int) -> None:
         """The master knows the visible block, under `generation` from now on."""
-        block.generation = generation
+        block.columns.generations[block.row] = generation
         self.undecided.remove(block)
 
     def decide_all(self, blocks: Sequence[Block], generations: Sequence[int]) -> None:
@@ -432,7 +382,7 @@ class BlockTable:
     def table_bytes(self) -> int:
         """Memory beside the tiers for what is known of blocks, also of those that left, estimated."""
         remembered = sum(level.order.remembered for level in self._levels.values())
-        return (len(self._visible) + len(self._puts)) * TABLE_BYTES + remembered * REMEMBERED_BYTES
+        return table_bytes(len(self._visible) + len(self._puts), remembered)
 
     @property
     def accesses(self) -> int:

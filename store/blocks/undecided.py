@@ -59,11 +59,13 @@ class Undecided:
     def add(self, block: Block) -> None:
         """The block has become visible, undecided."""
         self.last_number += 1
-        self._numbers.setdefault(block.tenant, {})[block] = self.last_number
-        self._to_claim.setdefault(self._group(block), {})[block] = None
+        group = self._group(block)
+        self._numbers.setdefault(group[0], {})[block] = self.last_number
+        self._to_claim.setdefault(group, {})[block] = None
 
     def _group(self, block: Block) -> _Group:
-        return block.tenant, block.namespace, self._partitioning.of(block.key)
+        columns = block.columns
+        return columns.tenant, columns.namespace, self._partitioning.of(block.key)
 
     def regroup(self) -> None:
         """Other partitions are told of from now on: of a node that has said nothing to any master yet."""

@@ -43,7 +43,7 @@ class VisibleBlocks:
         above = of_tenant.get(block.parent)
         if above is not None:
             block.parent = above.key  # the same bytes once, not twice
-        self.access(block)
+        self.accesses = block.columns.last_accesses[block.row] = self.accesses + 1
 
     def add_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
         """As `add`, of blocks of one tenant, and these rows; there is at least one."""
@@ -75,8 +75,7 @@ class VisibleBlocks:
             del self._blocks[blocks[0].tenant]
 
     def access(self, block: Block) -> None:
-        self.accesses += 1
-        block.last_access = self.accesses
+        self.accesses = block.columns.last_accesses[block.row] = self.accesses + 1
 
     def of_tenant(self, tenant: str) -> list[Block]:
         return list(self._blocks.get(tenant, {}).values())

@@ -111,9 +111,9 @@ class Slots:
             return None
         if table.undecided.claims and not all(is_kept(message, generation) for generation in set(message.generations)):
             return None
-        slots = table.free_slots(tenant, sizes[0], count)
+        slots = table.slots.free_slots(tenant, sizes[0], count)
         if len(slots) < count:
-            table.give_back(slots)
+            table.slots.give_back(slots)
             return None
         blocks = table.rows.make_all(tenant, keys, sizes[0], message.generations, message.namespace, message.parents, slots)
         statuses, now_ns = bytearray((GRANTED,)) * count, session.reactor.now_ns()
@@ -167,7 +167,7 @@ class _SpareSlots:
     def take(self) -> Slot | None:
         """None: room has to be made, or a slab, after which there may be some again; but not once room had to be made."""
         if not self._slots and self._left > 1:
-            self._slots = self._table.spare_slots(self._tenant, self._size_bytes, self._left)
+            self._slots = self._table.slots.spare_slots(self._tenant, self._size_bytes, self._left)
             self._slots.reverse()
             if self._is_dry and not self._slots:
                 self._left = 0
@@ -176,7 +176,7 @@ class _SpareSlots:
         return self._slots.pop() if self._slots else None
 
     def give_back(self) -> None:
-        self._table.give_back(self._slots)
+        self._table.slots.give_back(self._slots)
         self._slots = []
 
 

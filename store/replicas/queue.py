@@ -267,7 +267,7 @@ class ReplicaQueue:
 
     def _open_guest(self, block: Block, batch: _Batch) -> OpenPut:
         """A put for which nobody leaves. Raises Full: there is no slot to spare, or its tenant's quota leaves none."""
-        slot = self._table.guest_slot(block.tenant, block.size_bytes)
+        slot = self._table.slots.guest_slot(block.tenant, block.size_bytes)
         if slot is None:
             raise Full("no slot is free for what another node spills")
         block.is_guest = True

@@ -10,7 +10,7 @@ how rarely such blocks are read again: never, where a prompt's unfinished block 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final
 
 from kvstore.tiers.policies.children import Children, with_child, without_child
@@ -216,7 +216,11 @@ class PrefixPolicy(EvictionPolicy[K]):
         run = nodes[first] if first is not None else None
         if not isinstance(run, Run):
             return []
-        found = list(takewhile(lambda key: evictable(key) and may_go(key), islice(run, count)))
+        found = list[K]()
+        for key in islice(run, count):
+            if not (evictable(key) and may_go(key)):
+                break
+            found.append(key)
         for key in found:
             del nodes[key]
             self._remember(key, run.home)

@@ -12,7 +12,7 @@ def test_a_place_is_made_by_the_coldest_of_all_where_only_all_together_are_limit
     store = make_store(1000, max_blocks=2, slab_bytes=100)
     store.put("a", tenant="blue")
     store.put("b")
-    assert store.table.spare_slots("red", 100, 5) == []
+    assert store.table.slots.spare_slots("red", 100, 5) == []
     store.put("c")
     assert store.names() == "bc"
     for block in store.table.blocks():
@@ -33,7 +33,7 @@ def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_s
     store.table.relieve()
     assert store.names() == "bz"
     assert store.table.quotas.crowded == set()
-    assert store.table.spare_slots("red", 100, 3) == []
+    assert store.table.slots.spare_slots("red", 100, 3) == []
 
 
 def test_a_tenant_with_as_many_as_it_may_gives_its_own_coldest_for_the_next(make_store: MakeStore) -> None:

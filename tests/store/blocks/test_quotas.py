@@ -242,14 +242,14 @@ def test_a_batch_gets_no_more_slots_than_the_quota_has_room_for(make_store: Make
     store = make_store(2000, slab_bytes=1000)
     limit(store, dram_bytes=500)
     store.put("a")
-    slots = store.table.spare_slots("red", 100, 10)
+    slots = store.table.slots.spare_slots("red", 100, 10)
     assert len(slots) == 4
-    store.table.give_back(slots)
-    slots = store.table.free_slots("red", 100, 5)
+    store.table.slots.give_back(slots)
+    slots = store.table.slots.free_slots("red", 100, 5)
     assert len(slots) == 5
     assert store.names() == ""
-    assert store.table.free_slots("red", 100, 1) == []
-    store.table.give_back(slots)
+    assert store.table.slots.free_slots("red", 100, 1) == []
+    store.table.slots.give_back(slots)
     store.table.check_integrity()
 
 

@@ -368,15 +368,15 @@ def test_many_leave_at_once_only_where_they_need_not_be_copied_first(make_store:
     assert store.table.room.free_at_once(landing, 100, "red", 3)
     assert (first.dram, first.nvme is not None) == (None, True)
     assert store.names() == "abc"
-    assert len(store.table.free_slots("red", 100, 3)) == 1
+    assert len(store.table.slots.free_slots("red", 100, 3)) == 1
 
 
 def test_for_many_another_groups_slab_is_taken_as_for_one(make_store: MakeStore) -> None:
     store = make_store(4 * 4096, slab_bytes=4096)
     for name in "abcd":
         store.put(name, 4096)
-    slots = store.table.free_slots("red", 1024, 6)
+    slots = store.table.slots.free_slots("red", 1024, 6)
     assert len(slots) == 6
     assert store.names() == "cd"
-    store.table.give_back(slots)
+    store.table.slots.give_back(slots)
     store.table.check_integrity()

@@ -114,17 +114,17 @@ def test_a_slab_that_cannot_be_emptied_stays_and_one_of_that_size_leaves(make_st
 def test_a_batch_gets_no_slot_of_a_slab_that_the_tenant_may_not_have(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=2)
-    slots = store.table.spare_slots("red", 50, 10)
+    slots = store.table.slots.spare_slots("red", 50, 10)
     assert len(slots) == 4
-    assert store.table.free_slots("red", 50, 1) == [], "the slots are no blocks yet, so nothing can leave for another"
-    store.table.give_back(slots)
+    assert store.table.slots.free_slots("red", 50, 1) == [], "the slots are no blocks yet, so nothing can leave for another"
+    store.table.slots.give_back(slots)
     store.put("a", 30)
     for name in "bc":
         store.put(name, 50)
-    slots = store.table.free_slots("red", 50, 4)
+    slots = store.table.slots.free_slots("red", 50, 4)
     assert len(slots) == 4
     assert store.names() == ""
-    store.table.give_back(slots)
+    store.table.slots.give_back(slots)
     store.table.check_integrity()
 
 
@@ -134,7 +134,7 @@ def test_blocks_go_down_for_a_slab_where_there_is_a_tier_below(make_store: MakeS
     store.put("a", 50)
     store.put("b", 50)
     assert store.try_put("c", 30) is None
-    assert store.table.free_slots("red", 30, 1) == []
+    assert store.table.slots.free_slots("red", 30, 1) == []
     assert [move.block.key for move in store.table.room._moves] == [b"a", b"b"]
     store.settle()
     store.put("c", 30)

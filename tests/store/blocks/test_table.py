@@ -7,7 +7,7 @@ import pytest
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.table import REMEMBERED_SHARE, TABLE_BYTES
+from kvstore.store.blocks.memory import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.opening import readable_blocks
 from kvstore.tiers.policies.lru import LRU
 from tests.store.tables import PUT_TTL_NS, Store, value_of
@@ -365,11 +365,11 @@ def test_a_guest_gets_a_slot_that_nobody_leaves_for_now_or_by_a_watermark(make_s
     for store, count in ((alone, 10), (demoting, 8)):
         for number in range(count - 1):
             store.put(str(number), 100)
-        slot = store.table.guest_slot("red", 100)
+        slot = store.table.slots.guest_slot("red", 100)
         assert slot is not None
         put = store.table.open_at(store.block("guest"), slot, "the copies", now_ns=0)
         store.commit(put)
-        assert store.table.guest_slot("red", 100) is None
+        assert store.table.slots.guest_slot("red", 100) is None
         store.settle()
         assert len(list(store.table.blocks())) == count
     assert demoting.table.room.take_moves() == []

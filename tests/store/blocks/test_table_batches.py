@@ -40,7 +40,7 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
     """As many at a time as there are spare slots; where there are none, one for which room is made."""
     number = 0
     while number < len(blocks):
-        slots = table.table.spare_slots("red", SIZE, len(blocks) - number)
+        slots = table.table.slots.spare_slots("red", SIZE, len(blocks) - number)
         new = blocks[number : number + len(slots)]
         assert table.table.are_new("red", [one.key for one in new])
         for one, slot in zip(new, slots, strict=True):
@@ -120,12 +120,12 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
 def test_spare_slots_are_those_that_nobody_leaves_for(two: tuple[Table, Table]) -> None:
     table, _ = two
     put_each(table, [block(b"first")])
-    slots = table.table.spare_slots("red", SIZE, 100)
+    slots = table.table.slots.spare_slots("red", SIZE, 100)
     assert len(slots) == 19, "of the slabs that are there, and of those that there is room for"
-    table.table.give_back(slots)
+    table.table.slots.give_back(slots)
     table.table.check_integrity()
     put_each(table, [block(b"%d" % number) for number in range(19)])
-    assert table.table.spare_slots("red", SIZE, 5) == []
+    assert table.table.slots.spare_slots("red", SIZE, 5) == []
     assert table.table.find("red", b"first") is not None
 
 
@@ -136,7 +136,7 @@ def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(
         found = one.table.find("red", b"0")
         assert found is not None
         one.table.hit(found)
-    slots = table.table.free_slots("red", SIZE, 9)
+    slots = table.table.slots.free_slots("red", SIZE, 9)
     assert len(slots) == len(set(slots)) == 9
     new = [block(b"new-%d" % number) for number in range(9)]
     for opened, slot in zip(new, slots, strict=True):
@@ -157,9 +157,9 @@ def test_no_more_leave_than_may_and_the_slots_of_those_are_had(two: tuple[Table,
         one = table.table.find("red", b"%d" % number)
         assert one is not None
         table.table.copies.acquire(one)
-    slots = table.table.free_slots("red", SIZE, 9)
+    slots = table.table.slots.free_slots("red", SIZE, 9)
     assert len(slots) == 5
-    table.table.give_back(slots)
+    table.table.slots.give_back(slots)
     assert table.names() == "".join(sorted(str(number) for number in range(15)))
     table.table.check_integrity()
 
@@ -167,18 +167,18 @@ def test_no_more_leave_than_may_and_the_slots_of_those_are_had(two: tuple[Table,
 def test_no_more_slots_are_spare_than_blocks_may_be_known() -> None:
     table = Table(max_blocks=5)
     put_each(table, [block(b"a"), block(b"b")])
-    slots = table.table.spare_slots("red", SIZE, 100)
+    slots = table.table.slots.spare_slots("red", SIZE, 100)
     assert len(slots) == 3
-    table.table.give_back(slots)
+    table.table.slots.give_back(slots)
     put_each(table, [block(b"c"), block(b"d"), block(b"e")])
-    assert table.table.spare_slots("red", SIZE, 1) == []
+    assert table.table.slots.spare_slots("red", SIZE, 1) == []
     table.close()
 
 
 def test_nothing_at_once_is_nothing(two: tuple[Table, Table]) -> None:
     table, _ = two
     table.table.commit_all_undecided([], [])
-    assert table.table.spare_slots("red", SIZE, 0) == []
+    assert table.table.slots.spare_slots("red", SIZE, 0) == []
     assert state(table) == [[], (0, 0, 0)]
 
 
@@ -255,7 +255,7 @@ class Crowded(Store):
 
     def make_room(self, tenant: str, size_bytes: int, count: int) -> None:
         """Put as many blocks as there are slots for, every other one decided about."""
-        for slot in self.table.free_slots(tenant, size_bytes, count):
+        for slot in self.table.slots.free_slots(tenant, size_bytes, count):
             self.put_slots.append(slot.index)
             one = made(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
             self.table.commit_all_undecided(self.table.open_all([one], OWNER, now_ns=1), [self.count])
@@ -353,9 +353,9 @@ def test_a_client_that_looks_once_all_were_chosen_keeps_its_bytes(monkeypatch: p
         return found
 
     monkeypatch.setattr(table.showing, "looks_at_any", look_afterwards)
-    slots = table.table.free_slots("red", SIZE, 6)
+    slots = table.table.slots.free_slots("red", SIZE, 6)
     assert table.dram.quarantined_bytes == SIZE
     assert len(slots) == 6, "of one more block, which left for it"
     assert table.table.find("red", b"4") is None
-    table.table.give_back(slots)
+    table.table.slots.give_back(slots)
     table.shut()

@@ -2,6 +2,7 @@
 
 from kvstore.tiers.policies.cohort_order import RINGS, CohortOrder
 from kvstore.tiers.policies.hazard import BUCKETS
+from kvstore.tiers.policies.run import Run
 from kvstore.tiers.policies.visits import Cohort
 
 
@@ -70,3 +71,16 @@ def test_a_cohort_that_left_makes_room_for_the_next_of_its_ring() -> None:
         order.leave(cohort, False)
         assert order.first() == left
         order.check_integrity()
+
+
+def test_a_run_is_the_leaves_that_are_left_of_it_in_its_place() -> None:
+    order, cohort, nodes = CohortOrder[int](), Cohort[int](0, 0.0), dict[int, object]()
+    run = Run([7, 8, 9], cohort, nodes)
+    nodes.update(dict.fromkeys((7, 8, 9), run))
+    order.enter(cohort, True)
+    cohort.leaves[True].update(dict.fromkeys((run, 5)))
+    assert (order.first(), list(order)) == (7, [7, 8, 9, 5])
+    del nodes[7]
+    run.has_lost(1)
+    assert (order.first(), list(order)) == (8, [8, 9, 5])
+    assert order.check_integrity() == dict.fromkeys((8, 9, 5), (cohort, 1))

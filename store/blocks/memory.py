@@ -1,0 +1,29 @@
+"""What memory of the process the block table takes beside the values, estimated: by it the operator bounds how many blocks are known."""
+
+from typing import Final
+
+TABLE_BYTES: Final = 550
+"""Of a block with a copy in one tier: its Block and row, keys, tables and the default policy (479 bytes measured in prompts of 16 blocks,
+390 without parents where many come at a time). Clients of the host that look for blocks by themselves have an index of 136 bytes an entry,
+of which a tenth to four tenths show a block: a memfd, which is not counted here."""
+
+REMEMBERED_BYTES: Final = 400
+"""Of a block that left and that the default policy remembers (396 measured where blocks have no parents, 236 in prompts of 50)."""
+
+REMEMBERED_SHARE: Final = 0.25
+"""Of the table's memory, for these: a policy remembers several times as many as are there."""
+
+
+def most_blocks(max_table_bytes: int) -> int:
+    """How many blocks may be known in so much memory."""
+    return max(1, int(max_table_bytes * (1 - REMEMBERED_SHARE)) // TABLE_BYTES)
+
+
+def most_remembered(max_table_bytes: int) -> int:
+    """How many that left may be remembered, all tiers together."""
+    return int(max_table_bytes * REMEMBERED_SHARE) // REMEMBERED_BYTES
+
+
+def table_bytes(blocks: int, remembered: int) -> int:
+    """What so many blocks, and so many that left, take."""
+    return blocks * TABLE_BYTES + remembered * REMEMBERED_BYTES
