@@ -11,8 +11,8 @@ from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, promp
 
 BLOCKS = 5
 CACHED = BLOCKS * BLOCK_TOKENS
-LAYERS = 4
-"""Of the model."""
+PARTS = 3
+"""In which the four layers of the model come: one, one more, and two."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_prompts_that_another_engine_computed_are_loaded_layer_by_layer(plain: E
     for answer, wanted in zip(layered.generate(*asked), right, strict=True):
         answer.check_same(wanted)
         assert answer.cached == CACHED
-    assert layered.tell("ranges") - before == LAYERS * len(asked)
+    assert layered.tell("ranges") - before == PARTS * len(asked)
 
 
 @pytest.mark.parametrize("place", [0, 2])
