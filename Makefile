@@ -218,11 +218,12 @@ $(BIN)/.base: pyproject.toml | $(BIN)/python
 	@touch $@
 
 # torch goes first and pinned: a package that pulls it unpinned would download gigabytes of CUDA. UCX and NIXL run on CPU memory too. Nothing is
-# compiled ahead: less than half of it is ever imported, and tests are collected by one process at a time.
+# compiled ahead: less than half of it is ever imported, and tests are collected by one process at a time. What builds the project is one of
+# its test tools: pip need not install it once more into an environment of its own.
 $(BIN)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing kvstore with its test tools into .venv"
-	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" && \
-		$(BIN)/pip install -q --no-compile --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
+	@$(BIN)/pip install -q --no-compile --disable-pip-version-check "$(TORCH)" "setuptools>=77" && \
+		$(BIN)/pip install -q --no-compile --no-build-isolation --disable-pip-version-check -e '.[dev,ucx,nixl]' || \
 		{ echo "pip could not install $(TORCH) or the dependencies of pyproject.toml"; exit 1; }
 	@touch $@ $(BIN)/.base
 

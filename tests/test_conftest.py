@@ -1,5 +1,7 @@
 """What conftest.py promises of every test."""
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -12,3 +14,8 @@ def test_no_example_has_a_time_limit(profile: str) -> None:
 
 def test_every_test_has_a_profile_without_one() -> None:
     assert settings().deadline is None
+
+
+def test_garbage_of_tests_is_collected_and_nothing_else_is_looked_through() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
