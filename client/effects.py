@@ -1,7 +1,7 @@
 """What an operation wants done: the client's own vocabulary of I/O, as plain values.
 
-An operation is a generator. It yields effects; whoever drives it (`drive` below, aio.py, together.py) carries each one out and sends the
-result back, or throws the typed error in. Operations so know neither sockets nor threads nor an event loop.
+An operation is a generator. It yields effects; whoever drives it (`drive` below, async_driver.py, together.py) carries each one out and
+sends the result back, or throws the typed error in. Operations so know neither sockets nor threads nor an event loop.
 """
 
 from collections.abc import Callable, Generator, Sequence
