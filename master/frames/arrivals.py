@@ -39,7 +39,7 @@ class Arrivals:
         self._key_count = 0
         self._actions: list[Callable[[], None]] = []
         self._why_over = ""
-        self.awaited = self._absent()
+        self.awaited = self._holding()
 
     def hold_up(self, session: Session, header: Header, tenant: str, keys: Sequence[bytes], again: Callable[[], None]) -> bool:
         """Whether a question about these keys waits: `again`, which asks it anew, is called when there is news. What it raises is the
@@ -59,7 +59,8 @@ class Arrivals:
             action()
 
     def came(self, node_id: int) -> None:
-        """The node has registered. Who waits for others as well is looked at in the next tick: a thousand nodes would be as many looks."""
+        """The node has registered and has its link, by which it can be told what is done to its blocks. Who waits for others as well is
+        looked at in the next tick: a thousand nodes would be as many looks."""
         if node_id in self.awaited:
             self.awaited -= {node_id}
             if not self.awaited:
@@ -68,7 +69,7 @@ class Arrivals:
     def tick(self, now_ns: int) -> None:
         """Let time pass; some nodes may have been forgotten as well."""
         if self.awaited:
-            self.awaited = self._absent() if now_ns < self._until_ns else frozenset()
+            self.awaited = self.awaited & self._holding() if now_ns < self._until_ns else frozenset()
             self._ask_again()
 
     def end(self, why: str) -> None:
@@ -107,10 +108,10 @@ class Arrivals:
         self._waiting.append(question)
         return True
 
-    def _absent(self) -> frozenset[int]:
-        """Nodes of the catalog's records that have not registered since and hold a block, by these records."""
-        absent = [node.node_id for node in self._directory.members if not node.info.instance]
-        return frozenset(node_id for node_id in absent if self._directory.blocks_at(node_id) or self._blocks_elsewhere(node_id))
+    def _holding(self) -> frozenset[int]:
+        """Nodes that hold a block, by what is known of them."""
+        members = [node.node_id for node in self._directory.members]
+        return frozenset(node_id for node_id in members if self._directory.blocks_at(node_id) or self._blocks_elsewhere(node_id))
 
     def _are_concerned(self, tenant: str, keys: Sequence[bytes]) -> bool:
         """One of the keys cannot be read now, and awaited nodes hold it."""

@@ -220,6 +220,8 @@ class FramesService:
             ),
             spreads_reads=self._directory.hot_copies.is_on,
         )
+        if node_id:
+            self._arrivals.came(node_id)
 
 
 def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:

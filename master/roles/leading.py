@@ -232,7 +232,6 @@ class Leading:
             self._make_way(info, node_id, now_ns)
         node, changes = self.directory.register(info, list(tiers), now_ns, description, node_id=node_id)
         self._committer.commit(changes)
-        self._arrivals.came(node.node_id)
         log.info(
             "node %s is node %d, at %s",
             info.name,

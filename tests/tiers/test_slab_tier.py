@@ -2,9 +2,10 @@
 
 import os
 
+import numpy as np
 import pytest
 
-from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.errors import ConfigError, StaleHandle
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.slab_tier import (
     FIRST_SLABS_A_TIER,
@@ -121,3 +122,14 @@ def test_slots_are_freed_one_by_one_and_many_at_once(tier: SlabTier) -> None:
     tier.free_batch(slots[1:])
     assert tier.free_bytes == tier.capacity_bytes
     tier.check_integrity()
+
+
+def test_slots_are_freed_by_their_indexes_and_generations(tier: SlabTier) -> None:
+    slots = [tier.allocate(PAGE_BYTES) for _ in range(3)]
+    indexes = np.array([slot.index for slot in slots[:2]], np.int64)
+    generations = np.array([slot.generation for slot in slots[:2]], np.uint64)
+    tier.free_places(indexes, generations)
+    tier.check_integrity()
+    assert tier.used_bytes == PAGE_BYTES
+    with pytest.raises(StaleHandle):
+        tier.free(slots[0])

@@ -2,7 +2,7 @@
 
 from array import array
 
-from kvstore.master.directory.holders import HINT, HINTED, NAMED, NOBODY, HolderSets, with_holder, without_holder
+from kvstore.master.directory.holders import HINT, HINTED, NAMED, NOBODY, HolderSets, has_holder, with_holder, without_holder
 
 
 def test_equal_sets_share_one_index_until_their_last_row_leaves() -> None:
@@ -131,3 +131,8 @@ def test_the_sets_are_told_that_a_node_has_yet_to_name_the_blocks_of() -> None:
     hint, named, other = sets.enter(((1, 2 | HINT), (2, 2))), sets.enter(((1, 2), (2, 2 | HINT))), sets.enter(((2, HINT),))
     assert (sets.hinted_at(1), sorted(sets.hinted_at(2)), sets.hinted_at(3)) == ([hint], [named, other], [])
     assert len(sets) == 4
+
+
+def test_a_holder_is_found_by_its_id_in_whatever_state() -> None:
+    pairs = ((1, 2 | HINT), (3, 4))
+    assert [has_holder(pairs, node_id) for node_id in (1, 2, 3)] == [True, False, True]

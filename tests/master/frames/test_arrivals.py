@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import (
     Exists,
     Grants,
@@ -155,6 +157,24 @@ def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(plac
     assert done.result(TIMEOUT_S) == 3
     for node, _count in nodes:
         node.close()
+
+
+def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(places: Places) -> None:
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
+    two = NodeSide(places, "two")
+    with places.stub() as stub:
+        registration = stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
+    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert leading._arrivals.awaited == {registration.node_id}
+    assert not done.done()
+    one = NodeSide(places)
+    for node, count in ((one, 2), (two, 1)):
+        header, _body = node.read()
+        node.answer(header, Flags(b"\1" * count))
+        node.close()
+    assert done.result(TIMEOUT_S) == 3
 
 
 def test_blocks_that_match_are_removed_and_counted_once_all_nodes_have_come(places: Places) -> None:
