@@ -106,7 +106,7 @@ class Filling:
         block = table.rows.make("bench", key, VALUE_BYTES, UNDECIDED, "", b"", generation)
         slot = table.place(block)
         assert slot is not None
-        table.show_placed(block, self._dram.locate(slot))
+        table.copies.show_placed(block, self._dram.locate(slot))
         table.enter_placed(block)
         table.undecided.end(table.undecided.take(BATCH))
         table.decide(block, generation)

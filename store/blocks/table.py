@@ -27,7 +27,7 @@ from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.rows import BlockRows, rows_of, write
-from kvstore.store.blocks.showing import Place, Showing, ShowsNothing
+from kvstore.store.blocks.showing import Showing, ShowsNothing
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -116,18 +116,12 @@ class BlockTable:
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self._puts.of_key(block.tenant, block.key) is None
-        if not self._crowding.may_know_one_more(block.tenant):
-            return None
-        slot = self.room.make(self._landing, block.size_bytes, block.tenant)
-        if slot is None:
-            return None
-        block.set_slot(DRAM, slot)
-        return self._puts.add(block, owner, now_ns=now_ns)
+        return self._puts.add(block, owner, now_ns=now_ns) if self.place(block) is not None else None
 
     def place(self, block: Block) -> Slot | None:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
-        `show_placed` has to follow once the slot holds the value, and `enter_placed`, before anything else is asked of the table. None and
-        errors as of `open`; None, too, while somebody writes the key."""
+        `Copies.show_placed` has to follow once the slot holds the value, and `enter_placed`, before the table is asked anything else. None
+        and errors as of `open`; None, too, while somebody writes the key."""
         tenant = block.tenant
         if self._puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
             return None
@@ -135,18 +129,9 @@ class BlockTable:
         block.set_slot(DRAM, slot)
         return slot
 
-    def show_placed(self, block: Block, place: Place) -> None:
-        """The slot that `place` gave, which lies there in DRAM, holds the value: whoever looks for the block finds it."""
-        self.copies.show_placed(block, place)
-
     def enter_placed(self, block: Block) -> None:
         """The rest of what makes the block visible, for the master to decide about."""
         self._landing.add(block)
-        self.undecided.add(block)
-
-    def _keep(self, block: Block) -> None:
-        """The block's slot holds the value: make it visible, for the master to decide about."""
-        self.copies.show(block, self._landing)
         self.undecided.add(block)
 
     def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
@@ -199,7 +184,8 @@ class BlockTable:
         """As `commit`, for a block that the master is asked about afterwards: it hears of it by a claim, not by an event."""
         self._puts.close(put)
         put.block.checksum = checksum
-        self._keep(put.block)
+        self.copies.show(put.block, self._landing)
+        self.undecided.add(put.block)
         return put.block
 
     def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
@@ -214,7 +200,7 @@ class BlockTable:
         self._keep_all(batch.blocks, checksums)
 
     def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
-        """As `_keep`, of blocks of one tenant."""
+        """Make blocks of one tenant, whose slots hold their values, visible, for the master to decide about."""
         write(blocks[0].columns.checksums, rows_of(blocks), checksums)
         self.copies.show_all(blocks)
         self.undecided.add_all(blocks)

@@ -106,7 +106,7 @@ class PutsAtOnce:
             return None
         if slot is None:
             return None
-        table.show_placed(block, self._dram.fill(slot, value))
+        table.copies.show_placed(block, self._dram.fill(slot, value))
         return block
 
     def _is_plain(self, tenant: str, put: OnePut, value: memoryview) -> bool:

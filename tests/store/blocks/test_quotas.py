@@ -169,7 +169,7 @@ def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_sto
     block = made("red", b"a", 100, UNDECIDED)
     slot = store.table.place(block)
     assert slot is not None
-    store.table.show_placed(block, store.dram.locate(slot))
+    store.table.copies.show_placed(block, store.dram.locate(slot))
     store.table.enter_placed(block)
     assert store.try_put("b") is None
     limit(store, dram_bytes=0)

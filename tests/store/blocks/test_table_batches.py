@@ -199,7 +199,7 @@ def test_a_value_that_is_here_is_placed_and_kept(two: tuple[Table, Table]) -> No
     slot = table.table.place(one)
     assert slot is not None
     one.checksum = 7
-    table.table.show_placed(one, table.dram.fill(slot, memoryview(b"v" * SIZE)))
+    table.table.copies.show_placed(one, table.dram.fill(slot, memoryview(b"v" * SIZE)))
     assert table.table.find("red", b"a") is one
     assert table.local.find("a") is not None, "it is found before all is entered"
     table.table.enter_placed(one)
@@ -219,7 +219,7 @@ def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[
         one = block(b"new-%d" % number)
         slot = table.table.place(one)
         assert slot is not None
-        table.table.show_placed(one, table.dram.locate(slot))
+        table.table.copies.show_placed(one, table.dram.locate(slot))
         table.table.enter_placed(one)
         assert table.table.find("red", b"0") is not None
         assert bytes(look[0]) == bytes(SIZE)

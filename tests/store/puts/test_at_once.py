@@ -258,7 +258,10 @@ def test_without_room_nothing_is_served_at_once(node: Served, client: Client, sh
 
 
 def test_a_failing_tier_is_told_as_ever(node: Served, client: Client, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = node.store.table.place
+
     def fail(_block: Block) -> None:
+        monkeypatch.setattr(node.store.table, "place", place)
         raise TierFailed("no memory")
 
     monkeypatch.setattr(node.store.table, "place", fail)
