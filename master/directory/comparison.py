@@ -68,6 +68,7 @@ class Comparison:
         """Each compares some rows; operations of the catalog for which nobody waits."""
         self._begin()
         yield []
+        yield from self._find_removed()
         end = 0
         while end < len(self._rows):  # which may grow
             self._sum(end)
@@ -88,13 +89,18 @@ class Comparison:
         self._tiers = np.frombuffer(b"".join(message.tiers for message in self._messages), np.uint8)
         self._counted = np.zeros(self._runs, np.int64)
         self._sums = np.zeros(self._runs, np.uint64)
-        removed = []
-        for tenant in self._tenants:
-            if tenant.removed:
-                rows = np.array(tenant.rows.find(list(tenant.removed)), np.intp)
-                removed.append(rows[np.frombuffer(self._rows.generations, np.uint64)[rows] <= as_numbers(list(tenant.removed.values()))])
-        if removed:
-            self._removed = np.concatenate(removed)
+
+    def _find_removed(self) -> Iterator[list[Change]]:
+        """Rows of what was removed by now: a block that is removed later is dropped at the node by a command of its own."""
+        found = [self._removed]
+        for tenant in list(self._tenants):
+            removed = list(tenant.removed.items())
+            for begin in range(0, len(removed), SLICE_ROWS):
+                keys, generations = zip(*removed[begin : begin + SLICE_ROWS], strict=True)
+                rows = np.array(tenant.rows.find(keys), np.intp)
+                found.append(rows[np.frombuffer(self._rows.generations, np.uint64)[rows] <= as_numbers(generations)])
+                yield []
+        self._removed = np.concatenate(found)
 
     def _sum(self, begin: int) -> None:
         rows, runs = self._hinted(begin)

@@ -41,10 +41,12 @@ class Arrivals:
         self._why_over = ""
         self.awaited = self._holding()
 
-    def hold_up(self, session: Session, header: Header, tenant: str, keys: Sequence[bytes], again: Callable[[], None]) -> bool:
+    def hold_up(
+        self, session: Session, header: Header, tenant: str, keys: Sequence[bytes], again: Callable[[], None], *, is_told: bool = False
+    ) -> bool:
         """Whether a question about these keys waits: `again`, which asks it anew, is called when there is news. What it raises is the
-        answer."""
-        return self._are_concerned(tenant, keys) and self._keep(_Waiting(session, header.request_id, len(keys), again))
+        answer. `is_told`: holders are to be told something over their links, so that it waits for those that have but registered, too."""
+        return self._are_concerned(tenant, keys, is_told=is_told) and self._keep(_Waiting(session, header.request_id, len(keys), again))
 
     def hold_up_all(self, session: Session, header: Header, again: Callable[[], None]) -> bool:
         """As `hold_up`, of a question about the nodes themselves."""
@@ -113,9 +115,19 @@ class Arrivals:
         members = [node.node_id for node in self._directory.members]
         return frozenset(node_id for node_id in members if self._directory.blocks_at(node_id) or self._blocks_elsewhere(node_id))
 
-    def _are_concerned(self, tenant: str, keys: Sequence[bytes]) -> bool:
-        """One of the keys cannot be read now, and awaited nodes hold it."""
-        queries, (rows, _tenants) = self._directory.queries, self._directory.columns()
-        missing = [key for key, is_there in zip(keys, queries.exists(tenant, keys), strict=True) if not is_there]
-        sets = {rows.holders[row] for row in queries.rows_of(tenant, missing).tolist()} if missing else set()
-        return any(node_id in self.awaited for index in sets for node_id, _state in rows.sets[index])
+    def _are_concerned(self, tenant: str, keys: Sequence[bytes], *, is_told: bool) -> bool:
+        """One of the keys cannot be read now, and awaited nodes hold it; or one of these has registered and has yet to get its link."""
+        flags = self._directory.queries.exists(tenant, keys)
+        missing = [key for key, is_there in zip(keys, flags, strict=True) if not is_there]
+        if self._is_held(tenant, missing, self.awaited):
+            return True
+        unlinked = frozenset(node.node_id for node in self._directory.members.live()) & self.awaited if is_told else frozenset()
+        return bool(unlinked) and self._is_held(tenant, keys, unlinked)
+
+    def _is_held(self, tenant: str, keys: Sequence[bytes], nodes: frozenset[int]) -> bool:
+        """One of these nodes holds one of the keys, by what is known."""
+        if not keys:
+            return False
+        rows, _tenants = self._directory.columns()
+        sets = {rows.holders[row] for row in self._directory.queries.rows_of(tenant, keys).tolist()}
+        return any(node_id in nodes for index in sets for node_id, _state in rows.sets[index])

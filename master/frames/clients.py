@@ -111,8 +111,11 @@ class ClientFrames:
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
 
-    def _is_held_up(self, session: Session, header: Header, message: Asked, ask: Callable[[Session, Header, Asked], None]) -> bool:
-        return self._arrivals.hold_up(session, header, _tenant(session), message.keys, partial(ask, session, header, message))
+    def _is_held_up(
+        self, session: Session, header: Header, message: Asked, ask: Callable[[Session, Header, Asked], None], *, is_told: bool = False
+    ) -> bool:
+        again = partial(ask, session, header, message)
+        return self._arrivals.hold_up(session, header, _tenant(session), message.keys, again, is_told=is_told)
 
     def reserve(self, session: Session, header: Header, message: Reserve) -> None:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.reserve):
@@ -160,7 +163,7 @@ class ClientFrames:
 
     def pin(self, session: Session, header: Header, message: Pin) -> None:
         """Answered when the pins are durable and the nodes have been told."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin):
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
             return
         tenant, pins = _tenant(session), self._directory.pins
 
@@ -172,7 +175,7 @@ class ClientFrames:
 
     def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
         """As `pin`."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for):
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
             return
         tenant, pins, ttl_ns = _tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
 
@@ -183,7 +186,7 @@ class ClientFrames:
 
     def replicate(self, session: Session, header: Header, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate):
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate, is_told=True):
             return
         asked = self._directory.targets.ask(_tenant(session), message.keys, message.count)
         if not asked.ops:
@@ -210,7 +213,7 @@ class ClientFrames:
 
     def remove(self, session: Session, header: Header, message: Remove) -> None:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove):
+        if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
             return
         span = session.span(header.request_id)
         self._remove(_tenant(session), message.keys, bool(message.force), lambda gone: session.reply(header.request_id, Flags(gone)), span)

@@ -159,6 +159,35 @@ def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(plac
         node.close()
 
 
+@pytest.mark.parametrize(
+    "question", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
+)
+def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(
+    places: Places, question: Message
+) -> None:
+    """Registered nodes count as holders, so that what only reads is answered."""
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    with places.stub() as stub:
+        stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
+    client = places.client()
+    assert ask(client, Exists([b"a"]), Flags) == Flags(b"\1")
+    asked = Asking(places, question, Flags)
+    await_waiting(places, 1)
+    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert asked.answer is None
+    node = NodeSide(places)
+    if not isinstance(question, Replicate):
+        header, _body = node.read()
+        node.answer(header, Flags(b"\1"))
+        assert asked.result() == Flags(b"\1\0")
+    else:
+        there, absent = asked.result().flags
+        assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
+    client.close()
+    node.close()
+
+
 def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(places: Places) -> None:
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
