@@ -23,6 +23,8 @@ LONGEST_PAUSE: Final = 8
 """Times the first pause between two rounds: an election takes as long as the former owner's lease, and should be noticed soon after."""
 LOOKS: Final = 4
 """Rounds in the time of an owner's patience, once it has passed."""
+PASSES: Final = 4
+"""Rounds in a row that leave out a master which does not answer, where another one says that nobody is the owner."""
 
 
 class Masters:
@@ -37,12 +39,29 @@ class Masters:
         self._named: tuple[Address, ...] = ()
         self.owner = self._given[0]
         """The owner, as far as is known: set by who has heard it from the owner itself."""
+        self._silent: dict[Address, int] = {}
+        """Those that did not answer when they were asked last, each with the rounds that may pass it over."""
 
     def in_order(self) -> list[Address]:
-        """All of them, from the owner on."""
+        """All of them, from the owner on, those last that did not answer: each would be waited for anew."""
         known = list(dict.fromkeys((*self._given, *self._named, self.owner)))
         at = known.index(self.owner)
-        return known[at:] + known[:at]
+        return sorted(known[at:] + known[:at], key=self._silent.__contains__)
+
+    def was_silent(self, address: Address) -> None:
+        """It did not answer in time."""
+        self._silent[address] = PASSES
+
+    def has_answered(self, address: Address) -> None:
+        """Something, or its host did."""
+        self._silent.pop(address, None)
+
+    def may_pass_over(self, address: Address) -> bool:
+        """Whether a round need not ask this one, for it did not answer those before; every so often it is asked all the same."""
+        passes = self._silent.get(address, 0)
+        if passes:
+            self._silent[address] = passes - 1
+        return passes > 0
 
     @property
     def are_several(self) -> bool:
@@ -68,19 +87,30 @@ class Round:
         self._failures: list[KVStoreError] = []
 
     def next(self) -> Address | None:
-        """Whom to ask: `failed` or `is_owner` is told what came of it. None: all have been asked."""
+        """Whom to ask: `failed` or `is_owner` is told what came of it. None: all have been asked; or nobody is the owner, as a master says,
+        and those that are left did not answer the last time: a new owner is found among the others then."""
         while self._waiting:
             address = self._waiting.popleft()
-            if address not in self._asked:
-                self._asked.add(address)
+            if address in self._asked:
+                continue
+            self._asked.add(address)
+            if not (self._is_awaited and self._masters.may_pass_over(address)):
                 return address
         return None
+
+    @property
+    def _is_awaited(self) -> bool:
+        """A master has said that nobody is the owner."""
+        return any(isinstance(failure, NoOwner) for failure in self._failures)
 
     def failed(self, address: Address, error: KVStoreError) -> None:
         """It does not answer, or refuses."""
         self._asked.add(address)
         if isinstance(error, DeadlineExceeded):
+            self._masters.was_silent(address)
             error = Unavailable(f"{address} does not answer")
+        else:
+            self._masters.has_answered(address)
         self._failures.append(error)
 
     def is_owner(self, address: Address, welcome: Welcome) -> bool:
@@ -91,6 +121,7 @@ class Round:
             self.failed(address, Unavailable(f"{address} stands by for {welcome.owner}"))
             self._follow(welcome.owner)
         else:
+            self._masters.has_answered(address)
             self._masters.owner = address
             return True
         return False
@@ -110,8 +141,9 @@ class Round:
         refusals = [failure for failure in self._failures if not isinstance(failure, Unavailable)]
         if refusals:
             return refusals[0]
-        is_awaited = any(isinstance(failure, NoOwner) for failure in self._failures)
-        return (NoOwner if is_awaited else Unavailable)(f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}")
+        return (NoOwner if self._is_awaited else Unavailable)(
+            f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}"
+        )
 
 
 def is_awaited(masters: Masters, error: KVStoreError) -> bool:

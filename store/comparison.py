@@ -7,9 +7,9 @@ to a block after it was read is an event, and is said after the inventory. Not t
 
 import secrets
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import compress, islice
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -21,8 +21,6 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.rows import read, rows_of, tier_masks
 
-READ_BLOCKS: Final = 4_096
-"""In one turn of the loop: 4 ms."""
 RUNS_PER_MESSAGE: Final = 4_096
 """Made and sent in one turn: 6 ms."""
 
@@ -33,12 +31,13 @@ Differs = Callable[[list[Block] | KVStoreError], None]
 
 
 class Comparison:
-    """Of these blocks, begun when it is made. `then` is called once, in a later turn: with those that are to be named, or what the master
-    has against it; not after `end`."""
+    """Of the blocks that come in these parts, begun when it is made. `then` is called once, in a later turn: with those that are to be
+    named, or what the master has against it; not after `end`."""
 
-    def __init__(self, blocks: list[Block], *, epoch: int, send: Send, soon: Soon, then: Differs) -> None:
+    def __init__(self, parts: Iterator[Sequence[Block]], *, epoch: int, send: Send, soon: Soon, then: Differs, max_blocks: int) -> None:
+        """Of more than `max_blocks` all are to be named."""
         self._epoch, self._send, self._soon, self._then = epoch, send, soon, then
-        self._left = iter(blocks)
+        self._parts, self._max_blocks = parts, max_blocks
         self._read_blocks: list[Block] = []
         self._generations, self._checksums, self._sizes, self._tiers = array("Q"), array("Q"), array("Q"), array("B")
         self._seed = 0
@@ -55,9 +54,9 @@ class Comparison:
     def _read(self) -> None:
         if self._is_over:
             return
-        found = list(islice(self._left, READ_BLOCKS))
-        masks = tier_masks(found) if found else None
-        if masks is not None:
+        found = next(self._parts, None)
+        if found:
+            masks = tier_masks(found)
             is_here = masks != 0  # the others are gone
             columns, rows = found[0].columns, rows_of(found)[is_here]
             self._read_blocks += compress(found, is_here.tolist())
@@ -68,8 +67,11 @@ class Comparison:
             ):
                 column.frombytes(read(wide, rows).tobytes())
             self._tiers.frombytes(masks[is_here].tobytes())
-        if found:
+        if found is not None:
             self._soon(self._read)
+        elif len(self._read_blocks) > self._max_blocks:
+            self.end()
+            self._then(self._read_blocks)
         else:
             self._soon(self._order_all)
 

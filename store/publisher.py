@@ -4,16 +4,28 @@ It turns the table's events into Publish messages, keeps a few in flight, and ca
 an event durable. Events for which nobody waits, of blocks that left say, wait a moment for others: in a full tier each put makes one, and
 a message for each would wake up the master as often. While there is no link nothing is kept: the inventory that opens every link says it
 all; of what the master knows already by digests (comparison.py), if that is much.
+
+Events do not wait for the inventory, which takes a node of ten million blocks half a minute: they go between its parts. A block is named as
+it is by then, and one that is gone is not, so that whatever was said of it before holds after.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
+from kvstore.protocol.catalog_messages import (
+    EVENT_COMMIT,
+    EVENT_GONE,
+    EVENT_MOVED,
+    PHASE_STREAM,
+    PHASE_SYNC,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Publish,
+)
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.block import Block
@@ -45,7 +57,7 @@ class Publisher:
 
     def __init__(
         self,
-        blocks: Callable[[], Iterable[Block]],
+        parts: Callable[[], Iterator[Sequence[Block]]],
         *,
         batch_events: int,
         max_in_flight: int,
@@ -53,14 +65,15 @@ class Publisher:
         soon: Soon | None = None,
         compare_from_blocks: int = 1,
     ) -> None:
-        """`later` calls its argument once the time is over that events wait for others, before a `flush`; None: they wait for none. `soon`
+        """`parts` gives the blocks that the master is to know now, some at a time: the table may change until it is asked for the next.
+        `later` calls its argument once the time is over that events wait for others, before a `flush`; None: they wait for none. `soon`
         calls it in a later turn of the loop; None: inventories are never compared. Nor are they where the master knows fewer than
         `compare_from_blocks`."""
         self._compare_from_blocks = compare_from_blocks
         self._soon = soon
         self._comparison: Comparison | None = None
-        """While it is under way nothing else is said."""
-        self._blocks = blocks
+        """While it is under way it is not known which blocks are to be named."""
+        self._parts = parts
         self._later = later
         self._is_due = False
         self._is_timed = False
@@ -71,14 +84,20 @@ class Publisher:
         self._epoch = 0
         self._link = 0
         self._seq = 0
-        self._durable_seq = 0
+        self.durable_seq = 0
+        """The newest event up to which all are durable."""
+        self._streamed_seq = 0
+        """Of this link, until its inventory is durable: the newest event up to which all since its beginning are."""
         self._queue: deque[_Notice] = deque()
         self._inventory: Iterator[Block] | None = None
         self._inventory_seq = 0
+        """The inventory says all up to this event."""
+        self._is_inventorys_turn = True
         self._is_synced = False
         self._in_flight: deque[_Sent] = deque()
         self._on_synced: Callable[[], None] = lambda: None
-        self._waiters: list[tuple[int, int, Published]] = []
+        self._waiters: list[tuple[int, int, int, Published]] = []
+        """(newest event, number, oldest event, callback), a heap."""
         self._next_waiter = 0
         self._unsaid_gone: dict[tuple[str, bytes], int] = {}
         """By tenant and key, the newest event in the queue that says that a block of it is gone."""
@@ -94,39 +113,42 @@ class Publisher:
 
     @property
     def has_said_all(self) -> bool:
-        """Every event until now is on its way to the master, and so is the inventory: what is sent to it now comes behind them."""
-        return self._send is not None and self._inventory is None and not self._queue
+        """Every event of this link until now is on its way to the master: what is sent to it now comes behind them."""
+        return self._send is not None and not self._queue
 
     @property
     def backlog(self) -> int:
         """Events that the master has not made durable yet."""
-        return self._seq - self._durable_seq
+        return self._seq - self.durable_seq
 
     def emit(self, kind: int, block: Block) -> None:
-        """The table's `emit`."""
+        """The table's `emit`. What moves before the inventory has named it is named: the master may not know what it was that moved."""
         self._seq += 1
         block.event_seq = self._seq
+        if kind == EVENT_MOVED and not self._is_synced:
+            kind = EVENT_COMMIT
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
             if kind == EVENT_GONE:
                 self._unsaid_gone[block.tenant, block.key] = self._seq
 
-    def is_published(self, seq: int) -> bool:
-        """Every event up to `seq` is durable at the master."""
-        return seq <= self._durable_seq
+    def is_published(self, newest: int, oldest: int) -> bool:
+        """These events, and all between them, are durable at the master."""
+        return newest <= self.durable_seq or self._inventory_seq < oldest <= newest <= self._streamed_seq
 
-    def when_published(self, seq: int, callback: Published, span: Span | None = None) -> None:
-        """Call back when every event up to `seq` is durable at the master: at once if it is, however long it takes if not. `span`: of the
-        request that waits, if it is traced."""
-        if seq <= self._durable_seq:
+    def when_published(self, newest: int, callback: Published, span: Span | None = None, *, oldest: int | None = None) -> None:
+        """Call back when the event `newest`, and all from `oldest` on where there are others, are durable at the master: at once if they
+        are, however long it takes if not. `span`: of the request that waits, if it is traced."""
+        oldest = newest if oldest is None else oldest
+        if self.is_published(newest, oldest):
             callback(None)
             return
-        heapq.heappush(self._waiters, (seq, self._next_waiter, callback))
+        heapq.heappush(self._waiters, (newest, self._next_waiter, oldest, callback))
         self._next_waiter += 1
         if span is not None:
             span.begin("kvstore.node.wait_for_master")
-            if self._send is not None and seq > self._seq - len(self._queue):
-                self._causes.append((seq, span))
+            if self._send is not None and newest > self._seq - len(self._queue):
+                self._causes.append((newest, span))
 
     @property
     def last_seq(self) -> int:
@@ -135,18 +157,20 @@ class Publisher:
     def link_up(
         self, send: Send, epoch: int, on_synced: Callable[[], None], *, compare: Compare | None = None, known_blocks: int = 0
     ) -> None:
-        """There is a new link, under this registration: tell it the whole inventory first, and `on_synced` when it has it. `known_blocks`:
-        so many does the master think are here, and `compare` tells it digests."""
+        """There is a new link, under this registration: tell it the whole inventory, and `on_synced` when it has it. The master thinks that
+        `known_blocks` are here; `compare` tells it digests."""
         self.link_down()
         self._on_synced = on_synced
         self._send, self._epoch = send, epoch
-        blocks = list(self._blocks())
-        self._inventory = iter(blocks)
-        self._inventory_seq = self._seq
+        parts = self._parts()
+        self._inventory = chain.from_iterable(parts)
+        self._inventory_seq = self._streamed_seq = self._seq
+        self._is_inventorys_turn = True
         self._say(PHASE_SYNC_BEGIN, [], 0)
-        is_known = self._compare_from_blocks <= known_blocks and len(blocks) <= 2 * known_blocks
-        if is_known and compare is not None and self._soon is not None and self._send is not None:
-            self._comparison = Comparison(blocks, epoch=epoch, send=compare, soon=self._soon, then=self._compared)
+        if self._compare_from_blocks <= known_blocks and compare is not None and self._soon is not None and self._send is not None:
+            self._comparison = Comparison(
+                parts, epoch=epoch, send=compare, soon=self._soon, then=self._compared, max_blocks=2 * known_blocks
+            )
         self.flush()
 
     def _compared(self, differing: list[Block] | KVStoreError) -> None:
@@ -170,6 +194,7 @@ class Publisher:
         self._unsaid_gone.clear()
         self._causes.clear()
         self._inventory = None
+        self._streamed_seq = 0
         self._is_synced = False
 
     def flush(self) -> None:
@@ -184,33 +209,37 @@ class Publisher:
 
     def _may_wait(self) -> bool:
         """Nobody waits for what there is to say, and there is not much of it."""
-        is_urgent = self._is_due or self._inventory is not None or bool(self._waiters) or len(self._queue) >= self._batch_events
+        is_urgent = self._is_due or self._has_parts or bool(self._waiters) or len(self._queue) >= self._batch_events
         return self._later is not None and not is_urgent and bool(self._queue)
 
     def _come_due(self) -> None:
         self._is_timed = False
         self._is_due = True
 
+    @property
+    def _has_parts(self) -> bool:
+        """There is a part of the inventory to be said."""
+        return self._inventory is not None and self._comparison is None
+
     def flush_now(self) -> None:
-        """Send what there is, as far as the window allows."""
-        while self._send is not None and self._comparison is None and len(self._in_flight) < self._max_in_flight:
-            if self._inventory is not None:
+        """Send what there is, as far as the window allows: events and parts of the inventory by turns."""
+        while self._send is not None and len(self._in_flight) < self._max_in_flight:
+            if self._has_parts and (self._is_inventorys_turn or not self._queue):
                 self._say_inventory()
+                self._is_inventorys_turn = False
             elif self._queue:
                 self._say_events()
+                self._is_inventorys_turn = True
             else:
                 self._is_due = False
                 return
 
-    def say_gone(self, blocks: Sequence[Block]) -> bool:
-        """Send what there is, as `flush_now`; and whatever the window, if it is still to be said that former blocks of these keys are gone.
-        False: it is, and the rest of the inventory comes before it."""
+    def say_gone(self, blocks: Sequence[Block]) -> None:
+        """Send what there is, as `flush_now`; and whatever the window, if it is still to be said that former blocks of these keys are
+        gone."""
         self.flush_now()
         while self._unsaid_gone and not self._unsaid_gone.keys().isdisjoint((block.tenant, block.key) for block in blocks):
-            if self._inventory is not None:
-                return False
             self._say_events()
-        return True
 
     def _say_events(self) -> None:
         first = self._seq - len(self._queue) + 1
@@ -258,18 +287,32 @@ class Publisher:
         """Take in the answers that came, in the order of the messages: one may be answered before its predecessor is durable."""
         while self._in_flight and self._in_flight[0].is_answered:
             sent = self._in_flight.popleft()
-            self._durable_seq = max(self._durable_seq, sent.seq)
-            if sent.phase == PHASE_SYNC_END:
-                self._is_synced = True
+            self._streamed_seq = max(self._streamed_seq, sent.seq)
+            is_synced_now = sent.phase == PHASE_SYNC_END
+            self._is_synced |= is_synced_now
+            if self._is_synced:
+                self.durable_seq = max(self.durable_seq, self._streamed_seq)
+            if is_synced_now:
                 self._on_synced()
-        while self._waiters and self._waiters[0][0] <= self._durable_seq:
-            heapq.heappop(self._waiters)[2](None)
+        while self._waiters and self._waiters[0][0] <= self.durable_seq:
+            heapq.heappop(self._waiters)[3](None)
+        if not self._is_synced:
+            self._tell_of_streamed()
+
+    def _tell_of_streamed(self) -> None:
+        """Before the inventory is durable: who waits for events since its beginning only."""
+        told = sorted(waiter for waiter in self._waiters if self.is_published(waiter[0], waiter[2]))
+        if told:
+            self._waiters = [waiter for waiter in self._waiters if not self.is_published(waiter[0], waiter[2])]
+            heapq.heapify(self._waiters)
+        for _newest, _number, _oldest, callback in told:
+            callback(None)
 
     def close(self) -> None:
         """Nothing more will be published: who waits is told."""
         self.link_down()
         waiters, self._waiters = self._waiters, []
-        for _, _, callback in waiters:
+        for _newest, _number, _oldest, callback in waiters:
             callback(Unavailable("the node stops before the master has made this durable; try again"))
 
 

@@ -1,21 +1,28 @@
 """A publisher for each partition of the key space: every block's events go to the one of its key, to be said to the master that owns it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.rows import decided
 from kvstore.store.publisher import Published, Publisher
 
-Make = Callable[[Callable[[], Iterable[Block]]], Publisher]
-"""Makes the publisher of the blocks that are told when asked for."""
+PART_BLOCKS: Final = 4_096
+"""Of an inventory, looked at in one turn of the loop: 4 ms."""
+
+Parts = Callable[[], Iterator[Sequence[Block]]]
+Make = Callable[[Parts], Publisher]
+"""Makes the publisher of the blocks that are told, in parts, when asked for."""
 
 
 class Publishers:
     """Not thread-safe: the node's loop is the only caller."""
 
     def __init__(self, blocks: Callable[[], Iterable[Block]], partitioning: Partitioning, make: Make) -> None:
+        """`blocks` gives all visible ones. What the master has not decided about is claimed, and in no inventory."""
         self._blocks = blocks
         self._partitioning = partitioning
         self._make = make
@@ -28,14 +35,15 @@ class Publishers:
         """The partitions are known: nothing has been said yet, so that nobody waits for what has changed its publisher."""
         self._each += [self._make(self._of(partition)) for partition in range(len(self._each), self._partitioning.count)]
 
-    def _of(self, partition: int) -> Callable[[], Iterable[Block]]:
+    def _of(self, partition: int) -> Parts:
         of = self._partitioning.of
 
-        def blocks() -> Iterable[Block]:
-            found = self._blocks()
-            return found if self._partitioning.count == 1 else [block for block in found if of(block.key) == partition]
+        def parts(blocks: list[Block]) -> Iterator[Sequence[Block]]:
+            for begin in range(0, len(blocks), PART_BLOCKS):
+                part = decided(blocks[begin : begin + PART_BLOCKS])
+                yield part if self._partitioning.count == 1 else [block for block in part if of(block.key) == partition]
 
-        return blocks
+        return lambda: parts(list(self._blocks()))
 
     def emit(self, kind: int, block: Block) -> None:
         """The table's `emit`."""
@@ -47,14 +55,15 @@ class Publishers:
         groups = self._partitioning.group(blocks)
         waiting = _Waiting(len(groups), callback)
         for partition, group in groups.items():
-            newest = max((block.event_seq for block in group), default=0)
-            self._each[partition].when_published(newest, callback if len(groups) == 1 else waiting.told, span)
+            publisher, told = self._each[partition], callback if len(groups) == 1 else waiting.told
+            events = [block.event_seq for block in group if block.event_seq > publisher.durable_seq]
+            publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0))
         if not groups:
             callback(None)
 
     def are_published(self, blocks: Sequence[Block]) -> bool:
         """The newest events of these blocks are durable at their masters."""
-        return all(self._each[self._partitioning.of(block.key)].is_published(block.event_seq) for block in blocks)
+        return all(self._each[self._partitioning.of(block.key)].is_published(block.event_seq, block.event_seq) for block in blocks)
 
     @property
     def is_synced(self) -> bool:

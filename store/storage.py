@@ -18,7 +18,6 @@ from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings, max_table_bytes
 from kvstore.store.engine import make_engine
 from kvstore.store.last_copies import LastCopies
@@ -102,10 +101,10 @@ class Storage:
         self.dram = dram
         interval_s = settings.claim_interval_s
         self.publishers = Publishers(
-            self._inventory,
+            lambda: self.table.blocks(),
             self.partitioning,
-            lambda blocks: Publisher(
-                blocks,
+            lambda parts: Publisher(
+                parts,
                 batch_events=settings.publish_batch,
                 max_in_flight=settings.publish_in_flight,
                 later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
@@ -211,7 +210,3 @@ class Storage:
         assert slot is not None
         assert self.codec is not None
         return self.codec.encoding(self.dram.view(slot))
-
-    def _inventory(self) -> list[Block]:
-        """What the master has decided about: the rest is claimed."""
-        return [block for block in self.table.blocks() if block.generation != UNDECIDED]

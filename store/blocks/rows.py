@@ -6,7 +6,7 @@ may end in any thread.
 
 from array import array
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from operator import attrgetter
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvstore.store.blocks.block import DRAM, HELD, TIER_MASKS, Block
 from kvstore.store.blocks.columns import GONE, NOT_SHOWN, Columns
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.slabs import new_slot
 from kvstore.tiers.tier import Slot
 
@@ -172,6 +173,11 @@ def tier_masks(blocks: Sequence[Block]) -> npt.NDArray[np.uint8]:
     columns, rows = blocks[0].columns, rows_of(blocks)
     is_gone = np.frombuffer(columns.states, np.uint8)[rows] & GONE != 0
     return np.where(is_gone, np.uint8(0), np.array(TIER_MASKS, np.uint8)[np.frombuffer(columns.held, np.uint8)[rows]])
+
+
+def decided(blocks: Sequence[Block]) -> list[Block]:
+    """Those that the master has decided about; there is at least one."""
+    return list(compress(blocks, (read(blocks[0].columns.generations, rows_of(blocks)) != UNDECIDED).tolist()))
 
 
 def are_any_gone(blocks: Sequence[Block]) -> bool:

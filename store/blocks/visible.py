@@ -1,6 +1,7 @@
 """The visible blocks of a node, by tenant and key: at most one a key. Which of them was read when, counted in accesses."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -89,8 +90,7 @@ class VisibleBlocks:
 
     def __iter__(self) -> Iterator[Block]:
         """They must not change meanwhile."""
-        for of_tenant in self._blocks.values():
-            yield from of_tenant.values()
+        return chain.from_iterable(of_tenant.values() for of_tenant in self._blocks.values())
 
     def __len__(self) -> int:
         return self._count

@@ -195,9 +195,9 @@ class Claims:
         parts = undecided.parts(self._partitioning)
         for partition, wanted in parts.items():
             # Else the master may take this node for a holder of what has left since. To say that may be what shows that the link is gone.
-            has_said = self._publishers[partition].say_gone([put.block for _at, put in wanted])
+            self._publishers[partition].say_gone([put.block for _at, put in wanted])
             link = self._links.get(partition)
-            if link is None or not has_said:
+            if link is None:
                 undecided.ask_again(wanted)
                 continue
             ask, epoch = link

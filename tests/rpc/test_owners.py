@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, NoOwner, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, Masters, Round, await_owner, find_owner, looks, pauses
+from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, PASSES, Masters, Round, await_owner, find_owner, looks, pauses
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.stub_masters import StubMaster, stub_masters
 
@@ -127,6 +127,43 @@ def test_pauses_double_up_to_a_limit() -> None:
 
 def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after() -> None:
     assert list(itertools.islice(looks(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
+
+
+def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
+    masters = Masters([A, B, C])
+    Round(masters).failed(A, DeadlineExceeded("no answer"))
+    Round(masters).failed(B, DeadlineExceeded("no answer"))
+    assert masters.in_order() == [C, A, B]
+    Round(masters).failed(A, Unavailable("cannot connect to a:1"))
+    Round(masters).is_owner(B, Welcome(SERVER_MASTER, "m"))
+    assert masters.in_order() == [B, C, A]
+
+
+def test_a_round_that_hears_that_nobody_is_the_owner_does_not_wait_for_who_was_silent_but_every_so_often() -> None:
+    masters = Masters([A, B, C])
+    Round(masters).failed(B, DeadlineExceeded("no answer"))
+    asked = []
+    for _ in range(2 * (PASSES + 1)):
+        asking = Round(masters, besides=A)
+        assert asking.next() == C
+        asking.failed(C, NoOwner("nobody owns the catalog"))
+        asked.append(asking.next())
+        if asked[-1] is not None:
+            asking.failed(B, DeadlineExceeded("no answer"))
+    assert asked == [*[None] * PASSES, B] * 2
+
+
+def test_who_was_silent_is_asked_where_nobody_says_that_there_is_no_owner_or_one_names_it() -> None:
+    masters = Masters([A, B, C])
+    Round(masters).failed(B, DeadlineExceeded("no answer"))
+    asking = Round(masters, besides=A)
+    assert asking.next() == C
+    asking.failed(C, Unavailable("cannot connect to c:1"))
+    assert asking.next() == B
+    asking = Round(masters)
+    assert asking.next() == A
+    asking.is_owner(A, standing_by("b:1"))
+    assert asking.next() == B
 
 
 # --- over sockets ---

@@ -96,7 +96,7 @@ class Served:
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.partitioning = self.store.partitioning
         self.publishers = Publishers(
-            self.store.table.blocks, self.partitioning, lambda blocks: Publisher(blocks, batch_events=100, max_in_flight=4)
+            self.store.table.blocks, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=4)
         )
         self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit

@@ -28,12 +28,14 @@ def block(generation: int, *, nvme: bool = False) -> Block:
 class Compared:
     """A comparison of blocks with a master that answers when it is told to."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, *parts: list[Block], max_blocks: int = 10_000) -> None:
         self.turns: list[Callable[[], None]] = []
         self.sent: list[Digests] = []
         self.answers: list[Answer] = []
         self.told: list[list[Block] | KVStoreError] = []
-        self.comparison = Comparison(blocks, epoch=3, send=self.send, soon=self.turns.append, then=self.told.append)
+        self.comparison = Comparison(
+            iter(parts), epoch=3, send=self.send, soon=self.turns.append, then=self.told.append, max_blocks=max_blocks
+        )
 
     def send(self, message: Digests, answered: Answer) -> None:
         self.sent.append(Digests.unpack(message.pack()))
@@ -75,8 +77,8 @@ def test_of_nothing_that_is_left_one_message_without_runs_is_sent() -> None:
 
 def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
     blocks = [block(at) for at in range(1, 5 * MAX_RUN + 1)]
-    with patch.object(comparison, "READ_BLOCKS", 10), patch.object(comparison, "RUNS_PER_MESSAGE", 2):
-        found = Compared(blocks)
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 2):
+        found = Compared(blocks[:10], [], *(blocks[begin : begin + 10] for begin in range(10, len(blocks), 10)))
         found.turns.pop(0)()
         assert len(found.turns) == 1
         while not found.sent:
@@ -90,6 +92,14 @@ def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
         assert not found.told
         found.answers[2](Flags(b"\0"))
         assert found.told == [blocks[3 * MAX_RUN :]]
+
+
+def test_of_more_than_the_master_may_know_all_are_named() -> None:
+    blocks = [block(at) for at in range(1, 4)]
+    found = Compared(blocks[:2], blocks[2:], max_blocks=2)
+    found.run()
+    assert found.sent == []
+    assert found.told == [blocks]
 
 
 @pytest.mark.parametrize("reply", [Unavailable("the catalog is away"), Flags(b"\1\1\1")])

@@ -2,7 +2,7 @@
 before, over however many links."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -66,7 +66,7 @@ class Node:
         self.timers: list[Callable[[], None]] = []
         """What is to be called when events have waited for long enough."""
         self.publisher = Publisher(
-            self.blocks.values,
+            self.parts,
             batch_events=batch_events,
             max_in_flight=max_in_flight,
             later=self.timers.append if holds_back else None,
@@ -75,6 +75,9 @@ class Node:
         self.heard: list[str] = []
         self.refusals: list[KVStoreError] = []
         self.publisher.on_refused = self.refusals.append
+
+    def parts(self) -> Iterator[list[Block]]:
+        return iter([list(self.blocks.values())])
 
     def link_up(self, epoch: int = 1) -> Link:
         link = Link()
@@ -141,12 +144,12 @@ def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim
     for name in "abc":
         node.commit(name)
     node.gone("b")
-    assert node.publisher.say_gone(blocks("a", "c"))
+    node.publisher.say_gone(blocks("a", "c"))
     assert link.said() == [(PHASE_STREAM, "a")], "of these nothing is to be said"
     node.commit("d")
-    assert node.publisher.say_gone(blocks("a", "b"))
+    node.publisher.say_gone(blocks("a", "b"))
     assert link.said() == [(PHASE_STREAM, name) for name in "bcb"]
-    assert node.publisher.say_gone(blocks("b"))
+    node.publisher.say_gone(blocks("b"))
     assert link.said() == []
     link.answer_all()
     node.publisher.flush_now()
@@ -159,23 +162,23 @@ def test_a_key_whose_blocks_were_gone_twice_is_not_said_before_the_second_time_i
     for _ in range(2):
         node.commit("a")
         node.gone("a")
-    assert node.publisher.say_gone(blocks("a"))
+    node.publisher.say_gone(blocks("a"))
     assert [bytes(message.kinds) for message in link.sent] == [bytes([kind]) for kind in (EVENT_COMMIT, EVENT_GONE) * 2]
 
 
-def test_that_a_block_is_gone_is_not_said_before_the_inventory_that_may_have_named_it() -> None:
+def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_not_name_it_then() -> None:
     node = Node(max_in_flight=2)
     for name in "abcdefg":
         node.commit(name)
     link = node.link_up()
     node.gone("a")
-    assert not node.publisher.say_gone(blocks("a"))
-    assert node.publisher.say_gone(blocks("b", "new"))
+    node.gone("d")
+    node.publisher.say_gone(blocks("b", "new"))
     assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
-    for _ in range(3):
-        link.answer()
-    assert node.publisher.say_gone(blocks("a"))
-    assert link.said()[-1] == (PHASE_STREAM, "a")
+    node.publisher.say_gone(blocks("d"))
+    assert link.said() == [(PHASE_STREAM, "ad")]
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
 
 
 def test_without_a_link_nothing_is_said_to_be_gone() -> None:
@@ -186,7 +189,7 @@ def test_without_a_link_nothing_is_said_to_be_gone() -> None:
     node.gone("b")
     node.publisher.flush_now()
     node.publisher.link_down()
-    assert node.publisher.say_gone(blocks("b"))
+    node.publisher.say_gone(blocks("b"))
     assert link.said() == [(PHASE_STREAM, "a")]
 
 
@@ -296,18 +299,22 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     assert second.event_seq == 3
 
 
-def test_events_wait_for_the_end_of_the_inventory_and_go_in_batches(node: Node) -> None:
-    link = node.link_up()
-    for name in "abcd":
+def test_events_go_between_the_parts_of_an_inventory_and_in_batches(node: Node) -> None:
+    for name in "abcdef":
         node.commit(name)
-    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC_END, "")]
+    link = node.link_up()
+    for name in "ghijk":
+        node.commit(name)
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
     link.answer(2)
-    assert link.said() == [(PHASE_STREAM, "abc"), (PHASE_STREAM, "d")]
-    node.commit("e")
+    assert link.said() == [(PHASE_STREAM, "ghi"), (PHASE_SYNC, "def")]
+    link.answer(2)
+    assert link.said() == [(PHASE_STREAM, "jk"), (PHASE_SYNC_END, "")]
+    node.commit("l")
     node.publisher.flush()
     assert link.said() == [], "the window is full"
     link.answer()
-    assert link.said() == [(PHASE_STREAM, "e")]
+    assert link.said() == [(PHASE_STREAM, "l")]
 
 
 def test_a_block_that_left_before_its_turn_is_no_part_of_the_inventory(node: Node) -> None:
@@ -318,7 +325,59 @@ def test_a_block_that_left_before_its_turn_is_no_part_of_the_inventory(node: Nod
     node.gone("e")
     node.gone("f")
     link.answer_all()
-    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc"), (PHASE_SYNC, ""), (PHASE_SYNC_END, ""), (PHASE_STREAM, "def")]
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc"), (PHASE_STREAM, "def"), (PHASE_SYNC, ""), (PHASE_SYNC_END, "")]
+
+
+def test_what_moves_before_the_inventory_is_durable_is_named_and_after_it_has_moved(node: Node) -> None:
+    block = node.commit("a")
+    link = node.link_up()
+    block.set_slot(NVME, Slot(2, 1, 10))
+    node.publisher.emit(EVENT_MOVED, block)
+    link.answer_all()
+    node.publisher.emit(EVENT_MOVED, block)
+    node.publisher.flush()
+    told = [(message.phase, bytes(message.kinds), message.tiers) for message in link.sent if message.keys]
+    assert told == [
+        (PHASE_SYNC, bytes([EVENT_COMMIT]), b"\2"),
+        (PHASE_STREAM, bytes([EVENT_COMMIT]), b"\6"),
+        (PHASE_STREAM, bytes([EVENT_MOVED]), b"\6"),
+    ]
+
+
+def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its_end(node: Node) -> None:
+    node.commit("a")
+    node.wait_for("a")
+    link = node.link_up()
+    for name in "bc":
+        node.commit(name)
+        node.wait_for(name)
+    node.publisher.when_published(3, lambda _error: node.heard.append("a to c"), oldest=1)
+    link.answer(2)
+    assert link.said()[2:] == [(PHASE_STREAM, "bc"), (PHASE_SYNC_END, "")]
+    assert node.heard == []
+    link.answer()
+    assert node.heard == ["b", "c"]
+    assert (node.publisher.is_published(3, 2), node.publisher.is_published(2, 1), node.publisher.backlog) == (True, False, 3)
+    link.answer()
+    assert node.heard == ["b", "c", "a", "a to c"]
+    assert node.publisher.backlog == 0
+
+
+def test_what_a_link_told_before_its_inventory_was_whole_waits_for_the_next_ones(node: Node) -> None:
+    """What the master knows of it the next one compares as all else; so does who asks about it only then."""
+    node.commit("a")
+    link = node.link_up()
+    node.commit("b")
+    link.answer()
+    link.answers.pop()(None)
+    assert not node.publisher.is_published(2, 2), "what was said before it is not durable yet"
+    link.answer()
+    assert node.publisher.is_published(2, 2)
+    node.publisher.link_down()
+    assert not node.publisher.is_published(2, 2)
+    node.link_up()
+    node.wait_for("b")
+    assert node.heard == []
 
 
 def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node: Node) -> None:
@@ -432,7 +491,7 @@ def test_who_waits_at_the_end_is_told_to_try_again(node: Node) -> None:
 
 
 def test_a_publisher_without_a_master_to_complain_to_survives_a_refusal() -> None:
-    publisher = Publisher(list, batch_events=1, max_in_flight=1)
+    publisher = Publisher(lambda: iter([]), batch_events=1, max_in_flight=1)
     answers: list[Answer] = []
     publisher.link_up(lambda message, answered: answers.append(answered), 1, lambda: None)
     answers[0](Unavailable("closed"))
@@ -488,7 +547,7 @@ def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_howev
                 link = node.link_up()
         durable_names = set(node.heard)
         assert not in_sync or not node.publisher.is_synced
-        assert all(name in known for name in durable_names if name in node.blocks and not in_sync)
+        assert all(name in known for name in durable_names if name in node.blocks)
     for _ in range(200):
         node.publisher.flush()
         take(9)
@@ -563,7 +622,7 @@ class Compared:
         self.node = Node()
         self.turns: list[Callable[[], None]] = []
         self.node.publisher = Publisher(
-            self.node.blocks.values, batch_events=100, max_in_flight=2, soon=self.turns.append, compare_from_blocks=FROM
+            self.node.parts, batch_events=100, max_in_flight=2, soon=self.turns.append, compare_from_blocks=FROM
         )
         self.node.publisher.on_refused = self.node.refusals.append
         for at in range(count):
@@ -582,30 +641,42 @@ class Compared:
             self.turns.pop(0)()
 
 
-def test_what_the_master_knows_already_is_compared_and_only_what_differs_is_named_before_the_events_since() -> None:
+def test_what_the_master_knows_already_is_compared_and_only_what_differs_is_named() -> None:
     found = Compared(80, FROM)
     assert found.link.said() == [(PHASE_SYNC_BEGIN, "")]
-    found.link.answer_all()
-    block = found.node.blocks["<0>"]
-    found.node.gone("<0>")
-    found.node.publisher.flush_now()
-    assert not found.node.publisher.has_said_all
-    assert not found.node.publisher.say_gone([block])
     found.run()
+    found.link.answer_all()
     assert found.link.said() == []
     found.answers[0](Flags(b"\1\1\0"))
-    assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(65, 80))), (PHASE_SYNC_END, "")]
+    assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(64, 80))), (PHASE_SYNC_END, "")]
     found.link.answer_all()
-    assert found.link.said() == [(PHASE_STREAM, "<0>")]
     assert found.node.synced == 1
+
+
+def test_events_do_not_wait_for_the_comparison() -> None:
+    found = Compared(80, FROM)
+    found.link.answer_all()
+    found.link.said()
+    found.node.gone("<0>")
+    found.node.commit("new")
+    found.node.wait_for("new")
+    assert not found.node.publisher.has_said_all
+    found.node.publisher.flush()
+    assert found.link.said() == [(PHASE_STREAM, "<0>new")]
+    assert found.node.publisher.has_said_all
+    found.link.answer_all()
+    assert found.node.heard == ["new"]
+    found.run()
+    found.answers[0](Flags(b"\1\0\1"))
+    assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(33, 65))), (PHASE_SYNC_END, "")]
 
 
 @pytest.mark.parametrize(("count", "known_blocks"), [(80, FROM - 1), (2 * FROM + 1, FROM)])
 def test_where_the_master_knows_little_everything_is_named(count: int, known_blocks: int) -> None:
     found = Compared(count, known_blocks)
+    found.run()
     found.link.answer_all()
-    found.link.answer_all()
-    assert not found.turns
+    assert not found.digests
     assert sum(len(message.keys) for message in found.link.sent) == count
 
 

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, Publish
 from kvstore.protocol.errors import KVStoreError
+from kvstore.store import publishers
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.publisher import Publisher
 from kvstore.store.publishers import Publishers
 from tests.store.made import made
@@ -22,7 +26,7 @@ class Told:
         self.partitioning = Partitioning()
         self.held: list[Block] = []
         self.publishers = Publishers(
-            lambda: self.held, self.partitioning, lambda blocks: Publisher(blocks, batch_events=100, max_in_flight=100)
+            lambda: self.held, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=100)
         )
         self.partitioning.tell(count)
         self.publishers.cut()
@@ -64,6 +68,24 @@ def test_each_master_hears_of_its_own_blocks_alone() -> None:
     assert told.publishers.is_synced
 
 
+def test_what_the_master_has_not_decided_about_is_in_no_inventory() -> None:
+    told = Told(1)
+    told.held = [BLOCKS[0], made("red", b"claimed", 1, UNDECIDED)]
+    told.link_up()
+    assert told.heard == [[BLOCKS[0].key]]
+
+
+def test_an_inventory_is_looked_at_in_parts_and_named_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishers, "PART_BLOCKS", 4)
+    told = Told()
+    told.held = BLOCKS[:10]
+    told.link_up()
+    told.held = []
+    for partition in range(COUNT):
+        told.answer(partition)
+        assert told.heard[partition] == [key for key in told.keys(partition) if key in {block.key for block in BLOCKS[:10]}]
+
+
 def test_it_is_in_step_with_the_masters_once_it_is_with_each() -> None:
     told = Told()
     told.link_up()
@@ -87,6 +109,26 @@ def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> N
     told.publishers.when_published(BLOCKS, results.append)
     told.publishers.when_published([], results.append)
     assert results == [None] * 3
+
+
+def test_who_waits_for_a_new_block_and_one_that_is_durable_does_not_wait_for_the_next_inventory() -> None:
+    told, results = Told(1), list[KVStoreError | None]()
+    old, new = BLOCKS[:2]
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, old)
+    told.publishers.flush()
+    told.answer(0)
+    told.publishers.emit(EVENT_COMMIT, BLOCKS[2])
+    told.publishers[0].link_down()
+    told.publishers[0]._max_in_flight = 2
+    told.held = [old, BLOCKS[2]]
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, new)
+    told.publishers.when_published([old, new], results.append)
+    told.publishers.when_published([BLOCKS[2], new], results.append)
+    for awaited in ([], [], [None], [None, None]):  # the beginning, what was there, what is new, the end
+        told.unanswered[0].pop(0)(None)
+        assert results == awaited
 
 
 def test_with_one_partition_there_is_one_publisher() -> None:

@@ -49,7 +49,9 @@ def test_blocks_of_nvme_are_there_again_and_are_what_masters_are_told(settings: 
     reactor = Reactor()
     storage = make(settings, reactor, ExitStack())
     assert [(block.key, block.generation) for block in storage.table.blocks()] == [(b"a", 7)]
-    assert [block.key for block in storage._inventory()] == [b"a"]
+    told: list[bytes] = []
+    storage.publishers[0].link_up(lambda message, _answered: told.extend(message.keys), 1, lambda: None)
+    assert told == [b"a"]
     if storage.engine is not None:
         storage.engine.close()
     storage.showing.close()
