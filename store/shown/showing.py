@@ -37,6 +37,8 @@ MIN_SHOWN_AT_ONCE: Final = 16
 SHARE_AT_ONCE_SHIFT: Final = 5
 """Blocks of a batch that are shown in one go: fewer than the least are as quick one by one, and no index is filled much beyond the share
 at which it grows, by a thirty-second of its entries."""
+SAMPLE_BLOCKS: Final = 1000
+"""Looked at to find out how large a new index is to be."""
 TAKEN_A_TURN: Final = 4096
 """Accesses of one client that are counted before others have their turn."""
 TURNS_OF_A_RING: Final = ACCESSES // TAKEN_A_TURN + 1
@@ -191,8 +193,8 @@ class Showing:
         """
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
-            left = deque(block for block in blocks() if block.is_in(DRAM) and len(block.key) <= MAX_KEY_BYTES)
-            of_tenant = _Tenant(ShownIndex(_sets_for(len(left))), left=left)
+            known = blocks()
+            of_tenant = _Tenant(ShownIndex(_sets_for(_count_to_show(known))), left=deque(known))
             of_tenant.index.beat(self._now_ns)
             of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
             self._tenants[tenant] = of_tenant
@@ -275,10 +277,12 @@ class Showing:
                 self._dram.release(slot)
 
     def _show_more(self, of_tenant: _Tenant) -> None:
-        for _ in range(min(SHOWN_A_TURN, len(of_tenant.left))):
-            block = of_tenant.left.popleft()
-            if not block.is_gone and block.is_in(DRAM) and block.shown == NOT_SHOWN:
-                self._show(of_tenant, block)
+        left = of_tenant.left
+        wanted = [block for block in (left.popleft() for _ in range(min(SHOWN_A_TURN, len(left)))) if _is_to_be_shown(block)]
+        lossy = [block for block in wanted if block.checksum_in(DRAM) != block.checksum]
+        for block in lossy:
+            self._show(of_tenant, block)
+        self.show_all([block for block in wanted if block.shown == NOT_SHOWN] if lossy else wanted)
 
     def _grow(self, of_tenant: _Tenant, growth: Growth) -> None:
         """Do the next part."""
@@ -317,6 +321,17 @@ class Showing:
         """For tests; O(entries)."""
         for of_tenant in self._tenants.values():
             (of_tenant.growth or of_tenant.index).check_integrity()
+
+
+def _is_to_be_shown(block: Block) -> bool:
+    """It is in DRAM, and is not shown, but could be."""
+    return not block.is_gone and block.is_in(DRAM) and block.shown == NOT_SHOWN and len(block.key) <= MAX_KEY_BYTES
+
+
+def _count_to_show(blocks: Sequence[Block]) -> int:
+    """About how many of them are, as a sample has it: to look at ten million would stop the loop for ten seconds."""
+    sample = blocks[:: len(blocks) // SAMPLE_BLOCKS + 1]
+    return sum(map(_is_to_be_shown, sample)) * len(blocks) // max(len(sample), 1)
 
 
 def _sets_for(blocks: int) -> int:

@@ -9,9 +9,9 @@ import xxhash
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.event_messages import READ, Events
-from kvstore.protocol.shown_index import ACCESSES, HEADER_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.shown_index import ACCESSES, AT_SETS, HEADER_BYTES, MAX_KEY_BYTES, WAYS
 from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.columns import NOT_SHOWN, Loss
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.shown.index import FIRST_SETS
 from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_A_TURN, SHOWN_AT_ONCE
@@ -48,6 +48,22 @@ def test_much_that_was_there_before_is_shown_turn_by_turn(store: Store) -> None:
     while store.showing.beat(1):
         pass
     assert [client.read(block.key.decode()) for block in blocks] == [value_of(block) for block in blocks]
+
+
+def test_what_was_there_before_is_shown_with_the_checksum_of_its_copy_also_where_that_is_lossy(store: Store) -> None:
+    blocks = [store.put(f"b{i}", 16) for i in range(2 * MIN_SHOWN_AT_ONCE)]
+    blocks[3].set_loss(DRAM, Loss(77))
+    client = store.client()
+    found = [client.find(block.key.decode()) for block in blocks]
+    assert [one and one.checksum for one in found] == [77 if block is blocks[3] else block.checksum for block in blocks]
+    blocks[3].set_loss(DRAM, None)
+
+
+@pytest.mark.parametrize(("key_bytes", "sets"), [(8, 2 * FIRST_SETS), (MAX_KEY_BYTES + 1, FIRST_SETS)])
+def test_a_new_index_has_room_for_what_can_be_shown(store: Store, key_bytes: int, sets: int) -> None:
+    for number in range(MORE_THAN_A_TURN):
+        store.put(f"{number:0{key_bytes}}", 16)
+    assert store.client().index.words[AT_SETS] == sets
 
 
 def test_tenants_have_indexes_of_their_own(store: Store) -> None:
