@@ -41,9 +41,10 @@ class Daemons:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """For the two times see the settings, for `hello` KnownNodes. Raises InvalidArgument for a malformed address."""
+        self._clock_ns = clock_ns
         self._given = masters
         self._is_here = is_here
-        self.masters = MasterRoutes(masters, is_here)
+        self.masters = self._routes_of(0)
         """For what partition 0 is asked."""
         self._owners = [self.masters]
         """By partition."""
@@ -52,7 +53,6 @@ class Daemons:
         self._patience_s = owner_patience_s
         self._retry_s = owner_retry_s
         self.nodes = KnownNodes(is_here, spread, unshared, hello)
-        self._clock_ns = clock_ns
         self._renew_ns = 0
         """When tickets are half over, and are asked for anew in the background; 0: there are none, or that is being done."""
         self.unshared = unshared
@@ -157,8 +157,11 @@ class Daemons:
     def _met(self, count: int) -> None:
         """A master says that there are so many partitions."""
         if count != self._partitions:
-            self._owners = [self.masters, *(MasterRoutes(self._given, self._is_here, partition) for partition in range(1, count))]
+            self._owners = [self.masters, *map(self._routes_of, range(1, count))]
             self._partitions = count
+
+    def _routes_of(self, partition: int) -> MasterRoutes:
+        return MasterRoutes(self._given, self._is_here, partition, clock_ns=lambda: self._clock_ns())
 
     def ask_master(
         self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None, partition: int = 0

@@ -1,6 +1,7 @@
 """How to reach the masters and the nodes: addresses known, the one to use now, and what to do when it does not answer. No I/O."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -102,10 +103,18 @@ class MasterRoutes:
     served_epoch = 0
     """Of the last owner that has granted a put: one that has just taken over knows no node yet."""
 
-    def __init__(self, addresses: str | Sequence[str], is_here: IsHere, partition: int = 0) -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        is_here: IsHere,
+        partition: int = 0,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         """Raises InvalidArgument: no address, or a malformed one."""
         texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-        self.known = Masters([parse_address(text.strip())._replace(partition=partition) for text in texts if text.strip()])
+        given = [parse_address(text.strip())._replace(partition=partition) for text in texts if text.strip()]
+        self.known = Masters(given, clock_ns=clock_ns)
         self._is_here = is_here
         self._routes: dict[Address, Route] = {}
 

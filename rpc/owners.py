@@ -7,8 +7,8 @@ names the owner, or a refusal while nobody owns it. Only the owner's own word co
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.session_messages import SERVER_MASTER, Hello, Welcome
@@ -23,15 +23,24 @@ LONGEST_PAUSE: Final = 8
 """Times the first pause between two rounds: an election takes as long as the former owner's lease, and should be noticed soon after."""
 LOOKS: Final = 4
 """Rounds in the time of an owner's patience, once it has passed."""
-PASSES: Final = 4
-"""Rounds in a row that leave out a master which does not answer, where another one says that nobody is the owner."""
+PASSED_OVER: Final = 4
+"""Times as long as a master was waited for in vain it is left out afterwards, where another one says who the owner is, or that nobody is;
+once as long where that names it."""
+
+
+class _Silence(NamedTuple):
+    """Of a master that did not answer: since when, how long it was waited for, and how often in a row."""
+
+    since_ns: int
+    waited_ns: int
+    times: int
 
 
 class Masters:
     """Addresses of masters, all for one partition: those given, and owners that masters named. Threads may share it: a race costs a
     question, no more."""
 
-    def __init__(self, given: Sequence[Address]) -> None:
+    def __init__(self, given: Sequence[Address], *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Raises InvalidArgument: there is none."""
         if not given:
             raise InvalidArgument("the address of at least one master is needed")
@@ -39,8 +48,9 @@ class Masters:
         self._named: tuple[Address, ...] = ()
         self.owner = self._given[0]
         """The owner, as far as is known: set by who has heard it from the owner itself."""
-        self._silent: dict[Address, int] = {}
-        """Those that did not answer when they were asked last, each with the rounds that may pass it over."""
+        self.clock_ns = clock_ns
+        self._silent: dict[Address, _Silence] = {}
+        """Those that did not answer when they were asked last."""
 
     def in_order(self) -> list[Address]:
         """All of them, from the owner on, those last that did not answer: each would be waited for anew."""
@@ -48,20 +58,24 @@ class Masters:
         at = known.index(self.owner)
         return sorted(known[at:] + known[:at], key=self._silent.__contains__)
 
-    def was_silent(self, address: Address) -> None:
-        """It did not answer in time."""
-        self._silent[address] = PASSES
+    def was_silent(self, address: Address, waited_ns: int) -> None:
+        """It did not answer in that time."""
+        self._silent[address] = _Silence(self.clock_ns(), waited_ns, self.silences(address) + 1)
 
     def has_answered(self, address: Address) -> None:
         """Something, or its host did."""
         self._silent.pop(address, None)
 
-    def may_pass_over(self, address: Address) -> bool:
-        """Whether a round need not ask this one, for it did not answer those before; every so often it is asked all the same."""
-        passes = self._silent.get(address, 0)
-        if passes:
-            self._silent[address] = passes - 1
-        return passes > 0
+    def silences(self, address: Address) -> int:
+        """How often in a row it has not answered."""
+        known = self._silent.get(address)
+        return 0 if known is None else known.times
+
+    def may_pass_over(self, address: Address, *, is_named: bool) -> bool:
+        """Whether a round need not ask this one, for it did not answer a moment ago. `is_named`: another one takes it for the owner."""
+        known = self._silent.get(address)
+        times = 1 if is_named else PASSED_OVER
+        return known is not None and self.clock_ns() - known.since_ns < times * known.waited_ns
 
     @property
     def are_several(self) -> bool:
@@ -83,34 +97,34 @@ class Round:
         self._masters = masters
         self._waiting = deque(masters.in_order())
         self._asked = {besides}
-        self._names_left = MAX_NAMED
+        self._asked_ns = masters.clock_ns()
+        self._named: set[Address] = set()
         self._failures: list[KVStoreError] = []
+        self._is_told = False
+        """A master has said that another one is the owner, or nobody."""
 
     def next(self) -> Address | None:
-        """Whom to ask: `failed` or `is_owner` is told what came of it. None: all have been asked; or nobody is the owner, as a master says,
-        and those that are left did not answer the last time: a new owner is found among the others then."""
+        """Whom to ask: `failed` or `is_owner` is told what came of it. None: all have been asked, but for those that did not answer a
+        moment ago where others do: the next owner is found among these, and sooner if nobody else is waited for."""
         while self._waiting:
             address = self._waiting.popleft()
             if address in self._asked:
                 continue
             self._asked.add(address)
-            if not (self._is_awaited and self._masters.may_pass_over(address)):
+            if not (self._is_told and self._masters.may_pass_over(address, is_named=address in self._named)):
+                self._asked_ns = self._masters.clock_ns()
                 return address
         return None
-
-    @property
-    def _is_awaited(self) -> bool:
-        """A master has said that nobody is the owner."""
-        return any(isinstance(failure, NoOwner) for failure in self._failures)
 
     def failed(self, address: Address, error: KVStoreError) -> None:
         """It does not answer, or refuses."""
         self._asked.add(address)
         if isinstance(error, DeadlineExceeded):
-            self._masters.was_silent(address)
+            self._masters.was_silent(address, self._masters.clock_ns() - self._asked_ns)
             error = Unavailable(f"{address} does not answer")
         else:
             self._masters.has_answered(address)
+        self._is_told |= isinstance(error, NoOwner)
         self._failures.append(error)
 
     def is_owner(self, address: Address, welcome: Welcome) -> bool:
@@ -119,6 +133,7 @@ class Round:
             self.failed(address, Unavailable(f"{address} is {welcome.name!r}, which is no master"))
         elif welcome.owner:
             self.failed(address, Unavailable(f"{address} stands by for {welcome.owner}"))
+            self._is_told = True
             self._follow(welcome.owner)
         else:
             self._masters.has_answered(address)
@@ -131,8 +146,8 @@ class Round:
             named = self._masters.learn(name)
         except InvalidArgument:
             return
-        if self._names_left:
-            self._names_left -= 1
+        if len(self._named) < MAX_NAMED:
+            self._named.add(named)
             self._waiting.appendleft(named)
 
     def error(self) -> KVStoreError:
@@ -141,9 +156,8 @@ class Round:
         refusals = [failure for failure in self._failures if not isinstance(failure, Unavailable)]
         if refusals:
             return refusals[0]
-        return (NoOwner if self._is_awaited else Unavailable)(
-            f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}"
-        )
+        is_awaited = any(isinstance(failure, NoOwner) for failure in self._failures)
+        return (NoOwner if is_awaited else Unavailable)(f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}")
 
 
 def is_awaited(masters: Masters, error: KVStoreError) -> bool:
@@ -173,17 +187,20 @@ def find_owner(
     deadline: Deadline,
     *,
     attempt_s: float,
+    max_attempt_s: float = 0.0,
     besides: Address | None = None,
     tls: Certificates | None = None,
 ) -> Channel:
-    """One round: an introduced connection to the owner. One attempt takes `attempt_s` at most.
+    """One round: an introduced connection to the owner. One attempt takes `attempt_s` at most, and as much longer for each time in a row
+    that this master has not answered, up to `max_attempt_s`.
 
     Raises Unavailable: none says that it is the owner; or what a master refuses with (Unauthorized, ProtocolError).
     """
     asking = Round(masters, besides=besides)
     while (address := asking.next()) is not None:
+        patience_s = max(attempt_s, min((1 + masters.silences(address)) * attempt_s, max_attempt_s))
         try:
-            channel = Channel.open(address, hello, Deadline(deadline.up_to_s(attempt_s)), tls=tls)
+            channel = Channel.open(address, hello, Deadline(deadline.up_to_s(patience_s)), tls=tls)
         except KVStoreError as error:
             asking.failed(address, error)
             continue

@@ -175,7 +175,6 @@ class MasterLink:
                 owner = self._live_once(found)
                 complaint = ""
             except (KVStoreError, grpc.RpcError) as error:
-                self._search.was_in_vain()
                 text = error.details() if isinstance(error, grpc.Call) else str(error)
                 if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
                     log.warning("no master: %s", text, extra=named("master_lost", why=text))

@@ -1,7 +1,7 @@
 """Which of the masters owns a partition of the key space: looked for before a node registers, and while its link lasts.
 
-A master that says that it is the owner and then takes no registration is doubted: the others are asked first the next time. Each try in
-vain gives masters longer to answer.
+A master that says that it is the owner and then takes no registration is doubted: the others are asked first the next time. Each time that
+one does not answer it is given longer.
 """
 
 import contextlib
@@ -29,14 +29,12 @@ class OwnerSearch:
         tls: Certificates | None,
     ) -> None:
         """`hello` makes what a node says that has no registration yet. A single master has `timeout_s` to answer, one of several
-        `patience_s`, and longer after each try in vain."""
+        `patience_s`, and as much longer for each time that it has not, up to `timeout_s`."""
         self._masters = Masters(masters)
         self._hello = hello
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._tls = tls
-        self._tries = 0
-        """In vain, since the last link."""
         self._doubtful: Address | None = None
         """Of a master that says that it is the owner and took no registration: another one may own the catalog by now."""
 
@@ -67,17 +65,16 @@ class OwnerSearch:
 
     def has_taken_us(self) -> None:
         """There is a link."""
-        self._doubtful, self._tries = None, 0
-
-    def was_in_vain(self) -> None:
-        self._tries += 1
+        self._doubtful = None
 
     def _ask_masters(self, *, besides: Address | None = None) -> Channel:
         """One round."""
         masters = self._masters
-        attempt_s = min(self._timeout_s, self._patience_s * (1 + self._tries)) if masters.are_several else self._timeout_s
-        deadline = Deadline(attempt_s * (len(masters.in_order()) + MAX_NAMED))
-        return find_owner(masters, self._hello(), deadline, attempt_s=attempt_s, besides=besides, tls=self._tls)
+        attempt_s = min(self._timeout_s, self._patience_s) if masters.are_several else self._timeout_s
+        deadline = Deadline(self._timeout_s * (len(masters.in_order()) + MAX_NAMED))
+        return find_owner(
+            masters, self._hello(), deadline, attempt_s=attempt_s, max_attempt_s=self._timeout_s, besides=besides, tls=self._tls
+        )
 
     def _nearer(self, channel: Channel) -> Channel:
         """The same master through its Unix socket, where that is to be had; else the channel as it is."""

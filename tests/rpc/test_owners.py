@@ -8,8 +8,9 @@ import pytest
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, PASSES, Masters, Round, await_owner, find_owner, looks, pauses
+from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, PASSED_OVER, Masters, Round, await_owner, find_owner, looks, pauses
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.stub_masters import StubMaster, stub_masters
 
@@ -129,40 +130,65 @@ def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after(
     assert list(itertools.islice(looks(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
 
 
+class Clock:
+    """Nanoseconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.ns = 1
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+def wait_in_vain(masters: Masters, clock: Clock, address: Address, ns: int) -> None:
+    asking = Round(masters)
+    clock.ns += ns
+    asking.failed(address, DeadlineExceeded("no answer"))
+
+
 def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
-    masters = Masters([A, B, C])
-    Round(masters).failed(A, DeadlineExceeded("no answer"))
-    Round(masters).failed(B, DeadlineExceeded("no answer"))
+    masters, clock = Masters([A, B, C]), Clock()
+    for address in (A, B, B):
+        wait_in_vain(masters, clock, address, 1)
     assert masters.in_order() == [C, A, B]
+    assert list(map(masters.silences, (A, B, C))) == [1, 2, 0]
     Round(masters).failed(A, Unavailable("cannot connect to a:1"))
     Round(masters).is_owner(B, Welcome(SERVER_MASTER, "m"))
     assert masters.in_order() == [B, C, A]
+    assert masters.silences(B) == 0
 
 
-def test_a_round_that_hears_that_nobody_is_the_owner_does_not_wait_for_who_was_silent_but_every_so_often() -> None:
-    masters = Masters([A, B, C])
-    Round(masters).failed(B, DeadlineExceeded("no answer"))
-    asked = []
-    for _ in range(2 * (PASSES + 1)):
-        asking = Round(masters, besides=A)
+@pytest.mark.parametrize(
+    ("says", "times"),
+    [(NoOwner("nobody owns the catalog"), PASSED_OVER), (standing_by("a:1"), PASSED_OVER), (standing_by("b:1"), 1)],
+    ids=["nobody", "another", "the one that is silent"],
+)
+def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_a_moment_ago(
+    says: KVStoreError | Welcome, times: int
+) -> None:
+    clock = Clock()
+    masters = Masters([A, B, C], clock_ns=clock)
+    wait_in_vain(masters, clock, B, 100)
+    for passed_ns, asked_last in ((100 * times - 1, None), (1, B)):
+        clock.ns += passed_ns
+        asking = Round(masters)
+        assert asking.next() == A
+        asking.failed(A, Unavailable("cannot connect to a:1"))
         assert asking.next() == C
-        asking.failed(C, NoOwner("nobody owns the catalog"))
-        asked.append(asking.next())
-        if asked[-1] is not None:
-            asking.failed(B, DeadlineExceeded("no answer"))
-    assert asked == [*[None] * PASSES, B] * 2
+        if isinstance(says, Welcome):
+            assert not asking.is_owner(C, says)
+        else:
+            asking.failed(C, says)
+        assert asking.next() == asked_last
 
 
-def test_who_was_silent_is_asked_where_nobody_says_that_there_is_no_owner_or_one_names_it() -> None:
-    masters = Masters([A, B, C])
-    Round(masters).failed(B, DeadlineExceeded("no answer"))
+def test_who_was_silent_is_asked_where_nobody_tells_of_the_owner() -> None:
+    clock = Clock()
+    masters = Masters([A, B, C], clock_ns=clock)
+    wait_in_vain(masters, clock, B, 100)
     asking = Round(masters, besides=A)
     assert asking.next() == C
     asking.failed(C, Unavailable("cannot connect to c:1"))
-    assert asking.next() == B
-    asking = Round(masters)
-    assert asking.next() == A
-    asking.is_owner(A, standing_by("b:1"))
     assert asking.next() == B
 
 
@@ -177,6 +203,24 @@ def test_masters_that_stand_by_lead_to_the_owner_who_is_asked_first_from_then_on
             channel.close()
             assert str(channel.address) == owner.address
         assert [master.hellos for master in (first, second, owner)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(("longest_s", "given_s"), [(25.0, [10, 20, 25, 25]), (0.0, [10, 10, 10, 10])])
+def test_each_time_that_one_does_not_answer_it_is_given_longer(
+    monkeypatch: pytest.MonkeyPatch, longest_s: float, given_s: list[int]
+) -> None:
+    found = []
+
+    def no_answer(_address: Address, _hello: Hello, deadline: Deadline, *, tls: object) -> None:
+        found.append(round(deadline.left_s()))
+        raise DeadlineExceeded("no answer")
+
+    monkeypatch.setattr(Channel, "open", no_answer)
+    masters = Masters([A])
+    for _ in given_s:
+        with pytest.raises(Unavailable):
+            find_owner(masters, HELLO, Deadline(600), attempt_s=10, max_attempt_s=longest_s)
+    assert found == given_s
 
 
 def test_one_that_does_not_answer_is_passed_over_and_named() -> None:
