@@ -85,7 +85,7 @@ class Operations:
         namespace: Any,
         parents: Sequence[bytes | None] | None,
         ack: str | None,
-        deadline_s: float | None,
+        deadline_s: Timeout,
         replicas: int = 1,
     ) -> Operation[list[bool]]:
         deadline = self.deadline(deadline_s)

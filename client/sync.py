@@ -89,12 +89,13 @@ class Client:
         if timings.untimed < 0:
             options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
             return timings.sample("put", lambda: Client.put(self, key, value, **options))
+        deadline = self._operations.deadline(deadline_s)
         if replicas == 1:
-            stored = self._local_puts.put(key, value, namespace, parent, ack, deadline_s)
+            stored = self._local_puts.put(key, value, namespace, parent, ack, deadline)
             if stored is not None:
                 return stored
         operation = self._operations.put(
-            [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
+            [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline, replicas=replicas
         )
         return self._run(operation)[0]
 

@@ -5,6 +5,7 @@ The blocks are read some at a time, in turns of the loop of their own, and diges
 to a block after it was read is an event, and is said after the inventory. Not thread-safe: the node's loop is the only caller.
 """
 
+import logging
 import secrets
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +28,15 @@ RUNS_PER_MESSAGE: Final = 4_096
 Send = Callable[[Digests, Callable[[Flags | KVStoreError], None]], None]
 """Sends one message to the master and calls back once."""
 Soon = Callable[[Callable[[], None]], object]
-Differs = Callable[[list[Block] | KVStoreError], None]
+Differs = Callable[[list[Block] | KVStoreError | None], None]
+
+log = logging.getLogger("kvstore.store")
 
 
 class Comparison:
     """Of the blocks that come in these parts, begun when it is made. `then` is called once, in a later turn: with those that are to be
-    named, or what the master has against it; not after `end`."""
+    named, what the master has against it, or None where it failed, as for want of memory: all are to be named then, read anew, for the
+    parts may have been read in half; not after `end`."""
 
     def __init__(self, parts: Iterator[Sequence[Block]], *, epoch: int, send: Send, soon: Soon, then: Differs, max_blocks: int) -> None:
         """Of more than `max_blocks` all are to be named."""
@@ -46,14 +50,28 @@ class Comparison:
         self._order = np.zeros(0, np.intp)
         self._begins = np.zeros(0, np.intp)
         self._is_over = False
-        soon(self._read)
+        soon(partial(self._step, self._read))
 
     def end(self) -> None:
         self._is_over = True
 
-    def _read(self) -> None:
+    def _step(self, step: Callable[[], None]) -> None:
+        """Unless it has ended. A step that fails is the last: nobody would take the next, and the inventory would never end."""
         if self._is_over:
             return
+        try:
+            step()
+        except Exception:
+            if self._is_over:  # it has been told, and that failed
+                raise
+            log.exception("an inventory could not be compared: all of it is named")
+            self._tell(None)
+
+    def _tell(self, differing: list[Block] | KVStoreError | None) -> None:
+        self.end()
+        self._then(differing)
+
+    def _read(self) -> None:
         found = next(self._parts, None)
         if found:
             masks = tier_masks(found)
@@ -68,27 +86,24 @@ class Comparison:
                 column.frombytes(read(wide, rows).tobytes())
             self._tiers.frombytes(masks[is_here].tobytes())
         if found is not None:
-            self._soon(self._read)
+            self._soon(partial(self._step, self._read))
         elif len(self._read_blocks) > self._max_blocks:
-            self.end()
-            self._then(self._read_blocks)
+            self._tell(self._read_blocks)
         else:
-            self._soon(self._order_all)
+            self._soon(partial(self._step, self._order_all))
 
     def _order_all(self) -> None:
         self._order = np.argsort(np.frombuffer(self._generations, np.uint64), kind="stable")  # they are nearly sorted
         self._begins = starts(np.frombuffer(self._tiers, np.uint8)[self._order])
         self._seed = secrets.randbits(64)
         self._flags = [None] * max(-(-len(self._begins) // RUNS_PER_MESSAGE), 1)
-        self._soon(partial(self._send_next, 0))
+        self._soon(partial(self._step, partial(self._send_next, 0)))
 
     def _send_next(self, message: int) -> None:
-        if self._is_over:
-            return
         at, is_last = message * RUNS_PER_MESSAGE, message + 1 == len(self._flags)
-        self._send(self._digests(at, more=not is_last), partial(self._answered, message))
+        self._send(self._digests(at, more=not is_last), lambda reply: self._step(partial(self._answered, message, reply)))
         if not is_last:
-            self._soon(partial(self._send_next, message + 1))
+            self._soon(partial(self._step, partial(self._send_next, message + 1)))
 
     def _digests(self, at: int, *, more: bool) -> Digests:
         """Of RUNS_PER_MESSAGE runs from this one on, or those that are left."""
@@ -111,19 +126,15 @@ class Comparison:
         )
 
     def _answered(self, message: int, reply: Flags | KVStoreError) -> None:
-        if self._is_over:
-            return
         runs = min(len(self._begins) - message * RUNS_PER_MESSAGE, RUNS_PER_MESSAGE)
         if isinstance(reply, Flags) and len(reply.flags) != runs:
             reply = ProtocolError("the master answered Digests of other runs")
         if isinstance(reply, KVStoreError):
-            self.end()
-            self._then(reply)
+            self._tell(reply)
             return
         self._flags[message] = reply.flags
         if None not in self._flags:
-            self.end()
-            self._then(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
+            self._tell(self._differing(b"".join(flags for flags in self._flags if flags is not None)))
 
     def _differing(self, flags: bytes) -> list[Block]:
         """The blocks of the runs without a flag, in the order of the inventory."""

@@ -10,6 +10,7 @@ it is by then, and one that is gone is not, so that whatever was said of it befo
 """
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from kvstore.protocol.catalog_messages import (
     PHASE_SYNC_END,
     Publish,
 )
-from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.errors import KVStoreError, Unavailable, typed
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.block import Block
 from kvstore.store.comparison import Comparison, Soon
@@ -35,6 +36,8 @@ from kvstore.store.comparison import Send as Compare
 Send = Callable[[Publish, Callable[[KVStoreError | None], None]], None]
 """Sends one message to the master and calls back once with None (durable) or the error."""
 Published = Callable[[KVStoreError | None], None]
+
+log = logging.getLogger("kvstore.store")
 
 
 class _Notice(NamedTuple):
@@ -104,7 +107,7 @@ class Publisher:
         self._causes: list[tuple[int, Span]] = []
         """Traced requests that wait for events which are not said yet, by these events."""
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
-        """Called when the master refuses a message: the link must be made anew."""
+        """Called when the master refuses a message, or a part of the inventory is lost: the link must be made anew."""
 
     @property
     def is_synced(self) -> bool:
@@ -173,14 +176,22 @@ class Publisher:
             )
         self.flush()
 
-    def _compared(self, differing: list[Block] | KVStoreError) -> None:
+    def _compared(self, differing: list[Block] | KVStoreError | None) -> None:
         self._comparison = None
         if isinstance(differing, KVStoreError):
-            self.link_down()
-            self.on_refused(differing)
+            self._begin_anew(differing)
         else:
-            self._inventory = iter(differing)
+            self._inventory = iter(differing) if differing is not None else self._all()
             self.flush()
+
+    def _all(self) -> Iterator[Block]:
+        """The blocks that the master is to know by the time that the first is asked for."""
+        for part in self._parts():
+            yield from part
+
+    def _begin_anew(self, error: KVStoreError) -> None:
+        self.link_down()
+        self.on_refused(error)
 
     def link_down(self) -> None:
         """The link broke. Answers that still come from it are ignored; who waits goes on waiting for the next link."""
@@ -225,7 +236,11 @@ class Publisher:
         """Send what there is, as far as the window allows: events and parts of the inventory by turns."""
         while self._send is not None and len(self._in_flight) < self._max_in_flight:
             if self._has_parts and (self._is_inventorys_turn or not self._queue):
-                self._say_inventory()
+                try:
+                    self._say_inventory()
+                except Exception as error:  # what it had taken would not be there any more once the inventory ends
+                    log.exception("a part of the inventory could not be said")
+                    self._begin_anew(typed(error))
                 self._is_inventorys_turn = False
             elif self._queue:
                 self._say_events()
@@ -268,8 +283,7 @@ class Publisher:
             if link != self._link:
                 return
             if error is not None:
-                self.link_down()
-                self.on_refused(error)
+                self._begin_anew(error)
                 return
             sent.is_answered = True
             self._advance()

@@ -6,9 +6,7 @@ from typing import Any, Final
 
 import xxhash
 
-from kvstore.client.arguments import check_deadline
 from kvstore.client.buffers import as_source
-from kvstore.client.forks import Process
 from kvstore.client.locations import Hint
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
@@ -31,18 +29,16 @@ class LocalPuts:
         self._resources = resources
         self._pool = pool
         self._ack = resources.settings.ack
-        self._deadline_s = resources.settings.deadline_s
         self._max_bytes = resources.settings.put_inline_bytes
         self._nodes = resources.daemons.nodes
         self._early = resources.early_puts
         self._form = OnePutForm()
-        self._process = Process.number
         self._hint = Hint(0, UNRESERVED, 0)
         """Of the last block stored: values of one size in a row share it."""
 
-    def put(self, key: bytes, value: Any, namespace: Any, parent: bytes | None, ack: str | None, deadline_s: float | None) -> bool | None:
-        """Whether the node stored the block, or had it already; None: it is to be put the usual way, which also says what is wrong with an
-        argument, and opens connections. Raises what a put raises."""
+    def put(self, key: bytes, value: Any, namespace: Any, parent: bytes | None, ack: str | None, deadline: Deadline) -> bool | None:
+        """Whether the node stored the block, or had it already; None: it is to be put the usual way within what is left of `deadline`,
+        which also says what is wrong with an argument, and opens connections. Raises what a put raises."""
         kind, told = type(value), _ACKS.get(ack or self._ack)
         if type(key) is not bytes or type(namespace) is not str or kind is list or kind is tuple or told is None:
             return None
@@ -50,15 +46,11 @@ class LocalPuts:
             parent = b""
         elif type(parent) is not bytes or not 0 < len(parent) <= MAX_KEY_BYTES:
             return None
-        if deadline_s is None:
-            deadline_s = self._deadline_s
-        else:
-            check_deadline(deadline_s)
         source = value if kind is bytes else as_source(value)
         size_bytes = len(source)
         nodes = self._nodes
         node = nodes.get(nodes.local_id)
-        if not 0 < size_bytes <= self._max_bytes or node is None or node.node_id in nodes.closed or Process.number != self._process:
+        if not 0 < size_bytes <= self._max_bytes or node is None or node.node_id in nodes.closed:
             return None
         body = self._form.pack(told, namespace, key, size_bytes, xxhash.xxh3_64_intdigest(source), parent)
         if body is None:
@@ -69,7 +61,7 @@ class LocalPuts:
             return None
         turn, channel = lent
         try:
-            flag = self._ask(node, channel, told, body, source, deadline_s) if node.route.is_meant(address, channel.welcome) else ASK_AGAIN
+            flag = self._ask(node, channel, told, body, source, deadline) if node.route.is_meant(address, channel.welcome) else ASK_AGAIN
         except BaseException as error:
             self._pool.lent(turn, channel).give_back(error)
             if isinstance(error, Draining):
@@ -80,11 +72,11 @@ class LocalPuts:
         self._pool.give_back(turn, channel)
         return self._told(node, key, size_bytes, told, flag)
 
-    def _ask(self, node: KnownNode, channel: Channel, ack: int, body: bytes, source: bytes | memoryview, deadline_s: float) -> int | None:
+    def _ask(self, node: KnownNode, channel: Channel, ack: int, body: bytes, source: bytes | memoryview, deadline: Deadline) -> int | None:
         """The node's answer."""
         if ack == ACK_NODE:
             self._early.begin(node)
-        flag = channel.call_for_flag(Put.TYPE, Put.SINCE, body, source, Deadline(deadline_s))
+        flag = channel.call_for_flag(Put.TYPE, Put.SINCE, body, source, deadline)
         if ack == ACK_NODE:
             self._early.answered(node, channel.welcome.epoch)
         return flag

@@ -43,7 +43,11 @@ class Comparison:
         self._sums = as_numbers(())
         self._removed = np.zeros(0, np.intp)
         self._tiers = np.zeros(0, np.uint8)
+        self._equal: Bools = np.zeros(0, np.bool_)
+        """Runs whose blocks are about to be taken as named."""
         self._same: Bools = np.zeros(0, np.bool_)
+        """Runs whose blocks are. None until all are: a comparison that fails half-way leaves every block to be named, for what is not named
+        is no longer there once the inventory ends."""
         self.blocks = 0
         """Taken as named."""
 
@@ -77,9 +81,10 @@ class Comparison:
         self._decide()
         for begin in range(0, end, SLICE_ROWS):
             yield self._confirm(begin)
+        self._same = self._equal
 
     def flags(self) -> list[bytes]:
-        """By message; none is the same until all are compared."""
+        """By message; none is the same until `steps` are over."""
         ends = np.cumsum([len(message.firsts) for message in self._messages])[:-1]
         return [part.astype(np.uint8).tobytes() for part in np.split(self._same, ends)]
 
@@ -111,11 +116,11 @@ class Comparison:
     def _decide(self) -> None:
         told = np.frombuffer(b"".join(message.counts for message in self._messages), np.uint8)
         sums = np.concatenate([as_numbers(message.sums) for message in self._messages])
-        self._same = (self._counted == told) & (self._sums == sums)
+        self._equal = (self._counted == told) & (self._sums == sums)
 
     def _confirm(self, begin: int) -> list[Change]:
         rows, runs = self._hinted(begin)
-        is_same = self._same[runs]
+        is_same = self._equal[runs]
         rows, runs = rows[is_same], runs[is_same]
         if not len(rows):
             return []

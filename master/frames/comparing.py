@@ -67,21 +67,25 @@ class Comparing:
             asked, steps = self._turns[0]
             try:
                 ops = next(steps, None) if asked.session.is_open else None
-            except Exception:  # the nodes behind it must not wait for ever, and this one names what is not the same
+                if ops:
+                    self._committer.commit(ops)
+            except Exception:  # this node names all its blocks
                 log.exception("an inventory could not be compared")
                 ops = None
             if ops is None:
                 self._turns.popleft()
                 if asked.session.is_open:
                     self._answer(asked)
-            elif ops:
-                self._committer.commit(ops)
-            if self._turns:
+            if self._turns:  # whatever became of this one: those behind it must not wait for ever
                 soon(proceed)
 
         return proceed
 
     def _answer(self, asked: _Asked) -> None:
         self._counters["compared"] += asked.comparison.blocks
-        for request_id, flags in zip(asked.request_ids, asked.comparison.flags(), strict=True):
-            asked.session.reply(request_id, Flags(flags))
+        try:
+            for request_id, flags in zip(asked.request_ids, asked.comparison.flags(), strict=True):
+                asked.session.reply(request_id, Flags(flags))
+        except Exception:  # the node would wait for what has not been answered; by another link it begins anew
+            log.exception("a compared inventory could not be answered")
+            asked.session.close("an internal error")

@@ -32,7 +32,7 @@ class Compared:
         self.turns: list[Callable[[], None]] = []
         self.sent: list[Digests] = []
         self.answers: list[Answer] = []
-        self.told: list[list[Block] | KVStoreError] = []
+        self.told: list[list[Block] | KVStoreError | None] = []
         self.comparison = Comparison(
             iter(parts), epoch=3, send=self.send, soon=self.turns.append, then=self.told.append, max_blocks=max_blocks
         )
@@ -111,6 +111,32 @@ def test_an_error_or_flags_of_other_runs_are_told_once(reply: Flags | KVStoreErr
         found.answers[1](Flags(b"\1"))
     (error,) = found.told
     assert isinstance(error, type(reply) if isinstance(reply, KVStoreError) else ProtocolError)
+
+
+@pytest.mark.parametrize("step", ["_read", "_order_all", "_digests", "_differing"])
+def test_a_step_that_fails_has_all_named_and_is_the_last(step: str) -> None:
+    """Whatever has failed in it, be it memory: the inventory would never end else."""
+    with patch.object(comparison, "RUNS_PER_MESSAGE", 1), patch.object(Comparison, step, side_effect=MemoryError):
+        found = Compared([block(1)], [block(2, nvme=True)])
+        found.run()
+        for answered in found.answers:
+            answered(Flags(b"\0"))
+    assert found.told == [None]
+
+
+def test_what_fails_where_it_is_told_is_not_told_twice() -> None:
+    found = Compared([block(1)])
+    told: list[list[Block] | KVStoreError | None] = []
+
+    def fail(differing: list[Block] | KVStoreError | None) -> None:
+        told.append(differing)
+        raise MemoryError
+
+    found.comparison._then = fail
+    found.run()
+    with pytest.raises(MemoryError):
+        found.answers[0](Flags(b"\1"))
+    assert told == [[]]
 
 
 def test_after_its_end_nothing_is_read_sent_or_told() -> None:

@@ -3,6 +3,7 @@ before, over however many links."""
 
 import random
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -22,6 +23,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.comparison import Comparison
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot
 from tests.rpc.traced import Part, Spans
@@ -689,3 +691,36 @@ def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_ane
     refused.answers[0](InvalidArgument("no"))
     assert [type(error) for error in refused.node.refusals] == [InvalidArgument]
     assert not refused.node.publisher.has_said_all
+
+
+def test_of_a_comparison_that_fails_everything_is_named_and_the_inventory_ends() -> None:
+    found = Compared(80, FROM)
+    with patch.object(Comparison, "_order_all", side_effect=MemoryError):
+        found.run()
+    found.link.answer_all()
+    assert found.link.said() == [
+        (PHASE_SYNC_BEGIN, ""),
+        (PHASE_SYNC, "".join(f"<{at}>" for at in range(80))),
+        (PHASE_SYNC_END, ""),
+    ]
+    assert found.node.synced == 1
+
+
+def test_an_inventory_that_cannot_be_read_to_its_end_does_not_end_but_has_the_link_made_anew(node: Node) -> None:
+    """The blocks that it had not come to would not be there any more."""
+    read = node.parts
+
+    def parts() -> Iterator[list[Block]]:
+        yield from read()
+        raise MemoryError
+
+    node.publisher._parts = parts
+    for name in "abcd":
+        node.commit(name)
+    link = node.link_up()
+    link.answer_all()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
+    assert [type(error) for error in node.refusals] == [KVStoreError]
+    node.publisher._parts = read
+    node.synced_link()
+    assert node.publisher.is_synced

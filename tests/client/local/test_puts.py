@@ -14,6 +14,8 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, Full, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.node_messages import ASK_AGAIN
+from kvstore.rpc.channel import Channel
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.local.test_reads import Requests
 from tests.client.processes import Cluster, cluster
@@ -189,6 +191,26 @@ def test_a_node_that_hung_up_is_asked_anew(tmp_path: Path) -> None:
                     return False
 
             eventually(put, "a put to the node that took the other's place")
+
+
+def test_the_usual_way_has_what_the_node_left_of_the_deadline(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    put = client._operations.put
+
+    def ask_again(_channel: Channel, *arguments: Any) -> int:
+        told.append(arguments[-1])
+        return ASK_AGAIN
+
+    def put_within(*arguments: Any, deadline_s: Any, **options: Any) -> Any:
+        told.append(deadline_s)
+        return put(*arguments, deadline_s=deadline_s, **options)
+
+    monkeypatch.setattr(Channel, "call_for_flag", ask_again)
+    monkeypatch.setattr(client._operations, "put", put_within)
+    assert client.put(os.urandom(16), b"value", deadline_s=7)
+    first, second = told
+    assert first is second
+    assert first.timeout_s == 7
 
 
 def test_a_node_without_room_says_so_after_the_deadline(tmp_path: Path) -> None:

@@ -170,6 +170,29 @@ def test_what_goes_while_it_is_compared_is_not_taken_as_named() -> None:
     master.directory.check_integrity()
 
 
+@pytest.mark.parametrize("slices", range(8))
+def test_a_comparison_that_fails_between_its_slices_leaves_every_block_to_be_named(slices: int) -> None:
+    """Nothing but what is named outlives the inventory: no run may be called the same whose blocks have not been taken as named."""
+    held = events(40)
+    master, node = known(*held)
+    master.publish(node, phase=PHASE_SYNC_BEGIN)
+    found = master.directory.compare(node.node_id, node.epoch)
+    (message,) = digests(node.epoch, held)
+    found.take(message)
+    confirm, left = found._confirm, iter(range(slices))
+    with (
+        patch.object(comparison, "SLICE_ROWS", 5),
+        patch.object(found, "_confirm", lambda begin: confirm(begin) if next(left, None) is not None else 1 // 0),
+        pytest.raises(ZeroDivisionError),
+    ):
+        list(found.steps())
+    assert found.flags() == [b"\0\0"]
+    master.publish(node, *held, phase=PHASE_SYNC)
+    master.publish(node, phase=PHASE_SYNC_END)
+    assert master.exists(*(event.key for event in held)) == [1] * 40
+    master.directory.check_integrity()
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.sampled_from([DRAM, NVME, DRAM | NVME])), unique_by=lambda one: one[0], max_size=60),
     st.sets(st.integers(1, 60)),

@@ -117,3 +117,33 @@ def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_com
         assert Flags.unpack(node.ask(message)[1]).flags == bytes(4)
     assert Flags.unpack(node.ask(message)[1]).flags == b"\1" * 4
     node.close()
+
+
+def test_an_inventory_whose_records_cannot_be_committed_is_named_whole_and_the_next_is_compared(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeSide(places)
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    (message,) = made(node, *HELD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "_confirm", lambda self, begin: ["an operation"])
+        patch.setattr(leading(places).frames.nodes._comparing._committer, "commit", lambda ops: 1 // 0)
+        assert Flags.unpack(node.ask(message)[1]).flags == bytes(4)
+    assert Flags.unpack(node.ask(message)[1]).flags == b"\1" * 4
+    node.close()
+
+
+def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeSide(places)
+    node.publish(phase=PHASE_SYNC_BEGIN)
+    (message,) = made(node, *HELD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "flags", lambda self: 1 // 0)
+        send(node, 5, message)
+        assert node.sock.recv(1) == b""
+    node.close()
+    eventually(lambda: not leading(places).linked_nodes(), "the link is gone")
+    again = NodeSide(places)
+    again.publish(phase=PHASE_SYNC_BEGIN)
+    assert Flags.unpack(again.ask(made(again, *HELD)[0])[1]).flags == b"\1" * 4
+    again.close()
