@@ -160,6 +160,13 @@ class Daemons:
             self._owners = [self.masters, *map(self._routes_of, range(1, count))]
             self._partitions = count
 
+    def doubt_owners(self, begun: Deadline) -> None:
+        """A node has said that a put is to be asked for once more. If that took as long as an owner is given to answer, the node has waited
+        for one, which need not be given as long once more before the others are asked."""
+        if begun.waited_s() >= self._patience_s:
+            for masters in self._owners:
+                masters.is_doubted = True
+
     def _routes_of(self, partition: int) -> MasterRoutes:
         return MasterRoutes(self._given, self._is_here, partition, clock_ns=lambda: self._clock_ns())
 
@@ -239,9 +246,10 @@ class Daemons:
                 reply: M | None = yield Ask(channel, message, answer, deadline)
                 return reply
             yield Send(channel, message, deadline)
-            for wait_s in looks(self._patience_s):
+            for wait_s in looks(self._patience_s, is_doubted=masters.is_doubted):
                 reply = yield Await(channel, answer, Deadline(min(wait_s, deadline.left_s())))
                 if reply is not None:
+                    masters.is_doubted = False
                     return reply
                 if (yield from self._find_owner(masters, Round(known, besides=route.primary), deadline)):
                     break
@@ -274,6 +282,7 @@ class Daemons:
                 asking.failed(address, error)
                 continue
             if asking.is_owner(address, loan.channel.welcome):
+                masters.is_doubted = False
                 loan.give_back()
                 return True
             loan.discard()

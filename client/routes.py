@@ -102,6 +102,8 @@ class MasterRoutes:
 
     served_epoch = 0
     """Of the last owner that has granted a put: one that has just taken over knows no node yet."""
+    is_doubted = False
+    """A node has waited for the owner in vain, and nothing has been heard of it since."""
 
     def __init__(
         self,

@@ -30,5 +30,9 @@ class Deadline:
         """So much of what is left; 0.0 when nothing is."""
         return max(0.0, min(seconds, (self.at_ns - time.monotonic_ns()) / 1e9))
 
+    def waited_s(self) -> float:
+        """Seconds since it began."""
+        return self.timeout_s - (self.at_ns - time.monotonic_ns()) / 1e9
+
     def exceeded(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no answer within the deadline of {self.timeout_s:g} s")

@@ -173,10 +173,11 @@ def pauses(first_s: float) -> Iterator[float]:
         pause_s = min(2 * pause_s, LONGEST_PAUSE * first_s)
 
 
-def looks(patience_s: float) -> Iterator[float]:
+def looks(patience_s: float, *, is_doubted: bool = False) -> Iterator[float]:
     """Seconds that an owner which does not answer is waited for between one round among the others and the next: its patience before the
-    first one, then a part of it, for another one is about to be elected."""
-    yield patience_s
+    first one, unless it was waited for already, then a part of it, for another one is about to be elected."""
+    if not is_doubted:
+        yield patience_s
     while True:
         yield patience_s / LOOKS
 

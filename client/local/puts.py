@@ -70,6 +70,8 @@ class LocalPuts:
                 return None  # it takes no new blocks; or it hung up, and may have begun anew
             raise
         self._pool.give_back(turn, channel)
+        if flag == ASK_AGAIN:
+            self._resources.daemons.doubt_owners(deadline)
         return self._told(node, key, size_bytes, told, flag)
 
     def _ask(self, node: KnownNode, channel: Channel, ack: int, body: bytes, source: bytes | memoryview, deadline: Deadline) -> int | None:

@@ -153,6 +153,28 @@ def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_cat
     assert oracle.all_given_back()
 
 
+@pytest.mark.parametrize(("waited_s", "awaited"), [(0.5, [0.125, 0.125]), (0.4, [0.5, 0.125])])
+def test_an_owner_that_a_node_has_waited_for_in_vain_is_not_given_as_long_once_more(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch, waited_s: float, awaited: list[float]
+) -> None:
+    knowing(oracle, "a:1,b:1", owner_patience_s=0.5)
+    begun, daemons = oracle.deadline(), oracle.resources.daemons
+    with monkeypatch.context() as patch:
+        patch.setattr(type(begun), "waited_s", lambda _deadline: waited_s)
+        daemons.doubt_owners(begun)
+    oracle.hanging.add("a:1")
+    oracle.owners["b:1"] = "a:1"
+    oracle.on_await = lambda waited: oracle.hanging.discard("a:1") if waited == 2 else None
+    ask(oracle)
+    assert oracle.awaited == awaited
+    assert not daemons.masters.is_doubted, "it has answered"
+    daemons.masters.is_doubted = True
+    oracle.unreachable.add("a:1")
+    del oracle.owners["b:1"]
+    ask(oracle)
+    assert not daemons.masters.is_doubted, "another one is the owner"
+
+
 def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.hanging.add("a:1")

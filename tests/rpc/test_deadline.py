@@ -15,6 +15,7 @@ def test_time_runs_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert deadline.left_s() == 2.5
     now_ns += 2_000_000_000
     assert deadline.left_s() == 0.5
+    assert deadline.waited_s() == 2.0
 
 
 @pytest.mark.parametrize("late_ns", [0, 1, 10**12])

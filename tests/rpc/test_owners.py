@@ -128,6 +128,7 @@ def test_pauses_double_up_to_a_limit() -> None:
 
 def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after() -> None:
     assert list(itertools.islice(looks(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
+    assert list(itertools.islice(looks(1.0, is_doubted=True), 2)) == [0.25, 0.25]
 
 
 class Clock:

@@ -207,9 +207,10 @@ def test_the_usual_way_has_what_the_node_left_of_the_deadline(client: Client, mo
 
     monkeypatch.setattr(Channel, "call_for_flag", ask_again)
     monkeypatch.setattr(client._operations, "put", put_within)
+    monkeypatch.setattr(client._operations.resources.daemons, "doubt_owners", told.append)
     assert client.put(os.urandom(16), b"value", deadline_s=7)
-    first, second = told
-    assert first is second
+    first, doubted, second = told
+    assert first is second is doubted
     assert first.timeout_s == 7
 
 
