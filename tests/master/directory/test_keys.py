@@ -1,6 +1,9 @@
 """Promises of keys.py."""
 
+import random
+
 import numpy as np
+import pytest
 
 from kvstore.master.directory.keys import Keys
 
@@ -69,3 +72,13 @@ def test_many_keys_are_compared_at_once_to_the_last_byte() -> None:
     keys.append(b"a")
     assert same(keys, [1, 4], [b"a", b"a"]) == [False, True], "zeros at the end count"
     assert same(keys, [4, 1], [b"a\0", b"a\0"]) == [False, True]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 16, 24, 33, 40, 255])
+def test_keys_of_any_length_are_told_apart_by_each_of_their_bytes(length: int) -> None:
+    key = random.Random(length).randbytes(length)
+    others = [key[:at] + bytes((key[at] ^ 1,)) + key[at + 1 :] for at in range(length)]
+    keys = Keys()
+    keys.extend([key, *others, bytes(length)])
+    assert same(keys, [*range(1, length + 3)], [key] * (length + 2)) == [True, *[False] * length, key == bytes(length)]
+    assert same(keys, [*range(1, length + 3)], [key, *others, bytes(length)]) == [True] * (length + 2)
