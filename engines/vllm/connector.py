@@ -151,7 +151,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return StepMetadata(self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self._plan.failed_blocks(connector_output.invalid_block_ids or ())
+        hollow = self._plan.failed_blocks(connector_output.invalid_block_ids or ())
+        if hollow and self._block_pool is not None:
+            self._block_pool.evict_blocks(hollow)
         self._plan.failed_requests(connector_output.failed_recving or ())
         self._plan.released(connector_output.finished_sending or ())
 
