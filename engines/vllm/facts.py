@@ -20,8 +20,9 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
+from kvstore.engines.vllm.checks import check_hash, check_step_loads
 from kvstore.engines.vllm.groups import LayerGroup, fail_whole
-from kvstore.engines.vllm.identity import RankFacts, check_hash
+from kvstore.engines.vllm.identity import RankFacts
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.settings import VllmSettings, from_extra_config
 from kvstore.protocol.errors import ConfigError
@@ -41,8 +42,10 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     groups = layer_groups(kv_cache_config)
     if any(group.is_state for group in groups) and vllm_config.speculative_config is not None:
         raise ConfigError("speculative decoding is not supported with layers that keep a state (Mamba, linear attention)")
-    if fail_whole(groups) and transfer.is_kv_consumer and not from_extra_config(transfer.kv_connector_extra_config).load_async:
-        raise ConfigError('set "load_async": true: of layers with windows or states vLLM can load nothing within a step')
+    if transfer.is_kv_consumer and not from_extra_config(transfer.kv_connector_extra_config).load_async:
+        if fail_whole(groups):
+            raise ConfigError('set "load_async": true: of layers with windows or states vLLM can load nothing within a step')
+        check_step_loads(steps_ahead=vllm_config.max_concurrent_batches)
 
 
 def layer_groups(kv_cache_config: KVCacheConfig) -> list[LayerGroup]:

@@ -9,13 +9,8 @@ where that memory is known, in the rank, and told to the scheduler.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import ConfigError
-
-UNSTABLE_HASHES: Final = frozenset({"xxhash", "xxhash_cbor"})
-"""vLLM seeds these anew in each process, unless PYTHONHASHSEED is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +83,6 @@ def shard(facts: RankFacts, *, salt: str = "") -> Shard:
             hash="sha256",
         )
     )
-
-
-def check_hash(algorithm: str, *, is_seeded: bool) -> None:
-    """`is_seeded`: PYTHONHASHSEED is set. Raises ConfigError if what vLLM calls a block is not what any other process calls it."""
-    if algorithm in UNSTABLE_HASHES and not is_seeded:
-        raise ConfigError(
-            f"vLLM's {algorithm} hashes are other ones in each process, so that no other would find a block again: start it with "
-            "--prefix-caching-hash-algo sha256, or with the same PYTHONHASHSEED everywhere"
-        )
 
 
 def _digest(text: str) -> str:

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from kvstore.engines.vllm.identity import RankFacts, Shard, check_hash, shard
-from kvstore.protocol.errors import ConfigError
+from kvstore.engines.vllm.identity import RankFacts, Shard, shard
 
 FACTS = RankFacts(
     model="models/llama",
@@ -69,11 +68,3 @@ def test_each_rank_has_its_own_unless_ranks_hold_equal_bytes() -> None:
 def test_one_of_ranks_with_equal_bytes_writes() -> None:
     ranks = [dataclasses.replace(FACTS, tp_rank=rank, tp_size=4, kv_replicas=2) for rank in range(4)]
     assert [facts.is_writer for facts in ranks] == [True, False, True, False]
-
-
-@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_hashes_of_one_process_are_refused_with_what_to_do(algorithm: str) -> None:
-    with pytest.raises(ConfigError, match=r"sha256.*PYTHONHASHSEED"):
-        check_hash(algorithm, is_seeded=False)
-    check_hash(algorithm, is_seeded=True)
-    check_hash("sha256", is_seeded=False)
