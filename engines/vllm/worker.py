@@ -213,7 +213,8 @@ class Worker:
 
     def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
         """How many of the values, from the first on, are in the buffers now."""
-        job = self._jobs.load(keys, buffers, deadline_s=until_s - time.monotonic(), on_done=_ignore)
+        left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
+        job = self._jobs.load(keys, buffers, deadline_s=left_s, budget_s=budget_s, on_done=_ignore)
         job.wait()
         self._load_trouble.saw(job.error)
         whole = [result == value_bytes for result in job.results]

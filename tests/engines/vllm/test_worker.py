@@ -16,10 +16,11 @@ from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import Full, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
+from tests.engines.vllm.clock import HandClock
 
 BLOCKS = 12
 WAITING = VllmSettings(load_async=False)
@@ -310,6 +311,20 @@ def test_a_load_that_takes_too_long_has_failed(address: str, shard: Shard) -> No
     rank.save(Transfer("a", [3], hashes(1)))
     rank.worker.load(StepPlan(loads=[Transfer("b", [5], [b"nowhere"])]))
     assert rank.worker.take_failed() == {5}
+    rank.worker.close()
+
+
+def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HandClock()
+    monkeypatch.setattr("kvstore.engines.vllm.worker.time", clock)
+    rank = Rank(address, shard, VllmSettings(load_async=False, load_deadline_s=3600))
+    rank.save(Transfer("a", [3], hashes(1)))
+    rank.worker.flush()
+    rank.client.faults += [clock.passes(2400), raises(DeadlineExceeded("late"))]
+    rank.worker.load(StepPlan(loads=[Transfer("b", [5], hashes(1)), Transfer("b", [6], [b"late"])]))
+    assert rank.worker.take_failed() == {6}
+    rank.worker.load(StepPlan(loads=[Transfer("c", [7], [b"nowhere"])]))
+    assert ("get", [shard.key(b"nowhere")]) in rank.client.calls, "others' loads ask the store"
     rank.worker.close()
 
 
