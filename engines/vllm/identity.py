@@ -31,7 +31,7 @@ class RankFacts:
     hash_algorithm: str
     device: str
     layers: tuple[str, ...]
-    """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order."""
+    """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order with their places."""
     tp_rank: int
     tp_size: int
     kv_replicas: int
