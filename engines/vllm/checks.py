@@ -20,6 +20,16 @@ def check_hash(algorithm: str, *, is_seeded: bool) -> None:
         )
 
 
+def check_images(*, processor_cache_gb: float, has_prefix_cache: bool) -> None:
+    """Of an engine that takes images, audio or video. Raises ConfigError if vLLM, which has no use for it, does not hash them: it numbers
+    them then, as any other engine does."""
+    if not processor_cache_gb and not has_prefix_cache:
+        raise ConfigError(
+            "vLLM calls images by numbers, not by their content, without its caches, so that prompts would find blocks of other images: "
+            "start it with --enable-prefix-caching, or with --mm-processor-cache-gb above 0"
+        )
+
+
 def check_step_loads(*, steps_ahead: int) -> None:
     """Of an engine that loads within the step. `steps_ahead`: how many steps it schedules before it knows what came of the first. Raises
     ConfigError if those after the first are scheduled: vLLM shares the blocks of a load with requests of the next step before it knows
