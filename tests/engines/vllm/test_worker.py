@@ -14,6 +14,7 @@ from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
@@ -288,6 +289,27 @@ def test_what_the_store_does_not_take_is_dropped_and_counted(rank: Rank) -> None
     rank.worker.flush()
     counters = rank.worker.take_counters()
     assert (counters.saved_blocks, counters.dropped_blocks) == (0, 2)
+
+
+def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
+    address: str, shard: Shard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a GPU has no memory to put them together, or the host none for a chunk; there is one chunk only."""
+    rank = Rank(address, shard, VllmSettings(write_behind_bytes=Size(CHUNK_BYTES)))
+    rank.save(Transfer("a", [3, BLOCKS + 7], hashes(2)))
+    with monkeypatch.context() as without:
+        without.setattr(Staging, "take", raises(MemoryError("none left")))
+        rank.save(Transfer("a", [3], hashes(1)), finishing=["a"])
+    rank.save(Transfer("b", [4], hashes(3)[2:]))
+    rank.worker.flush()
+    counters = rank.worker.take_counters()
+    assert (counters.saved_blocks, counters.dropped_blocks) == (1, 3)
+    assert rank.worker.take_finished()[0] == {"a"}
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "kvstore: copying blocks fails",
+        "kvstore: copying blocks works again",
+    ]
+    rank.worker.close()
 
 
 def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
