@@ -83,8 +83,8 @@ class LayerPools:
                 for row, block in zip(part, blocks, strict=True):
                     place = run[:, block]
                     place.copy_(row.view(place.shape))
-        if self._runs[0].device.type != "cpu":
-            torch.accelerator.synchronize()
+        if (device := self._runs[0].device).type != "cpu":
+            torch.accelerator.synchronize(device)  # the thread's own device is the first one, whatever rank it is of
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
         """The memory of each block, a piece a layer, which together are its value: to be filled without `scatter`. None where a CPU does

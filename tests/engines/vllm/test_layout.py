@@ -75,6 +75,16 @@ def test_the_form_tells_orders_of_axes_of_equal_size_apart() -> None:
     assert LayerPools.form(heads_first, BLOCKS) != LayerPools.form(tokens_first, BLOCKS)
 
 
+def test_blocks_are_there_once_the_device_that_they_are_copied_to_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that loads has not chosen the device of its rank. The device without memory stands for any that is no CPU."""
+    waited: list[object] = []
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda *device: waited.append(device))
+    layers = [torch.empty(BLOCKS, 4, 8, device="meta") for _ in range(LAYERS)]
+    target = LayerPools(layers, BLOCKS)
+    target.scatter(torch.zeros(len(TABLE), target.value_bytes, dtype=torch.uint8), TABLE)
+    assert waited == [(layers[0].device,)]
+
+
 def test_blocks_of_large_pieces_are_filled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = pools("BLNHC")
     piece_bytes = HEADS * TOKENS * ELEMENTS * 4
