@@ -176,6 +176,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # --- a rank's ---
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """An engine that makes its caches anew calls it again: what was of the old ones is let go."""
+        if self._worker is not None:
+            self._worker.close()
+        self._rank_groups, self._layers = [], {}
         facts = None
         for place, pools in enumerate(group_pools(self._kv_cache_config, kv_caches)):
             if not pools:
