@@ -81,7 +81,8 @@ class _Progress:
     places: dict[int, int] = field(default_factory=dict)
     """Blocks of the pool, by their place in the request: those computed and not saved."""
     hits: Sequence[int] = ()
-    """The first blocks, which the engine had when it gave the request its table."""
+    """The first blocks, which the engine had when it gave the request its table, and the request has for as long as it runs: none of a
+    window, which lets them go."""
 
     def take(self, start: int, end: int) -> dict[int, int]:
         """Those of the places [start, end), which are not kept."""
@@ -185,7 +186,7 @@ class Plan:
             # another request loads or computes in this very step: vLLM shares blocks before they are there.
             unsaved = dict(progress.places)
             progress.restart(max(progress.saved, end // group.block_tokens))
-            progress.hits = table[: start // group.block_tokens]
+            progress.hits = () if group.window_tokens else table[: start // group.block_tokens]
             progress.take_over(unsaved)
 
     def step(

@@ -176,6 +176,19 @@ def test_blocks_of_a_request_that_ends_unconfirmed_are_saved_by_one_that_shares_
     assert scheduler.step(sharing, tokens=1).saves == [Transfer("b", scheduler.tables["b"][0][:5], hashes(range(5)))]
 
 
+def test_a_window_s_blocks_which_their_sharer_may_have_let_go_are_not_taken_over() -> None:
+    """Else what another request has in them by then would be saved under the sharer's hashes."""
+    scheduler = FakeScheduler(plan(LayerGroup(BLOCK_TOKENS, window_tokens=8)))
+    request, sharing = FakeRequest("a", 14), FakeRequest("b", 22)
+    scheduler.admit(request)
+    scheduler.admit_sharing(sharing, request, blocks=3)
+    scheduler.step(request, tokens=14)
+    scheduler.step(sharing, tokens=10)
+    scheduler.finish(request)
+    scheduler.land(sharing)
+    assert saved(scheduler.step(sharing, tokens=1)) == hashes([3, 4])
+
+
 def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_saved_when_it_goes_on(scheduler: FakeScheduler) -> None:
     request = FakeRequest("a", 14)
     scheduler.admit(request)
