@@ -148,12 +148,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         scheduled = scheduler_output.num_scheduled_tokens
         if not scheduled and self._disaggregation.is_waiting:
             time.sleep(POLL_S)  # vLLM asks again at once where there is nothing else to do
-        return StepMetadata(self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled))
+        plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled)
+        self._forget(self._plan.barred_blocks(state.get_block_ids, scheduled))
+        return StepMetadata(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        hollow = self._plan.failed_blocks(connector_output.invalid_block_ids or ())
-        if hollow and self._block_pool is not None:
-            self._block_pool.evict_blocks(hollow)
+        self._forget(self._plan.failed_blocks(connector_output.invalid_block_ids or ()))
         self._plan.failed_requests(connector_output.failed_recving or ())
         self._plan.released(connector_output.finished_sending or ())
 
@@ -268,6 +268,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._jobs.close()
         if self._client is not None:
             self._client.close()
+
+    def _forget(self, blocks: set[int]) -> None:
+        """Have vLLM's prefix cache find none of these; whoever computes on them goes on."""
+        if blocks and self._block_pool is not None:
+            self._block_pool.evict_blocks(blocks)
 
     def _is_whole(self, block_id: int) -> bool:
         """Whether a block that a request has let go since the last step keeps its contents until this one's saves have been copied. Blocks

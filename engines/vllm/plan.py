@@ -213,6 +213,12 @@ class Plan:
                     saves += self._step(tracked, block_tables, tokens, states.get(request_id, ()))
         return StepPlan(loads, saves, finishing, is_idle)
 
+    def barred_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
+        """Blocks of those of the `scheduled` requests that stand on what was not loaded, of the first group: the engine has to forget their
+        hashes in each step, for it hashes what they compute in it."""
+        barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_barred]
+        return {block for request_id in barred if (tables := block_tables(request_id)) for block in tables[0]}
+
     def failed_blocks(self, block_ids: Iterable[int]) -> set[int]:
         """These blocks of the pool were not loaded: the engine computes them, and they are saved again. Of models with one group.
 

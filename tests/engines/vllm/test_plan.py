@@ -161,6 +161,8 @@ def test_what_was_computed_on_blocks_that_another_request_did_not_load_is_never_
     assert not scheduler.finish(request), "nor what it had not saved is taken over"
     scheduler.land(sharing)
     assert scheduler.step(sharing, tokens=4).saves == []
+    forgotten = scheduler.plan.barred_blocks(scheduler.tables.get, ["a", "b", "of no plan"])
+    assert forgotten == set(scheduler.tables["b"][0]), "and the engine shares it with nobody"
     assert not scheduler.finish(sharing)
 
 
