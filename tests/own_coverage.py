@@ -38,7 +38,7 @@ PARTS = {
     "console": "cached documents events flows history model rates tenants watch",
     "client/jobs": "board breaker lane stats",
     "client/tensors": "arrays groups parts pools prompts staging steps streams",
-    "engines/vllm": "counters disaggregation groups identity plan settings staging trouble",
+    "engines/vllm": "checks counters disaggregation groups identity plan settings staging trouble",
     "engines/publisher": "form sockets",
     "engines/sidecar": "blocks events load subscriber",
     "handover": "arguments description handles latch",

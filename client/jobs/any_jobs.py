@@ -61,11 +61,13 @@ class AnyJobs(Generic[J]):
         *,
         request: Hashable = None,
         deadline_s: float | None = None,
+        budget_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> J:
         """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded. While the
-        store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once."""
-        job = self._job(Kind.LOAD, request, keys, deadline_s, on_done)
+        store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once. Where `deadline_s` is
+        what others have left of `budget_s`, a store that is silent for the last of that does not count as one that cannot be reached."""
+        job = self._job(Kind.LOAD, request, keys, deadline_s, on_done, budget_s)
         job.values, job.sizes = buffers, sizes_of(buffers)
         return self._submit(job)
 
@@ -101,10 +103,19 @@ class AnyJobs(Generic[J]):
             raise forked()
         return self._carriers.stats()
 
-    def _job(self, kind: Kind, request: Hashable, keys: Sequence[bytes], deadline_s: float | None, on_done: OnDone | None = None) -> J:
+    def _job(
+        self,
+        kind: Kind,
+        request: Hashable,
+        keys: Sequence[bytes],
+        deadline_s: float | None,
+        on_done: OnDone | None = None,
+        budget_s: float | None = None,
+    ) -> J:
         chosen_s = self._default_s[kind] if deadline_s is None else deadline_s
         deadline_ns = self._clock_ns() + int(chosen_s * 1e9)
-        return cast(J, self._kind_of_job(kind, request, keys, deadline_ns=deadline_ns, deadline_s=chosen_s, on_done=on_done))
+        whole_s = chosen_s if budget_s is None else budget_s
+        return cast(J, self._kind_of_job(kind, request, keys, deadline_ns=deadline_ns, budget_s=whole_s, on_done=on_done))
 
     def _submit(self, job: J) -> J:
         if self._process != Process.number:

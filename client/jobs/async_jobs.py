@@ -31,16 +31,16 @@ class AsyncJobs(AnyJobs[AsyncJob]):
         self._crew = AsyncCrew(AsyncCalls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns), chosen, clock_ns)
         super().__init__(self._crew, chosen, clock_ns)
 
-    async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
+    async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> int:
         """As `Jobs.match_prefix`."""
-        return (await self._ask_now(Kind.PREFIX, keys, deadline_s)).leading
+        return (await self._ask_now(Kind.PREFIX, keys, deadline_s, budget_s)).leading
 
-    async def exists(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+    async def exists(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> list[bool]:
         """As `Jobs.exists`."""
-        return (await self._ask_now(Kind.LOOKUP, keys, deadline_s)).succeeded
+        return (await self._ask_now(Kind.LOOKUP, keys, deadline_s, budget_s)).succeeded
 
-    async def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None) -> AsyncJob:
-        job = self._job(kind, None, keys, deadline_s)
+    async def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None, budget_s: float | None) -> AsyncJob:
+        job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
         if self._process != Process.number:
             job.fail(0, len(keys), forked())
         else:

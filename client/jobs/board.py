@@ -208,7 +208,8 @@ class Board:
         side = self._side_of(job)
         error = job.reason_to_stop(self._clock_ns()) or away()
         job.fail(0, job.admitted, error)
-        side.breaker.abandoned(side.breaker.epoch)
+        if side is self.writes:  # what waits there while the store is away is the trial; lookups and loads have a probe, which is no job
+            side.breaker.abandoned(side.breaker.epoch)
         self._end_here([job])
 
     def _end_here(self, jobs: Iterable[BaseJob], *, is_skipped: bool = False) -> None:

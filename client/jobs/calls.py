@@ -192,10 +192,10 @@ def _results(job: BaseJob, answer: Any, count: int) -> Sequence[Result]:
 
 
 def _outcome(job: BaseJob, error: KVStoreError | None, began_ns: int) -> Outcome:
-    """Of a call. One that had less than half the job's time for itself is no proof of a store that does not answer."""
+    """Of a call. One that had less than half the job's budget for itself is no proof of a store that does not answer."""
     if not isinstance(error, UNREACHABLE):
         return Outcome.ANSWERED
-    is_pressed = 2 * (job.deadline_ns - began_ns) < job.deadline_s * 1e9
+    is_pressed = 2 * (job.deadline_ns - began_ns) < job.budget_s * 1e9
     return Outcome.UNKNOWN if is_pressed and isinstance(error, DeadlineExceeded) else Outcome.UNREACHABLE
 
 

@@ -34,7 +34,7 @@ class BaseJob:
     """What `Job` and `AsyncJob` have in common: all but how one waits for it."""
 
     def __init__(
-        self, kind: Kind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, deadline_s: float, on_done: OnDone | None = None
+        self, kind: Kind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, budget_s: float, on_done: OnDone | None = None
     ) -> None:
         self.kind = kind
         self.request = request
@@ -48,8 +48,9 @@ class BaseJob:
         self.parents: Sequence[bytes | None] | None = None
         self.ack: str | None = None
         self.deadline_ns = deadline_ns
-        """When the last of `deadline_s`, which began with the submission, is over."""
-        self.deadline_s = deadline_s
+        """When it is to be over."""
+        self.budget_s = budget_s
+        """From its submission to its deadline; of a part of something longer, all the time that this has."""
         self.on_done = on_done
         self.admitted = len(keys)
         """How many of the keys, from the first on, are carried out; the others were refused."""

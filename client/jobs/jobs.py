@@ -39,17 +39,18 @@ class Jobs(AnyJobs[Job]):
         self._crew = Crew(Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns), chosen, clock_ns)
         super().__init__(self._crew, chosen, clock_ns)
 
-    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
+    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> int:
         """How many of the blocks, from the first on without a gap, can be read now; 0 if the store does not say so in `deadline_s`
-        (default: `lookup_deadline_s`), and at once where it could not be reached lately. Carried out in the caller's thread."""
-        return self._ask_now(Kind.PREFIX, keys, deadline_s).leading
+        (default: `lookup_deadline_s`), and at once where it could not be reached lately. Carried out in the caller's thread.
+        `budget_s`: see `load`."""
+        return self._ask_now(Kind.PREFIX, keys, deadline_s, budget_s).leading
 
-    def exists(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+    def exists(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now; none, as `match_prefix`."""
-        return self._ask_now(Kind.LOOKUP, keys, deadline_s).succeeded
+        return self._ask_now(Kind.LOOKUP, keys, deadline_s, budget_s).succeeded
 
-    def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None) -> Job:
-        job = self._job(kind, None, keys, deadline_s)
+    def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None, budget_s: float | None) -> Job:
+        job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
         if self._process != Process.number:
             job.fail(0, len(keys), forked())
             return job

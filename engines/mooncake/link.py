@@ -23,6 +23,7 @@ LOCAL_BUFFER_BYTES: Final = 16 << 20
 PORTS: Final = range(12300, 14301)
 """Out of which a host's name gets one, as Mooncake does it; nobody listens there."""
 DIGEST_BYTES: Final = 24
+NUL: Final = b"\0"
 T = TypeVar("T")
 
 
@@ -58,8 +59,9 @@ class Link:
         """Connect to the kvstore master at `master_server_addr`, or to one of several separated by commas. The first argument may be a
         dictionary of all of them.
 
-        `tenant_id` separates keys: those of two tenants never meet. A `local_buffer_size` of 0 refuses puts of values that are not in
-        registered memory, as Mooncake's does. Segments, metadata servers, protocols and devices are the nodes' affair: taken, not used.
+        `tenant_id` separates keys: those of two tenants never meet. It has no NUL, which ends it in a key. A `local_buffer_size` of 0
+        refuses puts of values that are not in registered memory, as Mooncake's does. Segments, metadata servers, protocols and devices are
+        the nodes' affair: taken, not used.
         What Mooncake has no argument for, tokens and TLS among it, is taken from KVSTORE_CLIENT_* and the file that KVSTORE_CONFIG names.
         """
         if isinstance(local_hostname, Mapping):
@@ -73,10 +75,12 @@ class Link:
             self._can_stage = _size(local_buffer_size) > 0
         except ConfigError:
             return INVALID_PARAMS
+        if "\0" in tenant_id:
+            return INVALID_PARAMS
         self.close()
         is_default = tenant_id in ("", DEFAULT_TENANT)
         self._namespace = "mooncake" if is_default else f"mooncake/{tenant_id}"
-        self._prefix = b"" if is_default else tenant_id.encode() + b"\0"
+        self._prefix = b"" if is_default else tenant_id.encode() + NUL
         self._hostname = local_hostname if ":" in local_hostname else f"{local_hostname}:{random.choice(PORTS)}"
         try:
             self._settings = load_settings(ClientSettings, SECTION, flags={"master": master_server_addr})
@@ -173,11 +177,20 @@ class Link:
         return self._client
 
     def _key(self, key: str | bytes) -> bytes:
-        """The object's key in the store. Of what is too long a hash stands for the end; patterns see the beginning only."""
-        name = self._prefix + (key.encode() if isinstance(key, str) else key)
+        """The object's key in the store. Of what is too long a hash stands for the end; patterns see the beginning only.
+
+        A tenant's begin with its name and NUL. The default tenant's are as they are, but for those that have a NUL, which could be another
+        tenant's: they begin with NUL, as no tenant's name does.
+        """
+        given = key.encode() if isinstance(key, str) else key
+        name = (self._prefix or (NUL if NUL in given else b"")) + given
         if len(name) <= MAX_KEY_BYTES:
             return name
         return name[: MAX_KEY_BYTES - DIGEST_BYTES] + hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
+
+    def _given(self, name: bytes) -> bytes:
+        """What the object of that key is called by whoever put it."""
+        return name[len(self._prefix or (NUL if name.startswith(NUL) else b"")) :]
 
     def _keys(self, keys: Sequence[str | bytes]) -> list[bytes]:
         return [self._key(key) for key in keys]

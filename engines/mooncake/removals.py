@@ -28,7 +28,7 @@ class Removals(Link):
         pattern = re.compile(regex_pattern)
 
         def remove(client: Client) -> int:
-            names = [name for name in self._names() if pattern.search(name[len(self._prefix) :].decode(errors="replace"))]
+            names = [name for name in self._names() if pattern.search(self._given(name).decode(errors="replace"))]
             return client.remove(names, force=force)
 
         return self._call(remove)

@@ -50,6 +50,8 @@ class Pool:
     rank: Rank
     is_replicated: bool
     """All tensor-parallel ranks hold equal bytes: MLA."""
+    draft: str = ""
+    """The model whose pool it is, where that is not `model` itself but one that drafts tokens for it."""
 
     @cached_property
     def namespace(self) -> Namespace:
@@ -57,6 +59,7 @@ class Pool:
         extra = {
             "engine": "sglang",
             "pool": self.name,
+            "draft": self.draft,
             "layout": self.layout,
             "regions": f"{len(self.regions)}:{blake2b(repr(self.regions).encode(), digest_size=8).hexdigest()}",
             "pp": _part(self.rank.pp),

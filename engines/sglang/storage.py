@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.srt.runtime_context import get_spec
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.job import Job
@@ -210,4 +211,11 @@ def _described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, set
             dcp=(config.dcp_rank, config.dcp_size),
         ),
         is_replicated=is_replicated,
+        draft=_draft() if name in OWN_KIND else "",
     )
+
+
+def _draft() -> str:
+    """The name or path and the revision of the model that drafts tokens, as SGLang was given them."""
+    chosen = get_spec()
+    return f"{chosen.speculative_draft_model_path or ''} {chosen.speculative_draft_model_revision or ''}".strip()

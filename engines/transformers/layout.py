@@ -4,7 +4,7 @@ Shapes are those that the model itself gives to a token: layers may differ in he
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +102,13 @@ class Layout:
 
 
 def layout_of(model: Any, block_tokens: int) -> Layout:
-    """Of a model's cache, as it makes one of a token. Raises InvalidArgument: its layers keep something else than keys and values."""
+    """Of a model's cache, as it makes one of a token. Raises InvalidArgument: its layers keep something else than keys and values, or
+    keys that depend on what follows them."""
+    if by_length := sorted({kind for kind in _rope_kinds(model) if "dynamic" in kind or kind == "longrope"}):
+        raise InvalidArgument(
+            f"this model turns keys by {', '.join(by_length)}: by other angles the longer its whole input is, so that no other prompt that "
+            "begins alike can use them"
+        )
     for number, layer in enumerate(DynamicCache(config=model.config).layers):
         if type(layer) not in FULL:
             raise InvalidArgument(f"layer {number} keeps a {type(layer).__name__}: what it keeps of a prefix is no block of tokens")
@@ -110,6 +116,13 @@ def layout_of(model: Any, block_tokens: int) -> Layout:
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), **{_cache_name(model): cache}, use_cache=True)
     return layout_of_cache(cache, block_tokens)
+
+
+def _rope_kinds(model: Any) -> Iterator[str]:
+    """The `rope_type` of all modules that have one, or one for each type of layer. All that recompute their frequencies have."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        yield from kinds.values() if isinstance(kinds, Mapping) else [kinds] if isinstance(kinds, str) else ()
 
 
 def _cache_name(model: Any) -> str:

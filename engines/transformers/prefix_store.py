@@ -41,7 +41,8 @@ class PrefixStore:
             settings: deadlines.
 
         Raises:
-            InvalidArgument: the model's layers keep something else, or its weights are not loaded.
+            InvalidArgument: the model's layers keep something else, or keys that depend on what follows them; or its weights are not
+                loaded.
         """
         self._layout = layout = layout_of(model, block_tokens)
         self.namespace = namespace_of(model, layout.dtype, layout.shapes, name=name, block_tokens=block_tokens)

@@ -148,10 +148,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         scheduled = scheduler_output.num_scheduled_tokens
         if not scheduled and self._disaggregation.is_waiting:
             time.sleep(POLL_S)  # vLLM asks again at once where there is nothing else to do
-        return StepMetadata(self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled))
+        plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled)
+        self._forget(self._plan.barred_blocks(state.get_block_ids, scheduled))
+        return StepMetadata(plan)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self._plan.failed_blocks(connector_output.invalid_block_ids or ())
+        self._forget(self._plan.failed_blocks(connector_output.invalid_block_ids or ()))
         self._plan.failed_requests(connector_output.failed_recving or ())
         self._plan.released(connector_output.finished_sending or ())
 
@@ -174,6 +176,10 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # --- a rank's ---
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """An engine that makes its caches anew calls it again: what was of the old ones is let go."""
+        if self._worker is not None:
+            self._worker.close()
+        self._rank_groups, self._layers = [], {}
         facts = None
         for place, pools in enumerate(group_pools(self._kv_cache_config, kv_caches)):
             if not pools:
@@ -262,6 +268,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._jobs.close()
         if self._client is not None:
             self._client.close()
+
+    def _forget(self, blocks: set[int]) -> None:
+        """Have vLLM's prefix cache find none of these; whoever computes on them goes on."""
+        if blocks and self._block_pool is not None:
+            self._block_pool.evict_blocks(blocks)
 
     def _is_whole(self, block_id: int) -> bool:
         """Whether a block that a request has let go since the last step keeps its contents until this one's saves have been copied. Blocks

@@ -3,9 +3,10 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import ModelConfig, VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
@@ -20,8 +21,9 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
+from kvstore.engines.vllm.checks import check_hash, check_images, check_step_loads
 from kvstore.engines.vllm.groups import LayerGroup, fail_whole
-from kvstore.engines.vllm.identity import RankFacts, check_hash
+from kvstore.engines.vllm.identity import RankFacts, long_rope
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.settings import VllmSettings, from_extra_config
 from kvstore.protocol.errors import ConfigError
@@ -34,6 +36,9 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     """Raises ConfigError with what to change: for an engine whose blocks would not be found again, or which fails when the store does."""
     check_hash(vllm_config.cache_config.prefix_caching_hash_algo, is_seeded="PYTHONHASHSEED" in os.environ)
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    if (images := vllm_config.model_config.multimodal_config) is not None:
+        has_prefix_cache = bool(vllm_config.cache_config.enable_prefix_caching)
+        check_images(processor_cache_gb=images.mm_processor_cache_gb, has_prefix_cache=has_prefix_cache)
     if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
         raise ConfigError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config: else a block that is lost fails its request')
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -41,8 +46,10 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     groups = layer_groups(kv_cache_config)
     if any(group.is_state for group in groups) and vllm_config.speculative_config is not None:
         raise ConfigError("speculative decoding is not supported with layers that keep a state (Mamba, linear attention)")
-    if fail_whole(groups) and transfer.is_kv_consumer and not from_extra_config(transfer.kv_connector_extra_config).load_async:
-        raise ConfigError('set "load_async": true: of layers with windows or states vLLM can load nothing within a step')
+    if transfer.is_kv_consumer and not from_extra_config(transfer.kv_connector_extra_config).load_async:
+        if fail_whole(groups):
+            raise ConfigError('set "load_async": true: of layers with windows or states vLLM can load nothing within a step')
+        check_step_loads(steps_ahead=vllm_config.max_concurrent_batches)
 
 
 def layer_groups(kv_cache_config: KVCacheConfig) -> list[LayerGroup]:
@@ -80,7 +87,6 @@ def rank_facts(
 ) -> RankFacts:
     """Of the rank that holds `pools`, by name of the layers of group `place`."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    hf_config = {name: value for name, value in model.hf_config.to_dict().items() if name not in OF_THE_COPY}
     load_format = str(vllm_config.load_config.load_format)
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(pools))
     forms = [
@@ -90,12 +96,16 @@ def rank_facts(
     is_cpu = current_platform.is_cpu()
     return RankFacts(
         model=settings.model or model.model,
-        revision=settings.revision or model.revision or getattr(model.hf_config, "_commit_hash", None) or "",
-        config=json.dumps(hf_config, sort_keys=True, default=str),
+        revision=settings.revision or _revision(model),
+        config=_config(model),
+        rope=long_rope(model.hf_config.to_dict(), model.max_model_len),
+        multimodal=_multimodal(model),
+        draft=_draft(vllm_config),
         weights=f"random, seed {model.seed}" if load_format == "dummy" else "",
         dtype=str(model.dtype).removeprefix("torch."),
         cache_dtype=cache.cache_dtype,
         quantization=str(model.quantization or ""),
+        quantization_config=str(model.quantization_config or ""),
         block_tokens=int(kv_cache_config.kv_cache_groups[place].kv_cache_spec.block_size),
         hash_algorithm=cache.prefix_caching_hash_algo,
         device=current_platform.device_type if is_cpu else current_platform.get_device_name(),
@@ -127,6 +137,42 @@ def group_pools(
         return [pools]
     names = [set(group.layer_names) for group in groups]
     return [{name: tensors for name, tensors in pools.items() if name in of_group} for of_group in names]
+
+
+def _revision(model: ModelConfig) -> str:
+    return str(model.revision or getattr(model.hf_config, "_commit_hash", None) or "")
+
+
+def _config(model: ModelConfig) -> str:
+    return _text({name: value for name, value in model.hf_config.to_dict().items() if name not in OF_THE_COPY})
+
+
+def _multimodal(model: ModelConfig) -> str:
+    """What is said for all requests of what becomes of an image, and of how exactly its encoder computes."""
+    images = model.multimodal_config
+    if images is None:
+        return ""
+    chosen = {
+        "media": images.media_io_kwargs,
+        "processor": images.mm_processor_kwargs,
+        "pruning": images.get_video_pruning_spec(),
+        "encoder": images.mm_encoder_attn_dtype,
+    }
+    told = {name: value for name, value in chosen.items() if value}
+    return _text(told) if told else ""
+
+
+def _draft(vllm_config: VllmConfig) -> str:
+    """Its name and all else that its caches depend on; a draft by tokens of the prompt has none."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return ""
+    model = speculative.draft_model_config
+    return f"{speculative.method} {model.model} {_revision(model)} {model.quantization or ''} {_config(model)}"
+
+
+def _text(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _backend(layer: AttentionLayerBase) -> str:

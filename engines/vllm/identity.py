@@ -7,15 +7,14 @@ where that memory is known, in the rank, and told to the scheduler.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import ConfigError
 
-UNSTABLE_HASHES: Final = frozenset({"xxhash", "xxhash_cbor"})
-"""vLLM seeds these anew in each process, unless PYTHONHASHSEED is set."""
+LONG_ROPE: Final = ("longrope", "su")
+"""Its names in configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +25,25 @@ class RankFacts:
     revision: str
     config: str
     """The model's configuration: rope scaling, overrides and all."""
+    rope: str
+    """What else the engine's settings change about positions: see `long_rope`."""
+    multimodal: str
+    """The engine's settings of how images, audio and video are read: a request's own are in vLLM's hash, as they are themselves."""
+    draft: str
+    """The model that drafts tokens, whose layers have caches among the others."""
     weights: str
     """How the weights came to be, where they are not those of the model."""
     dtype: str
     cache_dtype: str
     """`auto` is the model's."""
     quantization: str
+    quantization_config: str
+    """What the engine was told of it."""
     block_tokens: int
     hash_algorithm: str
     device: str
     layers: tuple[str, ...]
-    """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order."""
+    """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order with their places."""
     tp_rank: int
     tp_size: int
     kv_replicas: int
@@ -68,10 +75,14 @@ def shard(facts: RankFacts, *, salt: str = "") -> Shard:
     head_shards = facts.tp_size // facts.kv_replicas
     extra = {
         "engine": "vllm",
-        "config": facts.config and _digest(facts.config),
+        "config": _digest(facts.config),
+        "rope": facts.rope,
+        "multimodal": _digest(facts.multimodal),
+        "draft": _digest(facts.draft),
         "weights": facts.weights,
         "cache": facts.cache_dtype,
         "quantization": facts.quantization,
+        "quantization_config": _digest(facts.quantization_config),
         "hash": facts.hash_algorithm,
         "device": facts.device,
         "layers": _digest("\n".join(facts.layers)),
@@ -90,14 +101,24 @@ def shard(facts: RankFacts, *, salt: str = "") -> Shard:
     )
 
 
-def check_hash(algorithm: str, *, is_seeded: bool) -> None:
-    """`is_seeded`: PYTHONHASHSEED is set. Raises ConfigError if what vLLM calls a block is not what any other process calls it."""
-    if algorithm in UNSTABLE_HASHES and not is_seeded:
-        raise ConfigError(
-            f"vLLM's {algorithm} hashes are other ones in each process, so that no other would find a block again: start it with "
-            "--prefix-caching-hash-algo sha256, or with the same PYTHONHASHSEED everywhere"
-        )
+def long_rope(config: Mapping[str, Any], max_model_tokens: int) -> str:
+    """Of a model with LongRoPE, by its configuration, which factors its keys are turned by: vLLM takes the long ones for prompts of any
+    length if the engine takes longer prompts than the model was first trained for. Empty for other models."""
+    found = list(_mappings(config))
+    if not any(of.get(name) in LONG_ROPE for of in found for name in ("rope_type", "type")):
+        return ""
+    trained = sorted({tokens for of in found if (tokens := of.get("original_max_position_embeddings"))})
+    factors = [f"{'long' if max_model_tokens > tokens else 'short'} of {tokens}" for tokens in trained]
+    return " ".join(factors) or str(max_model_tokens)
+
+
+def _mappings(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """It and all those in it."""
+    yield value
+    for inner in value.values():
+        if isinstance(inner, Mapping):
+            yield from _mappings(inner)
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""

@@ -42,11 +42,13 @@ class LayerPools:
     @staticmethod
     def form(layer: torch.Tensor, block_count: int) -> str:
         """What two layers must have in common for their blocks to be interchangeable: element type and axes of a block, outermost first,
-        without those of one place, which have none among the others.
+        without those of one place, which have none among the others; and which axis of the layer each of them is, counted over these, for
+        axes of equal size look alike.
 
         Raises ConfigError as the constructor."""
-        block = _in_memory_order(layer, block_count)[0]
-        return f"{layer.dtype} {[size for size in block.shape if size > 1]}"
+        blocks = _in_blocks(layer, block_count)
+        order = [axis for axis in _memory_order(blocks) if blocks.shape[axis] > 1]
+        return f"{layer.dtype} {[blocks.shape[axis] for axis in order]} of {[sorted(order).index(axis) for axis in order]}"
 
     @property
     def value_bytes(self) -> int:
@@ -81,8 +83,8 @@ class LayerPools:
                 for row, block in zip(part, blocks, strict=True):
                     place = run[:, block]
                     place.copy_(row.view(place.shape))
-        if self._runs[0].device.type != "cpu":
-            torch.accelerator.synchronize()
+        if (device := self._runs[0].device).type != "cpu":
+            torch.accelerator.synchronize(device)  # the thread's own device is the first one, whatever rank it is of
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
         """The memory of each block, a piece a layer, which together are its value: to be filled without `scatter`. None where a CPU does
@@ -117,16 +119,25 @@ class LayerPools:
         return torch.tensor(blocks, dtype=torch.long, device=run.device)
 
 
-def _in_memory_order(layer: torch.Tensor, block_count: int) -> torch.Tensor:
-    """`[block_count, ...]`, the axes of a block by falling stride: a dense block is a run of bytes then."""
+def _in_blocks(layer: torch.Tensor, block_count: int) -> torch.Tensor:
+    """`[block_count, ...]`. Raises ConfigError."""
     if layer.shape[0] % block_count:
         raise ConfigError(f"a layer of shape {tuple(layer.shape)} is not made of {block_count} blocks")
-    blocks = layer.unflatten(0, (block_count, -1))
+    return layer.unflatten(0, (block_count, -1))
+
+
+def _memory_order(blocks: torch.Tensor) -> list[int]:
+    """The axes of a block by falling stride: a dense block is a run of bytes then. Raises ConfigError."""
     order = sorted(range(1, blocks.dim()), key=lambda axis: (-blocks.stride(axis), axis))
-    ordered = blocks.permute(0, *order)
-    if ordered.stride(-1) != 1:
-        raise ConfigError(f"no elements lie side by side in a layer with strides {layer.stride()}: its bytes cannot be copied")
-    return ordered
+    if blocks.stride(order[-1]) != 1:
+        raise ConfigError(f"no elements lie side by side in a layer with strides {blocks.stride()[1:]}: its bytes cannot be copied")
+    return order
+
+
+def _in_memory_order(layer: torch.Tensor, block_count: int) -> torch.Tensor:
+    """`[block_count, ...]`, the axes of a block as they lie in memory. Raises ConfigError."""
+    blocks = _in_blocks(layer, block_count)
+    return blocks.permute(0, *_memory_order(blocks))
 
 
 def _runs(layers: list[torch.Tensor]) -> list[torch.Tensor]:

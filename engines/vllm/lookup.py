@@ -58,7 +58,8 @@ class Lookup:
             for shard in shards if not group.window_tokens else ():
                 left_s = until_s - time.monotonic()
                 keys = shard.keys(of_group[: found // group.block_tokens])
-                found = self._jobs.match_prefix(keys, deadline_s=left_s) * group.block_tokens if keys and left_s > 0 else 0
+                blocks = self._jobs.match_prefix(keys, deadline_s=left_s, budget_s=self._deadline_s) if keys and left_s > 0 else 0
+                found = blocks * group.block_tokens
         found -= found % self._step_tokens
         windows = [place for place, group in enumerate(self._groups) if group.window_tokens]
         if windows and found:
@@ -74,7 +75,8 @@ class Lookup:
         keys = [shard.keys(hashes[place][:count]) for place, count in zip(windows, counts, strict=True) for shard in self._shards[place]]
         left_s = until_s - time.monotonic()
         asked = [key for of_shard in keys for key in of_shard]
-        answers = np.array(self._jobs.exists(asked, deadline_s=left_s) if left_s > 0 else [False] * len(asked), np.bool_)
+        found = self._jobs.exists(asked, deadline_s=left_s, budget_s=self._deadline_s) if left_s > 0 else [False] * len(asked)
+        answers = np.array(found, np.bool_)
         present = []
         for place, count in zip(windows, counts, strict=True):
             own = np.ones(start_tokens // self._groups[place].block_tokens, np.bool_)

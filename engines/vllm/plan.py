@@ -80,6 +80,9 @@ class _Progress:
     """Up to here it has been noted where blocks lie."""
     places: dict[int, int] = field(default_factory=dict)
     """Blocks of the pool, by their place in the request: those computed and not saved."""
+    hits: Sequence[int] = ()
+    """The first blocks, which the engine had when it gave the request its table, and the request has for as long as it runs: none of a
+    window, which lets them go."""
 
     def take(self, start: int, end: int) -> dict[int, int]:
         """Those of the places [start, end), which are not kept."""
@@ -90,6 +93,12 @@ class _Progress:
     def restart(self, saved: int) -> None:
         self.saved = self.noted = saved
         self.places.clear()
+
+    def take_over(self, left: dict[int, int]) -> None:
+        """Of the blocks `left` by another request, which had not saved them, have those that are hits saved by this one; the rest stays."""
+        shared = [place for place, block in left.items() if place < len(self.hits) and self.hits[place] == block]
+        self.places = dict(sorted({**self.places, **{place: left.pop(place) for place in shared}}.items()))
+        self.saved = min([self.saved, *shared])
 
 
 @dataclass(slots=True)
@@ -104,6 +113,8 @@ class _Tracked:
     """The tokens before those that are being loaded."""
     has_failed: bool = False
     """A load of it failed: what the store says of its blocks is not believed again."""
+    is_barred: bool = False
+    """It stands on blocks that another request did not load: what it computes is not saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,10 @@ class Plan:
         self._saves = saves
         self._tracked: dict[str, _Tracked] = {}
         self._to_load: list[Transfer] = []
+        self._to_give: dict[str, list[int]] = {}
+        """Tables of the first group, by request, that were given out for the step that is still to be planned."""
+        self._given: dict[str, list[int]] = {}
+        """The same of the step that was planned last."""
         self._leaving: list[_Leaving] = []
         self._held: set[str] = set()
 
@@ -158,6 +173,7 @@ class Plan:
         tracked = self._track(request)
         start = tracked.first_tokens
         end = start + external_tokens
+        self._to_give[request.request_id] = list(tables[0])
         tracked.loading, tracked.loading_from, tracked.first_tokens = [], start, 0
         for place, (group, table, progress) in enumerate(zip(self._groups, tables, tracked.groups, strict=True)):
             first, last = max(start // group.block_tokens, group.first_needed(end)), end // group.block_tokens
@@ -166,9 +182,12 @@ class Plan:
                 self._to_load.append(Transfer(request.request_id, list(table[first:last]), hashes, group=place))
                 if place == 0:
                     tracked.loading = self._to_load[-1].blocks
-            # What the engine has by itself was saved when it was computed. It may be what another request loads in this very step: vLLM
-            # shares blocks before they are there.
+            # What the engine has by itself is saved by who computed it, or by this one if that one ends before (`finished`). It may be what
+            # another request loads or computes in this very step: vLLM shares blocks before they are there.
+            unsaved = dict(progress.places)
             progress.restart(max(progress.saved, end // group.block_tokens))
+            progress.hits = () if group.window_tokens else table[: start // group.block_tokens]
+            progress.take_over(unsaved)
 
     def step(
         self,
@@ -184,22 +203,44 @@ class Plan:
         state after so many tokens of the request.
         """
         loads, self._to_load = self._to_load, []
+        self._given, self._to_give = self._to_give, {}
         leaving, self._leaving = self._leaving, []
         saves = [kept for over in leaving if (kept := self._without_lost(over.transfer, over.loose))]
         finishing = list(dict.fromkeys(over.transfer.request_id for over in leaving))
         if self._saves:
             for request_id, tokens in scheduled.items():
-                if (tracked := self._tracked.get(request_id)) is not None:
+                if (tracked := self._tracked.get(request_id)) is not None and not tracked.is_barred:
                     saves += self._step(tracked, block_tables, tokens, states.get(request_id, ()))
         return StepPlan(loads, saves, finishing, is_idle)
 
-    def failed_blocks(self, block_ids: Iterable[int]) -> None:
-        """These blocks of the pool were not loaded: the engine computes them, and they are saved again. Of models with one group."""
+    def barred_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
+        """Blocks of those of the `scheduled` requests that stand on what was not loaded, of the first group: the engine has to forget their
+        hashes in each step, for it hashes what they compute in it."""
+        barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_barred]
+        return {block for request_id in barred if (tables := block_tables(request_id)) for block in tables[0]}
+
+    def failed_blocks(self, block_ids: Iterable[int]) -> set[int]:
+        """These blocks of the pool were not loaded: the engine computes them, and they are saved again. Of models with one group.
+
+        Returns those whose hashes the engine has to forget: these blocks, and all behind them in tables of this step. Where a load is part
+        of the step vLLM has hashed and shared them by now, and who was to compute them may be gone, or take several steps. What
+        other requests compute that share them is not saved.
+        """
         missing = set(block_ids)
+        hollow: set[int] = set()
         for tracked in self._tracked.values() if missing else ():
             first = next((place for place, block in enumerate(tracked.loading) if block in missing), None)
             if first is not None:
                 self._fail(tracked, tracked.loading_from + first * self._step_tokens)
+        for request_id, table in self._given.items() if missing else ():
+            first = next((place for place, block in enumerate(table) if block in missing), len(table))
+            hollow.update(table[first:])
+            sharing = self._tracked.get(request_id) if first < len(table) else None
+            if sharing is not None and table[first] not in sharing.loading:
+                sharing.is_barred = True
+                for progress in sharing.groups:
+                    progress.places.clear()
+        return hollow
 
     def failed_requests(self, request_ids: Iterable[str]) -> None:
         """What these requests were to load did not come: the engine begins them anew."""
@@ -216,6 +257,10 @@ class Plan:
             loose = frozenset(transfer.blocks).difference(tables[transfer.group])
             self._leaving.append(_Leaving(transfer, loose))
             self._held.add(request.request_id)
+        for place, progress in enumerate(tracked.groups):
+            for other in self._tracked.values() if progress.places else ():
+                if not other.is_barred:
+                    other.groups[place].take_over(progress.places)
         return request.request_id in self._held
 
     def released(self, request_ids: Iterable[str]) -> None:
@@ -309,8 +354,7 @@ class Plan:
 
     def _fail(self, tracked: _Tracked, tokens: int) -> None:
         """Nothing of what is loaded after so many tokens came."""
-        tracked.has_failed = True
-        tracked.loading = []
+        tracked.has_failed = True  # `loading` stays: another rank may tell in a later step of blocks before these
         for group, progress in zip(self._groups, tracked.groups, strict=True):
             progress.restart(min(progress.saved, tokens // group.block_tokens))
 

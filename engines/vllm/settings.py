@@ -29,7 +29,9 @@ class VllmSettings(TlsSettings):
     revision: str = setting("", "Of the model's weights, in the name of its blocks; empty: the revision or commit that vLLM knows, if any.")
     salt: str = setting("", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.")
     load_async: bool = setting(
-        True, "Load blocks between the steps of the engine, beside other requests. Off: the step that needs them waits for them."
+        True,
+        "Load blocks between the steps of the engine, beside other requests. Off: the step that needs them waits for them, of engines that "
+        "schedule one step at a time.",
     )
     load_by_layer: bool = setting(
         False,

@@ -27,14 +27,20 @@ class Staging:
         return self._chunk_bytes // value_bytes
 
     def take(self) -> torch.Tensor | None:
-        """A chunk, uint8 of undefined content; None while all are in use. Its taker gives it back."""
+        """A chunk, uint8 of undefined content; None while all are in use. Its taker gives it back. Raises what torch does where there is no
+        memory; the chunk may be tried for again."""
         with self._lock:
             if self._free:
                 return self._free.pop()
             if not self._left:
                 return None
             self._left -= 1
-        return torch.empty(self._chunk_bytes, dtype=torch.uint8)
+        try:
+            return torch.empty(self._chunk_bytes, dtype=torch.uint8)
+        except BaseException:
+            with self._lock:
+                self._left += 1
+            raise
 
     def give_back(self, chunk: torch.Tensor) -> None:
         with self._lock:

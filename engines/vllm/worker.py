@@ -28,6 +28,7 @@ from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings, job_settings
 from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging, rows
 from kvstore.engines.vllm.trouble import LOG, Trouble
+from kvstore.protocol.errors import typed
 
 IDLE_WAIT_S: Final = 0.002
 """An engine that has nothing but loads to wait for sleeps for so long before it looks for new requests again."""
@@ -59,10 +60,8 @@ class Worker:
         self._load_staging = Staging(value_bytes, LOAD_THREADS * max(CHUNK_BYTES, value_bytes))
         self._save_staging = Staging(value_bytes, int(settings.write_behind_bytes))
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="kvstore-load")
-        self._load_trouble, self._save_trouble = (
-            Trouble("loading blocks", "they are computed"),
-            Trouble("storing blocks", "they are dropped"),
-        )
+        self._load_trouble = Trouble("loading blocks", "they are computed")
+        self._copy_trouble, self._save_trouble = (Trouble(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
         is_by_layer = settings.load_by_layer and not settings.load_async
         self._reached = Reached() if is_by_layer else None
         self._changed = threading.Condition()
@@ -99,7 +98,7 @@ class Worker:
             self._reached.wait_all()
 
     def save(self, plan: StepPlan) -> None:
-        """Copy the blocks that the plan saves; they are stored later."""
+        """Copy the blocks that the plan saves; they are stored later. What cannot be copied is dropped."""
         if self._is_writer:
             for transfer in plan.saves:
                 self._copy(transfer)
@@ -213,7 +212,8 @@ class Worker:
 
     def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
         """How many of the values, from the first on, are in the buffers now."""
-        job = self._jobs.load(keys, buffers, deadline_s=until_s - time.monotonic(), on_done=_ignore)
+        left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
+        job = self._jobs.load(keys, buffers, deadline_s=left_s, budget_s=budget_s, on_done=_ignore)
         job.wait()
         self._load_trouble.saw(job.error)
         whole = [result == value_bytes for result in job.results]
@@ -227,20 +227,32 @@ class Worker:
             return
         keys = group.shard.keys(transfer.hashes)
         parents = [None if transfer.parent is None else group.shard.key(transfer.parent), *keys]
-        value_bytes = group.pools.value_bytes
-        for part in _parts(transfer, self._save_staging.values(value_bytes)):
-            chunk = self._save_staging.take()
-            if chunk is None:
+        for part in _parts(transfer, self._save_staging.values(group.pools.value_bytes)):
+            chunk = self._filled(group, transfer.blocks[part])
+            if chunk is not None:
+                self._store(group, keys[part], parents[part], chunk)
+            else:
                 with self._changed:
                     self._counters.add(Counters(dropped_blocks=len(keys[part])))
-                continue
-            values = rows(chunk, len(keys[part]), value_bytes)
-            group.pools.gather(transfer.blocks[part], values)
-            with self._changed:
-                self._saving += 1
-            self._store(group, keys[part], parents[part], values, chunk)
 
-    def _store(self, group: RankGroup, keys: list[bytes], parents: list[bytes | None], values: torch.Tensor, chunk: torch.Tensor) -> None:
+    def _filled(self, group: RankGroup, blocks: list[int]) -> torch.Tensor | None:
+        """A chunk with these blocks; None if they cannot be copied: all chunks wait to be stored, or there is no memory for one, here or on
+        the device. That is no reason for an engine to end."""
+        chunk = None
+        try:
+            chunk = self._save_staging.take()
+            if chunk is not None:
+                group.pools.gather(blocks, rows(chunk, len(blocks), group.pools.value_bytes))
+        except Exception as error:
+            self._copy_trouble.saw(typed(error))
+            if chunk is not None:
+                self._save_staging.give_back(chunk)
+            return None
+        self._copy_trouble.saw(None)
+        return chunk
+
+    def _store(self, group: RankGroup, keys: list[bytes], parents: list[bytes | None], chunk: torch.Tensor) -> None:
+        values = rows(chunk, len(keys), group.pools.value_bytes)
         begin_s = time.monotonic()
 
         def stored(job: Job) -> None:
@@ -258,6 +270,8 @@ class Worker:
                 self._saving -= 1
                 self._changed.notify_all()
 
+        with self._changed:
+            self._saving += 1
         self._jobs.store(keys, values, namespace=group.shard.namespace, parents=parents, on_done=stored)
 
     def _value_bytes(self, transfer: Transfer) -> int:

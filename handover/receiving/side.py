@@ -3,6 +3,7 @@
 Everything here runs in the reactor's thread; taking.py says what runs elsewhere.
 """
 
+import logging
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -21,8 +22,10 @@ from kvstore.handover.receiving.ways import choose_way
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
 from kvstore.handover.state import State
 from kvstore.kvcache.layouts.formatter import Remapping
-from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
+
+log = logging.getLogger("kvstore.handover")
 
 NOTHING: Final = PartPlan(range(0), (), 1, 0)
 """Of a sender rank from which nobody takes anything: another one has the same heads."""
@@ -68,7 +71,8 @@ class ReceiverSide:
     # --- events ---
 
     def begin(self, handle: Receiving, wanted: Wanted) -> None:
-        """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then."""
+        """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then. What fails later,
+        a mistake too, ends the request by its handle."""
         resources = self._resources
         takings = self._takings(wanted)
         confirming = [rank for rank, taking in takings.items() if taking.is_reading]
@@ -79,12 +83,14 @@ class ReceiverSide:
         ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
         try:
             self._open(request)
-        except KVStoreError as error:
-            self._fail(request, error)
+            for rank, taking in takings.items():
+                request.asked.add(rank)
+                self._ask(request, taking)
+        except Exception as error:
+            if not isinstance(error, KVStoreError):
+                log.exception("a request could not begin")
+            self._fail(request, typed(error))
             return
-        for rank, taking in takings.items():
-            request.asked.add(rank)
-            self._ask(request, taking)
         self._settle(request)
 
     def _takings(self, wanted: Wanted) -> dict[int, Taking]:

@@ -172,6 +172,22 @@ def test_no_staging_left_is_told_to_both_sides() -> None:
         assert errors_of([*source.send(b"r", [1, 2, 3, 4, 5], 80), *wanted]) == [Full, Full]
 
 
+def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory cannot be registered."""
+
+    def no_window(*_what: object, **_how: object) -> None:
+        raise OSError("no more memory can be registered")
+
+    with executor(layout_of(), "push-gathered") as source, executor(layout_of(), "push-gathered") as destination:
+        [rank] = destination.ranks
+        with monkeypatch.context() as without:
+            without.setattr("kvstore.handover.receiving.taking.Window", no_window)
+            assert errors_of(destination.receive(b"r", BLOCKS, TOKENS, source)) == [KVStoreError]
+            assert rank.transceiver.staging_bytes == 0
+        check_next(source, destination, b"next")
+        assert rank.outcome_of(b"r") is not None, "and it was told once"
+
+
 def test_a_stream_that_cannot_be_opened_ends_both_sides() -> None:
     with Executor(layout_of(), has_engine=False, connection=TcpConnection) as destination, Executor(layout_of()) as source:
         wanted = destination.receive(b"r", BLOCKS, TOKENS, source)

@@ -8,7 +8,7 @@ from kvstore.client.jobs.job import Job, Kind
 
 def job(kind: Kind = Kind.STORE, sizes: Sequence[int] = (10, 20, 30), *, deadline_ns: int = 1 << 62, **attributes: Any) -> Job:
     """With a key a size; due at no time."""
-    made = Job(kind, "request", [b"%d" % i for i in range(len(sizes))], deadline_ns=deadline_ns, deadline_s=1.0)
+    made = Job(kind, "request", [b"%d" % i for i in range(len(sizes))], deadline_ns=deadline_ns, budget_s=1.0)
     made.sizes = list(sizes)
     made.values = [bytes(size) for size in sizes]
     for name, value in attributes.items():

@@ -69,6 +69,20 @@ async def until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+def test_a_store_is_not_away_that_is_silent_for_what_others_left_of_a_budget(address: str) -> None:
+    async def play(at: Scene) -> None:
+        at.client.faults += [raises(DeadlineExceeded("late"))] * 4
+        keys = fresh_keys(1)
+        assert await at.jobs.match_prefix(keys, deadline_s=20, budget_s=60) == 0
+        assert await at.jobs.exists(keys, deadline_s=20, budget_s=60) == [False]
+        assert (await over(at.jobs.load(keys, [bytearray(1)], deadline_s=20, budget_s=60))).error is not None
+        assert at.jobs.stats().reads.state is State.CLOSED
+        assert await at.jobs.match_prefix(keys, deadline_s=20) == 0
+        assert at.jobs.stats().reads.state is State.OPEN
+
+    on_loop(play, address)
+
+
 def test_what_is_stored_can_be_looked_up_and_loaded(address: str) -> None:
     async def play(at: Scene) -> None:
         keys, values = fresh_keys(3), [b"a" * 10, b"b" * 20, b"c" * 30]

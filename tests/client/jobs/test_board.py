@@ -134,6 +134,22 @@ def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> No
     assert state(side) is State.CLOSED
 
 
+def test_a_load_of_this_host_that_ends_while_it_waits_leaves_the_probe_alone(at: Scene) -> None:
+    at.submit(job(Kind.LOAD))
+    at.run(at.board.reads, Outcome.UNREACHABLE)
+    late = at.submit(job(Kind.LOAD, deadline_ns=at.clock() + 20_000_000_000), True, True, True)
+    cancelled = at.submit(job(Kind.LOAD, request="c"), True, True, True)
+    at.clock.advance(10)
+    assert at.board.reads.begin_probe(False)
+    epoch = at.board.reads.breaker.epoch
+    at.board.cancel("c")
+    at.clock.advance(10)
+    assert at.board.end_overdue()
+    assert (late.is_over, cancelled.is_over, state(at.board.reads)) == (True, True, State.PROBING)
+    at.board.probed(at.board.reads, epoch, 3)
+    assert state(at.board.reads) is State.CLOSED
+
+
 def test_a_store_is_the_trial_of_its_own_side(at: Scene) -> None:
     at.submit(job())
     at.run(at.board.writes, Outcome.UNREACHABLE)
@@ -144,6 +160,10 @@ def test_a_store_is_the_trial_of_its_own_side(at: Scene) -> None:
     assert state(at.board.writes) is State.PROBING
     assert at.run(at.board.writes, Outcome.UNKNOWN) is trial
     assert state(at.board.writes) is State.OPEN
+    cancelled = at.submit(job())
+    assert state(at.board.writes) is State.PROBING
+    assert at.board.cancel("request") == [cancelled]
+    assert state(at.board.writes) is State.OPEN, "it asked nothing: the next one does"
     again = at.submit(job())
     assert at.run(at.board.writes, Outcome.ANSWERED) is again
     assert state(at.board.writes) is State.CLOSED

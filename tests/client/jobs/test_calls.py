@@ -30,7 +30,7 @@ def fresh_keys(count: int) -> list[bytes]:
 
 
 def job(clock: Clock, kind: Kind, keys: list[bytes], values: Any = ()) -> Job:
-    made = Job(kind, None, keys, deadline_ns=clock() + 10_000_000_000, deadline_s=10.0)
+    made = Job(kind, None, keys, deadline_ns=clock() + 10_000_000_000, budget_s=10.0)
     made.values, made.sizes = values, sizes_of(values) if len(values) else ()
     return made
 

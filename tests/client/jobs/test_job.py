@@ -76,7 +76,7 @@ def test_who_waits_is_woken_by_its_end_and_its_memory_is_let_go() -> None:
 
 def test_tasks_that_wait_are_woken_by_its_end_and_may_be_cancelled() -> None:
     async def play() -> None:
-        made = AsyncJob(Kind.LOOKUP, None, [b"key"], deadline_ns=1 << 62, deadline_s=1.0)
+        made = AsyncJob(Kind.LOOKUP, None, [b"key"], deadline_ns=1 << 62, budget_s=1.0)
         waiting = [asyncio.ensure_future(made.wait()) for _ in range(3)]
         assert not await made.wait(0.01)
         assert not await made.wait(-1)

@@ -154,6 +154,17 @@ def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs
     assert jobs.stats().reads.failures == 0
 
 
+def test_a_store_is_not_away_that_is_silent_for_what_others_left_of_a_budget(jobs: Jobs, client: FaultyClient) -> None:
+    client.faults += [raises(DeadlineExceeded("late"))] * 4
+    keys = fresh_keys(1)
+    assert jobs.match_prefix(keys, deadline_s=20, budget_s=60) == 0
+    assert jobs.exists(keys, deadline_s=20, budget_s=60) == [False]
+    assert over(jobs.load(keys, [bytearray(1)], deadline_s=20, budget_s=60)).error is not None
+    assert jobs.stats().reads.state is State.CLOSED
+    assert jobs.match_prefix(keys, deadline_s=20) == 0
+    assert jobs.stats().reads.state is State.OPEN
+
+
 def test_cancel_ends_what_waits_and_waits_for_what_runs(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
     keys = fresh_keys(2)
     running = jobs.store(keys[:1], [b"x"], request="r")

@@ -81,6 +81,23 @@ def test_tenants_keys_never_meet(store: MooncakeDistributedStore, running: Clust
     other.close()
 
 
+def test_no_key_of_the_default_tenant_is_another_tenant_s(store: MooncakeDistributedStore, running: Cluster) -> None:
+    other = MooncakeDistributedStore()
+    setup = {"local_hostname": "me", "master_server_addr": running.address}
+    assert other.setup({**setup, "tenant_id": "a\0b"}) == -600, "else its keys could be those of tenant a"
+    assert other.setup({**setup, "tenant_id": "other"}) == 0
+    assert other.put("key", b"theirs") == 0
+    mine = ["other\0key", "\0other\0key", "\0", "key"]
+    assert store.batch_is_exist(mine) == [0, 0, 0, 0]
+    assert store.put_batch(mine, [b"1", b"2", b"3", b"4"]) == 0
+    assert store.get_batch(mine) == [b"1", b"2", b"3", b"4"]
+    assert other.get("key") == b"theirs"
+    assert store.remove_by_regex("^other\0key$") == 1
+    assert store.batch_is_exist(mine) == [0, 1, 1, 1]
+    assert other.remove_all(force=True) == 1
+    other.close()
+
+
 def test_long_keys_are_told_apart_and_no_key_is_refused(store: MooncakeDistributedStore) -> None:
     keys = ["x" * 1000 + end for end in ("a", "b")] + ["é" * 200]
     assert store.put_batch(keys, [b"1", b"2", b"3"]) == 0

@@ -90,3 +90,19 @@ def test_element_types_are_one() -> None:
     cache.update(torch.zeros(2, 1, 11, 2), torch.zeros(2, 1, 11, 2), 1)
     with pytest.raises(InvalidArgument, match="2 element types"):
         layout_of_cache(cache, BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_model_whose_keys_depend_on_what_follows_them_is_refused(kind: str) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "original_max_position_embeddings": 32}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 8.0} | (factors if kind == "longrope" else {})
+    with pytest.raises(InvalidArgument, match=f"by {kind}"):
+        layout_of(llama(rope_parameters=rope), BLOCK_TOKENS)
+
+
+def test_a_model_with_rotary_embeddings_of_each_type_of_layer_is_refused_for_one_that_depends_on_length() -> None:
+    model = llama()
+    assert len(layout_of(model, BLOCK_TOKENS).planes) == 6
+    model.model.rotary_emb.rope_type = {"full_attention": "dynamic", "sliding_attention": "default"}
+    with pytest.raises(InvalidArgument, match="by dynamic"):
+        layout_of(model, BLOCK_TOKENS)

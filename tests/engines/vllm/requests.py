@@ -58,6 +58,17 @@ class FakeScheduler:
         request.num_computed_tokens = computed + tokens
         return wanted[0]
 
+    def admit_sharing(self, request: FakeRequest, owner: FakeRequest, *, blocks: int) -> None:
+        """It has the first `blocks` of `owner`, which vLLM shares from the moment that it has given them out."""
+        self.plan.wanted(request, blocks * BLOCK_TOKENS)
+        self.plan.found(request, blocks * BLOCK_TOKENS)
+        count = -(-request.num_tokens // BLOCK_TOKENS) - blocks
+        own = list(range(self.next_block, self.next_block + count))
+        self.next_block += count
+        self.tables[request.request_id] = [self.tables[owner.request_id][0][:blocks] + own]
+        self.plan.allocated(request, self.tables[request.request_id], 0)
+        request.num_computed_tokens = blocks * BLOCK_TOKENS
+
     def step(self, *scheduled: FakeRequest, tokens: int = 0) -> StepPlan:
         """Plans a step in which each request computes `tokens`; their outcome is not seen until `land`."""
         states, self.states = self.states, {}

@@ -4,17 +4,20 @@ import dataclasses
 
 import pytest
 
-from kvstore.engines.vllm.identity import RankFacts, Shard, check_hash, shard
-from kvstore.protocol.errors import ConfigError
+from kvstore.engines.vllm.identity import RankFacts, Shard, long_rope, shard
 
 FACTS = RankFacts(
     model="models/llama",
     revision="main",
     config='{"rope": 1}',
+    rope="",
+    multimodal="",
+    draft="",
     weights="",
     dtype="float32",
     cache_dtype="auto",
     quantization="",
+    quantization_config="",
     block_tokens=128,
     hash_algorithm="sha256",
     device="cpu",
@@ -41,10 +44,14 @@ def test_a_key_is_the_namespace_and_the_engine_s_own_hash() -> None:
         ("model", "models/qwen"),
         ("revision", "abc"),
         ("config", '{"rope": 2}'),
+        ("rope", "long of 4096"),
+        ("multimodal", '{"num_crops": 4}'),
+        ("draft", "eagle models/draft"),
         ("weights", "random, seed 0"),
         ("dtype", "bfloat16"),
         ("cache_dtype", "fp8"),
         ("quantization", "awq"),
+        ("quantization_config", "{'linear': 'fp8'}"),
         ("block_tokens", 64),
         ("hash_algorithm", "sha256_cbor"),
         ("device", "NVIDIA H200"),
@@ -71,9 +78,21 @@ def test_one_of_ranks_with_equal_bytes_writes() -> None:
     assert [facts.is_writer for facts in ranks] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
-def test_hashes_of_one_process_are_refused_with_what_to_do(algorithm: str) -> None:
-    with pytest.raises(ConfigError, match=r"sha256.*PYTHONHASHSEED"):
-        check_hash(algorithm, is_seeded=False)
-    check_hash(algorithm, is_seeded=True)
-    check_hash("sha256", is_seeded=False)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
+        {"text_config": {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "su", "long_factor": [2.0]}}},
+    ],
+)
+def test_longrope_has_other_keys_where_longer_prompts_are_taken(config: dict[str, object]) -> None:
+    assert long_rope(config, 4096) == long_rope(config, 1024) == "short of 4096"
+    assert long_rope(config, 4097) == "long of 4096"
+
+
+def test_the_longest_prompt_changes_no_other_model_s_keys() -> None:
+    assert long_rope({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 4096}}, 8192) == ""
+
+
+def test_longrope_of_unknown_training_is_shared_by_engines_of_the_same_longest_prompt() -> None:
+    assert long_rope({"rope_scaling": {"rope_type": "longrope"}}, 8192) == "8192"

@@ -64,9 +64,25 @@ def test_smaller_blocks_that_belong_together_are_one() -> None:
 
 def test_the_form_tells_what_blocks_must_have_in_common() -> None:
     forms = {order: LayerPools.form(pools(order)[0], BLOCKS) for order in ("LBHNC", "BLHNC", "LBNHC")}
-    assert forms["LBHNC"] == forms["BLHNC"] == f"torch.float32 {[HEADS, TOKENS, ELEMENTS]}"
+    assert forms["LBHNC"] == forms["BLHNC"] == f"torch.float32 {[HEADS, TOKENS, ELEMENTS]} of [0, 1, 2]"
     assert forms["LBNHC"] != forms["LBHNC"], "tokens before heads"
     assert LayerPools.form(pools("LBHNC", torch.bfloat16)[0], BLOCKS) != forms["LBHNC"]
+
+
+def test_the_form_tells_orders_of_axes_of_equal_size_apart() -> None:
+    heads_first = torch.zeros(BLOCKS, 4, 4, 8)  # blocks, heads, tokens, elements
+    tokens_first = torch.zeros(BLOCKS, 4, 4, 8).transpose(1, 2)
+    assert LayerPools.form(heads_first, BLOCKS) != LayerPools.form(tokens_first, BLOCKS)
+
+
+def test_blocks_are_there_once_the_device_that_they_are_copied_to_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that loads has not chosen the device of its rank. The device without memory stands for any that is no CPU."""
+    waited: list[object] = []
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda *device: waited.append(device))
+    layers = [torch.empty(BLOCKS, 4, 8, device="meta") for _ in range(LAYERS)]
+    target = LayerPools(layers, BLOCKS)
+    target.scatter(torch.zeros(len(TABLE), target.value_bytes, dtype=torch.uint8), TABLE)
+    assert waited == [(layers[0].device,)]
 
 
 def test_blocks_of_large_pieces_are_filled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

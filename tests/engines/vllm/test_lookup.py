@@ -5,13 +5,15 @@ import time
 
 import pytest
 
+from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from tests.client.jobs.faulty import FaultyClient, raises
+from tests.engines.vllm.clock import HandClock
 
 HASHES = [bytes([index]) * 32 for index in range(4)]
 NUMBERS = itertools.count()
@@ -89,6 +91,23 @@ def test_without_time_left_the_store_is_not_asked(client: FaultyClient, shards: 
     with Jobs(client) as jobs:
         assert Lookup(jobs, ONE, [shards[:1]], deadline_s=0).tokens(0, [HASHES]) == 0
     assert not client.calls
+
+
+def test_a_rank_that_others_left_too_little_time_for_does_not_count_as_a_store_that_is_away(
+    client: FaultyClient, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all attention, and of a window."""
+    put(client, shards[0], 0)
+    clock = HandClock()
+    monkeypatch.setattr("kvstore.engines.vllm.lookup.time", clock)
+    late = raises(DeadlineExceeded("late"))
+    with Jobs(client) as jobs:
+        client.faults += [clock.passes(2400), late]
+        assert Lookup(jobs, ONE, [shards], deadline_s=3600).tokens(0, [HASHES]) == 0
+        client.faults += [clock.passes(2400), late]
+        groups = [LayerGroup(4), LayerGroup(4, window_tokens=4)]
+        assert Lookup(jobs, groups, [shards[:1], shards[1:]], deadline_s=3600).tokens(0, [HASHES, HASHES]) == 0
+        assert jobs.stats().reads.state is State.CLOSED
 
 
 def test_connecting_asks_once_and_needs_no_answer(client: FaultyClient, shards: list[Shard]) -> None:

@@ -122,6 +122,85 @@ def test_a_failure_of_a_block_that_has_been_given_to_others_is_not_a_request_s(s
     assert scheduler.plan.wanted(request, 0) == [hashes(range(3))]
 
 
+def test_of_ranks_that_tell_of_failures_in_different_steps_the_earliest_block_counts(scheduler: FakeScheduler) -> None:
+    request = FakeRequest("a", 18)
+    scheduler.admit(request, stored=4)
+    scheduler.step()
+    scheduler.plan.failed_blocks([103])
+    scheduler.step()
+    scheduler.plan.failed_blocks([101])
+    request.num_computed_tokens = BLOCK_TOKENS
+    scheduler.plan.allocated(request, scheduler.tables["a"], 0)
+    scheduler.step(request, tokens=14)
+    scheduler.land(request)
+    assert saved(scheduler.step(request)) == hashes([1, 2, 3])
+
+
+def test_the_engine_forgets_what_a_step_did_not_load_and_all_behind_it_though_the_request_is_gone(scheduler: FakeScheduler) -> None:
+    """vLLM hashes a step's blocks when it gives them out, and sees what is aborted meanwhile before what did not come."""
+    request, other = FakeRequest("a", 18), FakeRequest("b", 9, text="b")
+    scheduler.admit(request, stored=3)
+    scheduler.admit(other)
+    scheduler.step(request, other, tokens=6)
+    scheduler.finish(request)
+    assert scheduler.plan.failed_blocks([101, 102]) == {101, 102, 103, 104}
+    scheduler.land(other)
+    scheduler.step(other)
+    assert scheduler.plan.failed_blocks([101]) == set(), "a failure of a step is known before the next one is planned"
+
+
+def test_what_was_computed_on_blocks_that_another_request_did_not_load_is_never_saved(scheduler: FakeScheduler) -> None:
+    request, sharing = FakeRequest("a", 14), FakeRequest("b", 30)
+    scheduler.admit(request, stored=3)
+    scheduler.admit_sharing(sharing, request, blocks=3)
+    scheduler.step(request, sharing, tokens=2)
+    assert scheduler.plan.failed_blocks([101]) >= {101, 102, *scheduler.tables["b"][0][3:]}
+    request.num_computed_tokens = BLOCK_TOKENS  # and vLLM has `sharing` go on, for `request` computes what they share
+    scheduler.land(request, sharing)
+    assert scheduler.step(request, sharing, tokens=10).saves == []
+    assert not scheduler.finish(request), "nor what it had not saved is taken over"
+    scheduler.land(sharing)
+    assert scheduler.step(sharing, tokens=4).saves == []
+    forgotten = scheduler.plan.barred_blocks(scheduler.tables.get, ["a", "b", "of no plan"])
+    assert forgotten == set(scheduler.tables["b"][0]), "and the engine shares it with nobody"
+    assert not scheduler.finish(sharing)
+
+
+def test_blocks_of_a_request_that_ends_unconfirmed_are_saved_by_one_that_shares_them(scheduler: FakeScheduler) -> None:
+    request, sharing, other = FakeRequest("a", 14), FakeRequest("b", 22), FakeRequest("c", 14)
+    scheduler.admit(request)
+    scheduler.admit(other, local=3)
+    scheduler.admit_sharing(sharing, request, blocks=3)
+    scheduler.step(request, other, tokens=14)
+    scheduler.step(sharing, tokens=10)
+    assert not scheduler.finish(request), "aborted before the outcome of its only step is known"
+    scheduler.land(sharing, other)
+    assert scheduler.step(sharing, tokens=1).saves == [Transfer("b", scheduler.tables["b"][0][:5], hashes(range(5)))]
+
+
+def test_a_window_s_blocks_which_their_sharer_may_have_let_go_are_not_taken_over() -> None:
+    """Else what another request has in them by then would be saved under the sharer's hashes."""
+    scheduler = FakeScheduler(plan(LayerGroup(BLOCK_TOKENS, window_tokens=8)))
+    request, sharing = FakeRequest("a", 14), FakeRequest("b", 22)
+    scheduler.admit(request)
+    scheduler.admit_sharing(sharing, request, blocks=3)
+    scheduler.step(request, tokens=14)
+    scheduler.step(sharing, tokens=10)
+    scheduler.finish(request)
+    scheduler.land(sharing)
+    assert saved(scheduler.step(sharing, tokens=1)) == hashes([3, 4])
+
+
+def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_saved_when_it_goes_on(scheduler: FakeScheduler) -> None:
+    request = FakeRequest("a", 14)
+    scheduler.admit(request)
+    scheduler.step(request, tokens=14)
+    scheduler.plan.found(request, 8)
+    scheduler.plan.allocated(request, [[100, 101, 102, 103]], 0)  # preempted, and what it had computed is found
+    request.num_computed_tokens = 8 + 14  # of which 14 are of the step before, which has yet to land
+    assert scheduler.step(request).saves == [Transfer("a", [100, 101], hashes(range(2)))]
+
+
 def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_then(scheduler: FakeScheduler) -> None:
     request = FakeRequest("a", 9)
     scheduler.admit(request)

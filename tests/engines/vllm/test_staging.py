@@ -28,3 +28,16 @@ def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:
     again = staging.take()
     assert again is not None
     assert again.data_ptr() == first.data_ptr() != second.data_ptr()
+
+
+def test_a_chunk_that_there_was_no_memory_for_may_be_tried_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = Staging(1 << 20, CHUNK_BYTES)
+
+    def no_memory(*_size: int, **_kind: object) -> None:
+        raise RuntimeError("not enough memory")
+
+    with monkeypatch.context() as without, pytest.raises(RuntimeError, match="not enough"):
+        without.setattr("kvstore.engines.vllm.staging.torch.empty", no_memory)
+        staging.take()
+    assert staging.take() is not None
+    assert staging.take() is None

@@ -14,12 +14,14 @@ from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
 from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import Full, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
+from tests.engines.vllm.clock import HandClock
 
 BLOCKS = 12
 WAITING = VllmSettings(load_async=False)
@@ -289,6 +291,27 @@ def test_what_the_store_does_not_take_is_dropped_and_counted(rank: Rank) -> None
     assert (counters.saved_blocks, counters.dropped_blocks) == (0, 2)
 
 
+def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
+    address: str, shard: Shard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a GPU has no memory to put them together, or the host none for a chunk; there is one chunk only."""
+    rank = Rank(address, shard, VllmSettings(write_behind_bytes=Size(CHUNK_BYTES)))
+    rank.save(Transfer("a", [3, BLOCKS + 7], hashes(2)))
+    with monkeypatch.context() as without:
+        without.setattr(Staging, "take", raises(MemoryError("none left")))
+        rank.save(Transfer("a", [3], hashes(1)), finishing=["a"])
+    rank.save(Transfer("b", [4], hashes(3)[2:]))
+    rank.worker.flush()
+    counters = rank.worker.take_counters()
+    assert (counters.saved_blocks, counters.dropped_blocks) == (1, 3)
+    assert rank.worker.take_finished()[0] == {"a"}
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "kvstore: copying blocks fails",
+        "kvstore: copying blocks works again",
+    ]
+    rank.worker.close()
+
+
 def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
     rank.client.faults.append(raises(Unavailable("away")))
     rank.worker.load(StepPlan(loads=[Transfer("b", [7, 8], hashes(2))]))
@@ -310,6 +333,20 @@ def test_a_load_that_takes_too_long_has_failed(address: str, shard: Shard) -> No
     rank.save(Transfer("a", [3], hashes(1)))
     rank.worker.load(StepPlan(loads=[Transfer("b", [5], [b"nowhere"])]))
     assert rank.worker.take_failed() == {5}
+    rank.worker.close()
+
+
+def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HandClock()
+    monkeypatch.setattr("kvstore.engines.vllm.worker.time", clock)
+    rank = Rank(address, shard, VllmSettings(load_async=False, load_deadline_s=3600))
+    rank.save(Transfer("a", [3], hashes(1)))
+    rank.worker.flush()
+    rank.client.faults += [clock.passes(2400), raises(DeadlineExceeded("late"))]
+    rank.worker.load(StepPlan(loads=[Transfer("b", [5], hashes(1)), Transfer("b", [6], [b"late"])]))
+    assert rank.worker.take_failed() == {6}
+    rank.worker.load(StepPlan(loads=[Transfer("c", [7], [b"nowhere"])]))
+    assert ("get", [shard.key(b"nowhere")]) in rank.client.calls, "others' loads ask the store"
     rank.worker.close()
 
 
