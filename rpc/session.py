@@ -308,6 +308,11 @@ class Session(Answering):
             self._arriving.refuse(error)
             self._take_buffered()
 
+    def divert_payload(self) -> None:
+        """The views of `accept_payload` are used no more: what is still to come of the pending payload is read and thrown away, and the
+        `frame` call comes then."""
+        self._arriving.divert()
+
     def _take_buffered(self) -> None:
         """Move what came with the body; the rest comes straight from the socket."""
         self._update_events()

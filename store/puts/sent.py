@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.message import GRANTED, PRESENT
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
@@ -74,6 +74,21 @@ class SentPuts:
             else:
                 views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
         return views
+
+    def expire(self) -> None:
+        """Free the slots of expired puts whose values are still on their way: what comes yet is thrown away, and its writer is told to ask
+        again then. Nobody but this process writes into them, and a peer that stalls within a value would keep them for as long as it
+        stays."""
+        for owner in self._table.awaited():
+            if isinstance(owner, Session) and isinstance(owner.context, Caller) and owner.context.frame is not None:
+                self._give_up(owner, owner.context.frame)
+
+    def _give_up(self, session: Session, frame: PutFrame) -> None:
+        puts = [put for put in frame.puts if put is not None]
+        if not any(map(self._table.is_open, puts)):  # they expire together; what else of this writer has expired is not through the socket
+            session.divert_payload()
+            frame.give_up()
+            self._slots.abort(puts)
 
     def arrived(self, session: Session, header: Header) -> None:
         """The payload is whole: verify, make visible, answer at once or when published. Nothing stays open of a put that fails."""
