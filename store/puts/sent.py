@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
