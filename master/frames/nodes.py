@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.comparing import Comparing
 from kvstore.master.frames.heartbeats import Heartbeats, parse
 from kvstore.master.frames.links import Answers, NodeLinks
@@ -63,6 +64,7 @@ class NodeFrames:
         tickets: Tickets | None,
         counters: dict[str, int],
         heartbeats: Heartbeats,
+        arrivals: Arrivals,
     ) -> None:
         self._directory = directory
         self._committer = committer
@@ -70,6 +72,7 @@ class NodeFrames:
         self._tickets = tickets
         self._counters = counters
         self._heartbeats = heartbeats
+        self._arrivals = arrivals
         self._comparing = Comparing(directory, committer, counters)
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
@@ -94,6 +97,8 @@ class NodeFrames:
         self._counters["published"] += len(message.keys)
         _tell(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
+        if message.phase == PHASE_SYNC_BEGIN:
+            self._arrivals.came(peer.node_id)
 
     def digests(self, session: Session, header: Header, message: Digests) -> None:
         """Answered once the inventory is compared."""
