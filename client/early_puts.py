@@ -180,7 +180,7 @@ class EarlyPuts:
             if self._nodes.get(who) is early and puts in (None, early.puts):
                 del self._nodes[who]
                 self.has_unhinted &= bool(self._nodes)
-                if is_lost and not early.is_counted:
+                if is_lost and early.instance and not early.is_counted:  # of what nobody has answered no put was told to be stored
                     early.is_counted = True
                     self._lose(early.node)
                 if is_away:

@@ -167,6 +167,17 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     flush(oracle)
 
 
+def test_of_a_node_that_is_gone_before_it_has_answered_nothing_is_lost(oracle: Oracle, node: OracleNode) -> None:
+    """The put went elsewhere, or has failed."""
+    put(oracle, b"a", is_early=False)
+    oracle.resources.early_puts.begin(known(oracle))
+    oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
+    restart(oracle, node)
+    oracle.nodes.clear()
+    flush(oracle)
+    assert len(oracle.resources.early_puts) == 0
+
+
 def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
 
