@@ -119,8 +119,16 @@ class NodeFrames:
         if not message.held:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
         self._counters["published"] += len(publish.keys)
+
+        def answer() -> None:
+            try:
+                session.reply(header.request_id, grants)
+            except Exception:  # what is durable is entered all the same, and by another link the node says what it has of it
+                log.exception("a claim could not be answered")
+                session.close("an internal error")
+
         # Answered before it is entered: nobody is served in between, and the node goes on meanwhile.
-        self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants), is_answered_first=True)
+        self._take_in(peer.node_id, publish, answer, is_answered_first=True)
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> None:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what
