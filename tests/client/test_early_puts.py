@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.buffers import as_sources
-from kvstore.client.early_puts import AWAY_NS, REST_NS
+from kvstore.client.early_puts import AWAY_NS, REST_NS, EarlyPuts
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
@@ -386,6 +386,22 @@ def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
     assert len(oracle.sent(Flush)) == 1
     assert get(oracle, b"a") == [None]
     assert len(oracle.sent(Flush)) == 1, "nothing is undecided any more"
+
+
+def test_that_some_were_there_is_noted_and_forgotten_under_the_lock(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forgets it by what he read before would forget what another thread has noted since."""
+    are_locked: list[bool] = []
+
+    def noted(early: EarlyPuts, name: str, value: Any) -> None:
+        if name == "has_unhinted":
+            are_locked.append(early._lock.locked())
+        object.__setattr__(early, name, value)
+
+    monkeypatch.setattr(EarlyPuts, "__setattr__", noted)
+    oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
+    put(oracle, b"a")
+    flush(oracle)
+    assert are_locked == [True, True]
 
 
 def test_nobody_else_is_asked_about_the_nodes(oracle: Oracle) -> None:
