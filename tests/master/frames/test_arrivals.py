@@ -277,8 +277,9 @@ def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Pl
     assert isinstance(answer, Failure)
     assert "ZeroDivisionError" in answer.text
     assert asked.result() == Flags(b"\1")
-    for closing in (sock, *nodes):
-        closing.close()
+    for node in nodes:
+        node.close()
+    sock.close()
 
 
 def test_a_question_that_waits_looks_at_who_holds_its_blocks_and_not_at_all_nodes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
