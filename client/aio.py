@@ -306,7 +306,7 @@ class AsyncClient:
 
     @timed_async
     async def remove(self, keys: Sequence[bytes], force: bool = False, *, deadline_s: float | None = None) -> int:
-        """Delete blocks everywhere; how many were there and are gone. Pinned and leased ones stay unless `force`."""
+        """Delete blocks everywhere; how many were there and are gone, each counted once. Pinned and leased ones stay unless `force`."""
         return await self._run(self._operations.remove(keys, force=force, deadline_s=deadline_s))
 
     @timed_async

@@ -25,8 +25,13 @@ def check_keys(keys: Sequence[bytes]) -> set[int]:
 
 
 def namespace_text(namespace: Any) -> str:
-    """The text of a namespace given as such, or of an object with an `id` of bytes. Raises InvalidArgument for anything else."""
+    """The text of a namespace given as such, or of an object with an `id` of bytes. Raises InvalidArgument for anything else, and for half
+    a surrogate pair, which has no UTF-8: a connection that was to send it would be given up."""
     if isinstance(namespace, str):
+        try:
+            namespace.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"a namespace is text that UTF-8 has, not {namespace!a:.50}: {error.reason}") from None
         return namespace
     identity = getattr(namespace, "id", None)
     if isinstance(identity, bytes):

@@ -55,7 +55,7 @@ class EarlyPuts:
         self._lock = threading.Lock()
         self._rest_until_ns = 0
         self.has_unhinted = False
-        """A node had some of the keys already, which the cluster may not know either, and of which this client has no hint."""
+        """See `had_some`."""
 
     def __len__(self) -> int:
         """Nodes that may have blocks of this client which the cluster does not know."""
@@ -92,6 +92,11 @@ class EarlyPuts:
             if early.instance not in (0, instance):
                 self._lose(node)
             early.instance = instance
+
+    def had_some(self) -> None:
+        """A node had some of the keys already, which the cluster may not know either, and of which this client has no hint."""
+        with self._lock:
+            self.has_unhinted = True
 
     def flush(self, deadline: Deadline) -> Operation[None]:
         """Come back when the cluster knows everything that was put before.
@@ -180,7 +185,7 @@ class EarlyPuts:
             if self._nodes.get(who) is early and puts in (None, early.puts):
                 del self._nodes[who]
                 self.has_unhinted &= bool(self._nodes)
-                if is_lost and not early.is_counted:
+                if is_lost and early.instance and not early.is_counted:  # of what nobody has answered no put was told to be stored
                     early.is_counted = True
                     self._lose(early.node)
                 if is_away:

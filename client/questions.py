@@ -94,6 +94,7 @@ class Questions:
     def remove(self, keys: Sequence[bytes], deadline: Deadline, *, force: bool) -> Operation[int]:
         self._counters.add(requests=1)
         check_keys(keys)
+        keys = list(dict.fromkeys(keys))  # a repeated one is no second block
         yield from self._early_puts.settle(deadline)
         self._hints.forget(keys)
         return sum((yield from self._flags(lambda part: Remove(list(part), int(force)), keys, deadline)))

@@ -40,7 +40,10 @@ class OnePutForm:
 
     def pack(self, ack: int, namespace: str, key: bytes, size_bytes: int, checksum: int, parent: bytes) -> bytes | None:
         """`parent` is b"" for none. None: what has another form, or fits into no field."""
-        text = namespace.encode()
+        try:
+            text = namespace.encode()
+        except UnicodeEncodeError:  # half a surrogate pair
+            return None
         text_bytes, key_bytes, parent_bytes = len(text), len(key), len(parent)
         if text_bytes > MAX_KEY_BYTES or not 0 < key_bytes <= MAX_KEY_BYTES or parent_bytes > MAX_KEY_BYTES:
             return None

@@ -30,6 +30,7 @@ class Arriving:
         """Nobody has told yet where the bytes go."""
         self.refusal: Exception | None = None
         self._destinations: deque[memoryview] | None = None
+        """Where the bytes go that are still to come; empty: nowhere. None: they are not read."""
 
     @property
     def is_coming(self) -> bool:
@@ -56,15 +57,20 @@ class Arriving:
         assert self.is_waiting, "no request waits for room"
         self.is_waiting, self.refusal, self._destinations = False, error, deque()
 
+    def divert(self) -> None:
+        """What is still to come goes nowhere, and nothing is written any more where it was to go; the request goes on."""
+        assert self.is_coming, "nothing is on its way"
+        self._destinations = deque()
+
     def take_from(self, incoming: Incoming) -> None:
         """What has come along with the message."""
         assert self._destinations is not None
-        self.left_bytes -= incoming.move_into(self._destinations) if self.refusal is None else incoming.discard(self.left_bytes)
+        self.left_bytes -= incoming.move_into(self._destinations) if self._destinations else incoming.discard(self.left_bytes)
 
     def read_from(self, sock: socket.socket) -> int:
         """Read no more than TURN_BYTES; 0 at the stream's end. Raises OSError."""
         assert self._destinations is not None
-        if self.refusal is not None:
+        if not self._destinations:
             got = sock.recv_into(bytearray(min(self.left_bytes, DISCARD_BYTES)))
         else:
             got = sock.recvmsg_into(first(self._destinations, TURN_BYTES))[0]

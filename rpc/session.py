@@ -67,6 +67,8 @@ class Session(Answering):
         self._handler = handler
         self._incoming = Incoming()
         self._arriving = Arriving()
+        self._is_counted = False
+        """What `at_once` was shown, by `count`."""
         self.at_once: AtOnce | None = None
         """Is shown what has arrived before it is cut into frames, where no request waits for its answer and no quota counts them."""
         self._is_due = False
@@ -171,12 +173,15 @@ class Session(Answering):
             log.error("a request failed", exc_info=error)
             self.close("an internal error")
             return True
-        if self._stopwatch is not None and self._in_flight.is_uncounted:
+        if self._is_counted:  # and timed from there on, be it answered by now or not
+            self._is_counted = False
+        elif self._stopwatch is not None:
             self._stopwatch.observer.answered[kind_of(room)](monotonic_ns() - began_ns)
         return True
 
     def count(self, header: Header) -> None:
-        """Of a request that `at_once` is shown and that gets its answer later: it is counted and timed as any."""
+        """Of a request that `at_once` is shown and that may get its answer later: it is counted and timed as any."""
+        self._is_counted = True
         if self._stopwatch is not None:
             self._stopwatch.begin(header.request_id, header.type)
         self._begin(header)
@@ -307,6 +312,11 @@ class Session(Answering):
         if self.is_open:
             self._arriving.refuse(error)
             self._take_buffered()
+
+    def divert_payload(self) -> None:
+        """The views of `accept_payload` are used no more: what is still to come of the pending payload is read and thrown away, and the
+        `frame` call comes then."""
+        self._arriving.divert()
 
     def _take_buffered(self) -> None:
         """Move what came with the body; the rest comes straight from the socket."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.protocol.errors import Denied, Unauthorized
+from kvstore.protocol.message import BUSY
 from kvstore.rpc.session import Session
 from kvstore.security.identity import Identity, Kind
 from kvstore.security.rules import NODE_FRAMES, allowed
@@ -31,6 +32,11 @@ class PutFrame:
     checksums: Sequence[int]
     waits: list[Block]
     """Whose newest events are to be durable at their masters before it is answered."""
+
+    def give_up(self) -> None:
+        """Its puts are over: their keys are to be asked for again."""
+        self.statuses = bytearray(status if put is None else BUSY for put, status in zip(self.puts, self.statuses, strict=True))
+        self.puts, self.values = [None] * len(self.puts), [None] * len(self.values)
 
 
 @dataclass(slots=True, eq=False)

@@ -94,6 +94,7 @@ class LocalPuts:
             return True
         if flag is None or flag == ASK_AGAIN:
             return None
-        self._early.has_unhinted |= ack == ACK_NODE
+        if ack == ACK_NODE:
+            self._early.had_some()
         resources.counters.add(requests=1, already_present=1)
         return False

@@ -73,7 +73,8 @@ class Writing:
         finally:
             is_stored, sources = self._batch.stored, self._batch.sources
             stored = is_stored.count(True)
-            self._resources.early_puts.has_unhinted |= self._is_early and stored < len(self._batch.keys)
+            if self._is_early and stored < len(self._batch.keys):
+                self._resources.early_puts.had_some()
             out = sources.bytes_of(range(stored)) if sources.flat is not None else sum(compress(sources.sizes, is_stored))
             resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
         return self._batch.stored

@@ -52,13 +52,16 @@ class Comparison:
         """Taken as named."""
 
     def take(self, message: Digests) -> bool:
-        """Whether all are there now. Raises InvalidArgument: too many runs, or such as are none; nothing has changed."""
+        """Whether all are there now. Raises InvalidArgument: too many runs, such as are none, or none where more are to come, for there
+        would be no limit to such messages; the comparison is over then."""
         self._runs += len(message.firsts)
         if self._runs > self._limit:
             raise InvalidArgument(f"digests of {self._runs} runs, where at most {self._limit} were to come: send the whole inventory")
         if self._messages and self._messages[0].seed != message.seed:
             raise InvalidArgument("the digests of an inventory have one seed")
-        last = next((former.firsts[-1:] for former in reversed(self._messages) if len(former.firsts)), ())
+        if message.more and not len(message.firsts):
+            raise InvalidArgument("digests that others follow have runs")
+        last = self._messages[-1].firsts[-1:] if self._messages else ()
         firsts = as_numbers((*last, *message.firsts))
         if (firsts[1:] <= firsts[:-1]).any():
             raise InvalidArgument("runs come by ascending generation")

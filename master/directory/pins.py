@@ -96,9 +96,8 @@ class Pins:
         return pinning
 
     def unpinned(self, tenant: str, keys: Sequence[bytes]) -> int:
-        """How many of them have no pin."""
-        pins = self._tenants.asked(tenant).pins
-        return sum(key not in pins for key in keys)
+        """How many of them have no pin; a repeated one counts once."""
+        return len(set(keys).difference(self._tenants.asked(tenant).pins))
 
     def expire(self, now_ns: int) -> Pinning:
         """End pins whose time is over, MAX_ENDED at most; the others by the next call."""

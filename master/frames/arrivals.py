@@ -7,11 +7,10 @@ would else be written once more; and so does who pins, lets go, removes or repli
 namespace waits for all of them. The loop is the only caller.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.master.directory.directory import Directory
-from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import Header
 from kvstore.rpc.session import Session
 
@@ -61,8 +60,9 @@ class Arrivals:
             action()
 
     def came(self, node_id: int) -> None:
-        """The node has registered and has its link, by which it can be told what is done to its blocks. Who waits for others as well is
-        looked at in the next tick: a thousand nodes would be as many looks."""
+        """The node has registered and begins its inventory: it has its link, by which it can be told what is done to its blocks. Not as
+        soon as it has a Welcome, for what comes along with that finds nobody yet. Who waits for others as well is looked at in the next
+        tick: a thousand nodes would be as many looks."""
         if node_id in self.awaited:
             self.awaited -= {node_id}
             if not self.awaited:
@@ -91,7 +91,7 @@ class Arrivals:
             if waiting.session.is_open:
                 try:
                     waiting.again()
-                except KVStoreError as error:
+                except Exception as error:  # whatever it is: those behind it are in no list any more
                     waiting.session.fail(waiting.request_id, error)
 
     def _taken(self) -> list[_Waiting]:
@@ -119,15 +119,17 @@ class Arrivals:
         """One of the keys cannot be read now, and awaited nodes hold it; or one of these has registered and has yet to get its link."""
         flags = self._directory.queries.exists(tenant, keys)
         missing = [key for key, is_there in zip(keys, flags, strict=True) if not is_there]
-        if self._is_held(tenant, missing, self.awaited):
+        if any(self._awaited_holders(tenant, missing)):
             return True
-        unlinked = frozenset(node.node_id for node in self._directory.members.live()) & self.awaited if is_told else frozenset()
-        return bool(unlinked) and self._is_held(tenant, keys, unlinked)
+        return is_told and any(map(self._is_live, self._awaited_holders(tenant, keys)))
 
-    def _is_held(self, tenant: str, keys: Sequence[bytes], nodes: frozenset[int]) -> bool:
-        """One of these nodes holds one of the keys, by what is known."""
-        if not keys:
-            return False
-        rows, _tenants = self._directory.columns()
-        sets = {rows.holders[row] for row in self._directory.queries.rows_of(tenant, keys).tolist()}
-        return any(node_id in nodes for index in sets for node_id, _state in rows.sets[index])
+    def _is_live(self, node_id: int) -> bool:
+        member = self._directory.members.get(node_id)
+        return member is not None and member.is_live
+
+    def _awaited_holders(self, tenant: str, keys: Sequence[bytes]) -> Iterator[int]:
+        """Nodes that are waited for and hold one of the keys, by what is known. Ids are never 0."""
+        if keys:
+            rows, _tenants = self._directory.columns()
+            sets = {rows.holders[row] for row in self._directory.queries.rows_of(tenant, keys).tolist()}
+            yield from (node_id for index in sets for node_id, _state in rows.sets[index] if node_id in self.awaited)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.comparing import Comparing
 from kvstore.master.frames.heartbeats import Heartbeats, parse
 from kvstore.master.frames.links import Answers, NodeLinks
@@ -63,6 +64,7 @@ class NodeFrames:
         tickets: Tickets | None,
         counters: dict[str, int],
         heartbeats: Heartbeats,
+        arrivals: Arrivals,
     ) -> None:
         self._directory = directory
         self._committer = committer
@@ -70,6 +72,7 @@ class NodeFrames:
         self._tickets = tickets
         self._counters = counters
         self._heartbeats = heartbeats
+        self._arrivals = arrivals
         self._comparing = Comparing(directory, committer, counters)
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
@@ -94,6 +97,8 @@ class NodeFrames:
         self._counters["published"] += len(message.keys)
         _tell(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
+        if message.phase == PHASE_SYNC_BEGIN:
+            self._arrivals.came(peer.node_id)
 
     def digests(self, session: Session, header: Header, message: Digests) -> None:
         """Answered once the inventory is compared."""
@@ -114,8 +119,16 @@ class NodeFrames:
         if not message.held:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
         self._counters["published"] += len(publish.keys)
+
+        def answer() -> None:
+            try:
+                session.reply(header.request_id, grants)
+            except Exception:  # what is durable is entered all the same, and by another link the node says what it has of it
+                log.exception("a claim could not be answered")
+                session.close("an internal error")
+
         # Answered before it is entered: nobody is served in between, and the node goes on meanwhile.
-        self._take_in(peer.node_id, publish, lambda: session.reply(header.request_id, grants), is_answered_first=True)
+        self._take_in(peer.node_id, publish, answer, is_answered_first=True)
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> None:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what

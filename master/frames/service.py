@@ -105,7 +105,7 @@ class FramesService:
                 self.links, master_epoch=master_epoch, holds=guard.holds, ticket_ttl_s=ticket_ttl_s, key_ttl_s=ticket_key_ttl_s
             )
         self.heartbeats = Heartbeats(directory, committer, self.links, master_epoch=master_epoch, newer_quotas=newer_quotas)
-        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats)
+        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats, arrivals)
         self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
         self._arrivals, self._borrowing = arrivals, borrowing
@@ -220,8 +220,6 @@ class FramesService:
             ),
             spreads_reads=self._directory.hot_copies.is_on,
         )
-        if node_id:
-            self._arrivals.came(node_id)
 
 
 def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:

@@ -47,6 +47,10 @@ class EndedPuts:
         if put is not None:
             self._release(put)
 
+    def awaited(self) -> list[object]:
+        """The writers that the slots of expired puts wait for."""
+        return self._puts.stranded()
+
     def forget_owner(self, owner: object) -> None:
         """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again."""
         for put in self._puts.of_owner(owner):

@@ -217,6 +217,10 @@ class OpenPuts:
         """The writer is gone: its expired puts, whose slots are free now."""
         return list(self._stranded.pop(owner, {}).values())
 
+    def stranded(self) -> list[object]:
+        """The writers that expired puts wait for."""
+        return list(self._stranded)
+
     def count_of(self, tenant: str) -> int:
         """Open puts of a tenant."""
         return len(self._writers.get(tenant, ())) + sum([len(batch.blocks) for batch in self._batches_of(tenant)])

@@ -233,13 +233,16 @@ class BlockTable:
         self._emit(EVENT_GONE, block)
 
     def abort(self, put: OpenPut) -> None:
-        """See EndedPuts, as for the next three."""
+        """See EndedPuts, as for the next four."""
         self._ended.abort(put)
 
     def expire(self, *, now_ns: int) -> int:
         for level in self._levels.values():
             level.order.tell()
         return self._ended.expire(now_ns=now_ns)
+
+    def awaited(self) -> list[object]:
+        return self._ended.awaited()
 
     def settle(self, put_id: int, owner: object) -> None:
         self._ended.settle(put_id, owner)

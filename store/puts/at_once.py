@@ -66,8 +66,10 @@ class PutsAtOnce:
         block = self._shown(tenant, put, value)
         if block is None:
             return False
-        unsent = session.send_now(_answer(request_id, STORED))
-        self._enter(tenant, block)
+        try:
+            unsent = session.send_now(_answer(request_id, STORED))
+        finally:  # whatever has failed: the block is shown
+            self._enter(tenant, block)
         if unsent:
             session.send_whole(unsent)
         return True

@@ -75,6 +75,21 @@ class SentPuts:
                 views += [self._discard[: min(DISCARD_BYTES, size - start)] for start in range(0, size, DISCARD_BYTES)]
         return views
 
+    def expire(self) -> None:
+        """Free the slots of expired puts whose values are still on their way: what comes yet is thrown away, and its writer is told to ask
+        again then. Nobody but this process writes into them, and a peer that stalls within a value would keep them for as long as it
+        stays."""
+        for owner in self._table.awaited():
+            if isinstance(owner, Session) and isinstance(owner.context, Caller) and owner.context.frame is not None:
+                self._give_up(owner, owner.context.frame)
+
+    def _give_up(self, session: Session, frame: PutFrame) -> None:
+        puts = [put for put in frame.puts if put is not None]
+        if not any(map(self._table.is_open, puts)):  # they expire together; what else of this writer has expired is not through the socket
+            session.divert_payload()
+            frame.give_up()
+            self._slots.abort(puts)
+
     def arrived(self, session: Session, header: Header) -> None:
         """The payload is whole: verify, make visible, answer at once or when published. Nothing stays open of a put that fails."""
         caller = peer_of(session)

@@ -19,7 +19,10 @@ class BadlyNamed:
 
 def test_a_namespace_is_a_text_or_has_an_id() -> None:
     assert namespace_text("plain") == "plain"
+    assert namespace_text("é\U0001f600") == "é\U0001f600"
     assert namespace_text(Named()) == "abcd"
+    with pytest.raises(InvalidArgument, match="surrogates not allowed"):
+        namespace_text("half a pair: \ud800")
     with pytest.raises(InvalidArgument):
         namespace_text(BadlyNamed())
 

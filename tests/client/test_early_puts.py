@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.buffers import as_sources
-from kvstore.client.early_puts import AWAY_NS, REST_NS
+from kvstore.client.early_puts import AWAY_NS, REST_NS, EarlyPuts
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
@@ -165,6 +165,17 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     with pytest.raises(Unavailable, match="n1: gone, or started anew, and with it what was put there"):
         flush(oracle)
     flush(oracle)
+
+
+def test_of_a_node_that_is_gone_before_it_has_answered_nothing_is_lost(oracle: Oracle, node: OracleNode) -> None:
+    """The put went elsewhere, or has failed."""
+    put(oracle, b"a", is_early=False)
+    oracle.resources.early_puts.begin(known(oracle))
+    oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
+    restart(oracle, node)
+    oracle.nodes.clear()
+    flush(oracle)
+    assert len(oracle.resources.early_puts) == 0
 
 
 def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Oracle, node: OracleNode) -> None:
@@ -375,6 +386,22 @@ def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
     assert len(oracle.sent(Flush)) == 1
     assert get(oracle, b"a") == [None]
     assert len(oracle.sent(Flush)) == 1, "nothing is undecided any more"
+
+
+def test_that_some_were_there_is_noted_and_forgotten_under_the_lock(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forgets it by what he read before would forget what another thread has noted since."""
+    are_locked: list[bool] = []
+
+    def noted(early: EarlyPuts, name: str, value: Any) -> None:
+        if name == "has_unhinted":
+            are_locked.append(early._lock.locked())
+        object.__setattr__(early, name, value)
+
+    monkeypatch.setattr(EarlyPuts, "__setattr__", noted)
+    oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
+    put(oracle, b"a")
+    flush(oracle)
+    assert are_locked == [True, True]
 
 
 def test_nobody_else_is_asked_about_the_nodes(oracle: Oracle) -> None:

@@ -6,7 +6,7 @@ from kvstore.client.locations import Location
 from kvstore.client.questions import Questions
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.master_messages import Exists, Lookup, MatchPrefix, Nodes
+from kvstore.protocol.master_messages import Exists, Lookup, MatchPrefix, Nodes, Remove
 from kvstore.protocol.session_messages import Count, Flags
 from tests.client.oracle import Oracle
 
@@ -58,6 +58,12 @@ def test_locate_leaves_the_name_of_a_node_nobody_knows_empty(oracle: Oracle) -> 
 def test_remove_counts_what_is_gone_and_forgets_it(oracle: Oracle) -> None:
     oracle.store(b"a", b"value", 1)
     assert oracle.run(Questions(oracle.resources).remove([b"a", b"b"], oracle.deadline(), force=True)) == 1
+
+
+def test_a_key_that_is_repeated_is_removed_and_counted_once(oracle: Oracle) -> None:
+    oracle.store(b"a", b"value", 1)
+    assert oracle.run(Questions(oracle.resources).remove([b"a", b"b", b"a"], oracle.deadline(), force=False)) == 1
+    assert [list(message.keys) for message in oracle.sent(Remove)] == [[b"a", b"b"]]
 
 
 def test_pin_tells_which_blocks_are_there(oracle: Oracle) -> None:

@@ -37,6 +37,7 @@ def test_the_body_is_that_of_the_message_and_says_the_same(put: OnePut) -> None:
     "put",
     [
         OnePut(1, "n" * 256, b"key", 1, 1, b""),
+        OnePut(1, "\ud800", b"key", 1, 1, b""),
         OnePut(1, "", b"", 1, 1, b""),
         OnePut(1, "", b"k" * 256, 1, 1, b""),
         OnePut(1, "", b"key", 1, 1, b"p" * 256),

@@ -67,6 +67,21 @@ def test_what_is_refused_is_thrown_away_and_nothing_of_what_follows(ends: Ends) 
     assert one.refusal is None
 
 
+def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends: Ends) -> None:
+    one, memory = arriving(9), bytearray(9)
+    with pytest.raises(AssertionError, match="on its way"):
+        one.divert()
+    one.accept([memoryview(memory)])
+    one.take_from(came_along(b"abc"))
+    one.divert()
+    one.divert()
+    ends[1].sendall(b"defghiNEXT")
+    assert one.read_from(ends[0]) == 6
+    assert (one.is_whole, one.refusal, one.body) == (True, None, b"body")
+    assert memory == b"abc" + bytes(6)
+    assert ends[0].recv(10) == b"NEXT"
+
+
 def test_a_stream_that_ends_reads_as_nothing(ends: Ends) -> None:
     ends[1].close()
     accepted, refused = arriving(5), arriving(5)

@@ -339,10 +339,22 @@ def test_what_is_served_at_once_is_timed(unix: Line) -> None:
     mine, peer = socket.socketpair()
     line = Line((peer, mine))
     line.session._stopwatch = Stopwatch(times)
-    AtOnce(line, put(b"value", request_id=7))
+    at_once = AtOnce(line, put(b"value", request_id=7))
     line.send(put(b"value", request_id=7))
     assert len(times.taken_ns) == 1
     assert times.taken_ns[0] > 0
+
+    def counted(frame: memoryview) -> bool:
+        line.session.count(Header(Put.TYPE, 8, 0, 4, 5))
+        line.session.reply(8, Ok())
+        return True
+
+    line.session.at_once = counted
+    line.send(put(b"value", request_id=8))
+    assert len(times.taken_ns) == 2, "what is counted and answered in one go is timed once"
+    line.session.at_once = at_once
+    line.send(put(b"value", request_id=7))
+    assert len(times.taken_ns) == 3
     line.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
+from kvstore.client.early_puts import EarlyPuts
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, Full, InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.node_messages import ASK_AGAIN
@@ -49,6 +50,24 @@ def test_a_plain_put_needs_nothing_of_the_generators(client: Client) -> None:
     assert client.get(key) == b"value"
     client.flush()
     assert [location.size_bytes for location in client.locate([key])[0]] == [5]
+
+
+def test_that_the_node_had_it_is_noted_under_the_lock_unless_the_cluster_knows_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    are_locked: list[bool] = []
+
+    def noted(early: EarlyPuts, name: str, value: Any) -> None:
+        if name == "has_unhinted":
+            are_locked.append(early._lock.locked())
+        object.__setattr__(early, name, value)
+
+    key = os.urandom(16)
+    client.put(key, b"value")
+    client.flush()
+    monkeypatch.setattr(EarlyPuts, "__setattr__", noted)
+    assert client.put(key, b"value", ack="cluster") is False
+    assert are_locked == []
+    assert client.put(key, b"value") is False
+    assert are_locked == [True]
 
 
 def test_any_buffer_can_be_put_and_counts_as_ever(client: Client) -> None:
@@ -91,6 +110,7 @@ def test_whatever_else_there_is_to_say_is_put(client: Client, options: dict[str,
         {"parent": "text"},
         {"namespace": 5},
         {"namespace": "n" * 256},
+        {"namespace": "\ud800"},
         {"ack": "never"},
         {"deadline_s": 0},
         {"deadline_s": 3601},

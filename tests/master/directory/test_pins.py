@@ -125,7 +125,7 @@ def test_what_has_no_pin_is_counted_whether_it_is_there_or_not() -> None:
     master, _node = one_node(b"a", b"b")
     assert master.directory.pins.unpinned("nobody", [b"a"]) == 1
     master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
-    assert master.directory.pins.unpinned(TENANT, [b"a", b"b", b"none"]) == 2
+    assert master.directory.pins.unpinned(TENANT, [b"a", b"b", b"none", b"b"]) == 2
 
 
 def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None:

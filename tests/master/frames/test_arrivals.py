@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heard, Heartbeat
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.frames import VERSION
+from kvstore.protocol.frames import VERSION, Header
 from kvstore.protocol.master_messages import (
     Exists,
     Grants,
@@ -26,12 +28,12 @@ from kvstore.protocol.master_messages import (
     Reserve,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Message
-from kvstore.protocol.session_messages import Count, Flags
+from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.rpc.channel import Channel
 from kvstore.transfer.testing.waiting import eventually
-from tests.master.blocks import TENANT, Event
+from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
-from tests.rpc.wires import frame
+from tests.rpc.wires import frame, read_frame
 
 FOR_EVER = {"takeover_wait_s": 60.0}
 
@@ -79,6 +81,20 @@ class Asking(threading.Thread):
         return self.answer
 
 
+def come(places: Places, name: str = "one") -> NodeSide:
+    """A node that has registered and begins its inventory. The answer to that may come behind commands: `command` passes it by."""
+    node = NodeSide(places, name)
+    message = publish(node.registration.registration_epoch, (), PHASE_SYNC_BEGIN)
+    node.sock.sendall(frame(message, 1))
+    return node
+
+
+def command(node: NodeSide) -> Header:
+    """What the master has the node do."""
+    header, _body = node.read()
+    return header if header.type != Ok.TYPE else node.read()[0]
+
+
 def await_waiting(places: Places, count: int) -> None:
     """Until so many questions wait."""
     master = places.master
@@ -98,11 +114,11 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
     ]
     of_both = [Asking(places, Exists([b"a", b"c"]), Flags), Asking(places, Nodes(), NodeTable)]
     await_waiting(places, 5)
-    one = NodeSide(places)
+    one = come(places)
     assert [question.result() for question in asked[:2]] == [Flags(b"\0\1"), Count(2)]
     assert list(asked[2].result().nodes) == [one.registration.node_id]
     await_waiting(places, 2)
-    two = NodeSide(places, "two")
+    two = come(places, "two")
     assert of_both[0].result() == Flags(b"\1\1")
     assert sorted(of_both[1].result().names) == ["one", "two"]
     for node in (one, two):
@@ -114,9 +130,10 @@ def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new
     of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), Grants)
     await_waiting(places, 1)
     client = places.client()
-    two = NodeSide(places, "two")
+    two = come(places, "two")
     assert ask(client, Reserve([b"newer"], [1]), Grants).statuses == bytes([GRANTED])
     one = NodeSide(places)
+    one.publish(phase=PHASE_SYNC_BEGIN)
     assert of_both.result().statuses == bytes([BUSY, GRANTED])
     one.sync(Event(b"a"))
     assert ask(client, Reserve([b"a", b"b"], [1, 1]), Grants).statuses == bytes([PRESENT, GRANTED])
@@ -132,9 +149,9 @@ def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Pl
     """It would be told that the block is not there, and a pin would not be made."""
     asked = Asking(places, question, Flags)
     await_waiting(places, 1)
-    node = NodeSide(places)
+    node = come(places)
     if question != Pin([b"a", b"none"], pinned=0):  # the node is told
-        header, _body = node.read()
+        header = command(node)
         node.answer(header, Flags(b"\1"))
     assert asked.result() == Flags(b"\1\0")
     node.close()
@@ -149,10 +166,10 @@ def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(plac
     nodes = []
     for name, count in (("one", 2), ("two", 1)):
         assert not done.done()
-        node = NodeSide(places, name)
+        node = come(places, name)
         nodes.append((node, count))
     for node, count in nodes:
-        header, _body = node.read()
+        header = command(node)
         node.answer(header, Flags(b"\1" * count))
     assert done.result(TIMEOUT_S) == 3
     for node, _count in nodes:
@@ -176,9 +193,9 @@ def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_
     await_waiting(places, 1)
     reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
     assert asked.answer is None
-    node = NodeSide(places)
+    node = come(places)
     if not isinstance(question, Replicate):
-        header, _body = node.read()
+        header = command(node)
         node.answer(header, Flags(b"\1"))
         assert asked.result() == Flags(b"\1\0")
     else:
@@ -192,15 +209,15 @@ def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_lin
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
     done = reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
-    two = NodeSide(places, "two")
+    two = come(places, "two")
     with places.stub() as stub:
         registration = stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
     reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
     assert leading._arrivals.awaited == {registration.node_id}
     assert not done.done()
-    one = NodeSide(places)
+    one = come(places)
     for node, count in ((one, 2), (two, 1)):
-        header, _body = node.read()
+        header = command(node)
         node.answer(header, Flags(b"\1" * count))
         node.close()
     assert done.result(TIMEOUT_S) == 3
@@ -209,9 +226,9 @@ def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_lin
 def test_blocks_that_match_are_removed_and_counted_once_all_nodes_have_come(places: Places) -> None:
     asked = Asking(places, RemoveMatching("", 1, "*", 0), Count)
     await_waiting(places, 1)
-    nodes = [NodeSide(places, name) for name in ("one", "two")]
+    nodes = [come(places, name) for name in ("one", "two")]
     for node, count in zip(nodes, (2, 1), strict=True):
-        header, _body = node.read()
+        header = command(node)
         node.answer(header, Flags(b"\1" * count))
     assert asked.result() == Count(3)
     for node in nodes:
@@ -228,10 +245,59 @@ def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> 
     assert leading._arrivals._actions == []
 
 
+def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(places: Places) -> None:
+    """Who reads the Welcome gives the socket to somebody else, and has nobody to whom more could be told."""
+    asked = Asking(places, Remove([b"a"]), Flags)
+    await_waiting(places, 1)
+    node = NodeSide(places)
+    heartbeat = pb.HeartbeatRequest(node_id=node.registration.node_id, registration_epoch=node.registration.registration_epoch)
+    header, _body = node.ask(Heartbeat(heartbeat.SerializeToString()))
+    assert header.type == Heard.TYPE, "that is the next word after the Welcome"
+    node.sock.sendall(frame(publish(node.registration.registration_epoch, (), PHASE_SYNC_BEGIN), 1))
+    node.answer(command(node), Flags(b"\1"))
+    assert asked.result() == Flags(b"\1")
+    node.close()
+
+
+def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error that nobody expects, too; it is no answer to the node that came."""
+    assert places.master is not None
+    directory = places.master.partitions[0].standing.leading().directory
+    monkeypatch.setattr(directory.queries, "match_prefix", lambda tenant, keys: 1 // 0)
+    sock = places.client().detach()
+    sock.settimeout(TIMEOUT_S)
+    sock.sendall(frame(MatchPrefix([b"a"]), 1))
+    await_waiting(places, 1)
+    asked = Asking(places, Exists([b"a"]), Flags)
+    await_waiting(places, 2)
+    nodes = [NodeSide(places, name) for name in ("two", "one")]
+    for node in nodes:
+        node.publish(phase=PHASE_SYNC_BEGIN)
+    answer = read_frame(sock)[1]
+    assert isinstance(answer, Failure)
+    assert "ZeroDivisionError" in answer.text
+    assert asked.result() == Flags(b"\1")
+    for node in nodes:
+        node.close()
+    sock.close()
+
+
+def test_a_question_that_waits_looks_at_who_holds_its_blocks_and_not_at_all_nodes(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked ten times a second, of a thousand nodes as of two."""
+    assert places.master is not None
+    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    with places.stub() as stub:
+        stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
+    monkeypatch.setattr(leading.directory.members, "live", lambda: 1 // 0)
+    concerned = partial(leading._arrivals._are_concerned, TENANT, is_told=True)
+    waits = [reactor.call(partial(concerned, keys), deadline_s=TIMEOUT_S) for keys in ([b"a"], [b"none"], [b"c"])]
+    assert waits == [True, False, True]
+
+
 def test_copies_of_a_block_are_ordered_once_its_node_has_come(places: Places) -> None:
     asked = Asking(places, Replicate([b"a", b"none"], 2), Flags)
     await_waiting(places, 1)
-    node = NodeSide(places)
+    node = come(places)
     there, absent = asked.result().flags
     assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
     node.close()
@@ -245,7 +311,7 @@ def test_a_put_that_has_waited_in_vain_is_told_what_is_wrong(tmp_path: Path, cat
 
 
 def test_nobody_waits_for_what_no_node_has_or_one_that_has_come(places: Places) -> None:
-    node, client = NodeSide(places), places.client()
+    node, client = come(places), places.client()
     assert ask(client, Exists([b"none", b"a"]), Flags) == Flags(b"\0\1")
     node.close()
     eventually(lambda: ask(client, Exists([b"a"]), Flags) == Flags(b"\0"), "a node that has come and is gone again is not waited for")
@@ -274,7 +340,7 @@ def test_more_than_so_many_keys_do_not_wait(places: Places, monkeypatch: pytest.
     client = places.client()
     assert ask(client, Exists([b"b", b"a"]), Flags) == Flags(b"\0\0")
     client.close()
-    node = NodeSide(places)
+    node = come(places)
     assert waiting.result() == Flags(b"\1\1")
     node.close()
 
@@ -284,7 +350,7 @@ def test_who_has_hung_up_is_not_answered(places: Places) -> None:
     sock.sendall(frame(Exists([b"a"]), 1))
     await_waiting(places, 1)
     sock.close()
-    node = NodeSide(places)
+    node = come(places)
     await_waiting(places, 0)
     node.close()
 

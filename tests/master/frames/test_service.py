@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Copy, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim, Coldest, Copied, Copy, Drop, Hold, Publish
 from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
@@ -34,6 +34,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MAS
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.session import Session
 from kvstore.transfer.testing.waiting import eventually
 from tests.credentials import JOIN, tokens_file
 from tests.master.blocks import TENANT, Event, publish
@@ -513,6 +514,22 @@ def test_what_a_node_claims_is_visible_under_the_generation_granted(client: Chan
     assert len(set(granted.generations)) == 2
     assert ask(client, Exists([b"a", b"b", b"c"]), Flags).flags == b"\1\1\0"
     assert list(ask(client, Lookup([b"a", b"b"]), Locations).generations) == list(granted.generations)
+
+
+def test_a_claim_whose_answer_fails_is_entered_and_its_node_begins_anew(
+    places: Places, client: Channel, node: NodeSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could put the block else until its reservation had expired, and the node would wait for an answer."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "reply", lambda session, request_id, message: 1 // 0)
+        message = Claim(node.registration.registration_epoch, TENANT, "ns", [b"a"], [100], [7], [b""])
+        node.sock.sendall(frame(message, 1))
+        assert node.sock.recv(1) == b""
+    again = NodeSide(places)
+    again.publish(phase=PHASE_SYNC_BEGIN)
+    again.publish(phase=PHASE_SYNC_END)
+    assert ask(client, Reserve([b"a"], [100]), Grants).statuses == bytes([GRANTED]), "the node has named no such block"
+    again.close()
 
 
 def test_a_claim_is_told_what_is_there_or_being_written(client: Channel, node: NodeSide) -> None:

@@ -50,12 +50,14 @@ def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
     first, _second = puts.add("a"), puts.add("b")
     assert puts.ended.expire(now_ns=10) == 2
     assert puts.room == (0, 200)
+    assert puts.ended.awaited() == ["writer"]
     puts.ended.settle(first.put_id, "writer")
     puts.ended.settle(first.put_id, "writer")
     assert puts.room == (0, 100)
     puts.add("c")
     puts.ended.forget_owner("writer")
     assert puts.room == (0, 0)
+    assert puts.ended.awaited() == []
 
 
 def test_a_slot_that_is_being_written_from_another_host_waits_for_the_last_byte() -> None:

@@ -111,7 +111,9 @@ def test_an_expired_puts_slot_is_reclaimed_once_by_its_own_writer(puts: OpenPuts
     assert puts.reclaim(first.put_id, BLUE) is None
     assert puts.reclaim(first.put_id, RED) is first
     assert puts.reclaim(first.put_id, RED) is None
+    assert puts.stranded() == [RED]
     assert puts.reclaim(second.put_id, RED) is second
+    assert puts.stranded() == []
     assert puts.reclaim_all(RED) == []
 
 

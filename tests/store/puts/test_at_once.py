@@ -74,6 +74,19 @@ def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Clie
     node.call(node.store.table.check_integrity)
 
 
+def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody finds it, and nobody would ever claim it, nor could it leave."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "send_now", lambda session, data: 1 // 0)
+        with pytest.raises(Unavailable):
+            put(client, "a", b"value")
+    other = node.connect()
+    assert other.read("a")[1] == [b"value"]
+    assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5, 1)
+    node.call(node.store.table.check_integrity)
+    other.close()
+
+
 def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_else_runs(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,37 @@ def test_a_put_that_expires_while_its_bytes_arrive_is_not_stored_and_its_slot_is
     sock.close()
 
 
+def test_a_put_that_expires_while_its_bytes_stay_away_gives_its_slots_back_to_others_at_once(node: Served, client: Client) -> None:
+    """Its writer may stall within a value for as long as it likes; what comes after all does not reach the block that is there then."""
+    sock = node.connect().channel.detach()
+    sock.settimeout(TIMEOUT_S)
+    kept, late, others = b"k" * 4 * KIB, b"l" * 4 * KIB, {name: name.encode() * 4 * KIB for name in "bcd"}
+    client.put({"kept": kept})
+    message = Put("ns", [b"a", b"kept"], [len(late), len(kept)], [1, 1], [digest(late), digest(kept)], [b"", b""])
+    whole = frame(message, payload=late + kept)
+    sock.sendall(whole[: -5 * KIB])
+    until(node, lambda: node.store.table.open_puts == 1)
+    node.call(node.sent.expire)
+    assert node.call(lambda: node.store.table.open_puts) == 1, "its time is not over"
+    node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
+    assert node.call(lambda: node.store.dram.quarantined_bytes) > 0
+    node.call(node.sent.expire)
+    assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
+    assert client.put(others) == [STORED] * 3
+    sock.sendall(whole[-5 * KIB :])
+    assert read_frame(sock)[1] == Flags(bytes((ASK_AGAIN, ALREADY_THERE)))
+    assert client.read(*others)[1] == list(others.values())
+    assert node.call(lambda: node.store.table.find("red", b"a")) is None
+    sock.close()
+
+
+def test_slots_that_a_writer_fills_itself_wait_for_him_whatever_he_sends_meanwhile(node: Served, client: Client) -> None:
+    client.open({"a": 10})
+    node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
+    node.call(node.sent.expire)
+    assert node.call(lambda: node.store.dram.quarantined_bytes) > 0
+
+
 def test_a_connection_that_breaks_within_a_value_leaves_nothing(node: Served) -> None:
     client = node.connect()
     sock = client.channel.detach()
