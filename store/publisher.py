@@ -55,6 +55,16 @@ class _Sent:
     is_answered: bool = False
 
 
+class _Waiter(NamedTuple):
+    """For these events and all between them, of which the blocks' newest are some."""
+
+    newest: int
+    number: int
+    oldest: int
+    callback: Published
+    blocks: Sequence[Block]
+
+
 class Publisher:
     """Not thread-safe: the node's loop is the only caller."""
 
@@ -95,12 +105,12 @@ class Publisher:
         self._inventory: Iterator[Block] | None = None
         self._inventory_seq = 0
         """The inventory says all up to this event."""
-        self._is_inventorys_turn = True
+        self._is_inventorys_turn = False
         self._is_synced = False
         self._in_flight: deque[_Sent] = deque()
         self._on_synced: Callable[[], None] = lambda: None
-        self._waiters: list[tuple[int, int, int, Published]] = []
-        """(newest event, number, oldest event, callback), a heap."""
+        self._waiters: list[_Waiter] = []
+        """A heap."""
         self._next_waiter = 0
         self._unsaid_gone: dict[tuple[str, bytes], int] = {}
         """By tenant and key, the newest event in the queue that says that a block of it is gone."""
@@ -139,14 +149,17 @@ class Publisher:
         """These events, and all between them, are durable at the master."""
         return newest <= self.durable_seq or self._inventory_seq < oldest <= newest <= self._streamed_seq
 
-    def when_published(self, newest: int, callback: Published, span: Span | None = None, *, oldest: int | None = None) -> None:
+    def when_published(
+        self, newest: int, callback: Published, span: Span | None = None, *, oldest: int | None = None, blocks: Sequence[Block] = ()
+    ) -> None:
         """Call back when the event `newest`, and all from `oldest` on where there are others, are durable at the master: at once if they
-        are, however long it takes if not. `span`: of the request that waits, if it is traced."""
+        are, however long it takes if not. `span`: of the request that waits, if it is traced. `blocks`: those that it waits for, which are
+        said again at once over the next link; without, the whole inventory of that comes first."""
         oldest = newest if oldest is None else oldest
         if self.is_published(newest, oldest):
             callback(None)
             return
-        heapq.heappush(self._waiters, (newest, self._next_waiter, oldest, callback))
+        heapq.heappush(self._waiters, _Waiter(newest, self._next_waiter, oldest, callback, blocks))
         self._next_waiter += 1
         if span is not None:
             span.begin("kvstore.node.wait_for_master")
@@ -168,13 +181,26 @@ class Publisher:
         parts = self._parts()
         self._inventory = chain.from_iterable(parts)
         self._inventory_seq = self._streamed_seq = self._seq
-        self._is_inventorys_turn = True
+        self._is_inventorys_turn = False
         self._say(PHASE_SYNC_BEGIN, [], 0)
+        self._say_anew()
         if self._compare_from_blocks <= known_blocks and compare is not None and self._soon is not None and self._send is not None:
             self._comparison = Comparison(
                 parts, epoch=epoch, send=compare, soon=self._soon, then=self._compared, max_blocks=2 * known_blocks
             )
         self.flush()
+
+    def _say_anew(self) -> None:
+        """Commit once more what somebody waits for who was told nothing by the link before: he need not wait for the inventory."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            oldest = self._seq + 1
+            for block in waiter.blocks:
+                if not block.is_gone:
+                    self.emit(EVENT_COMMIT, block)
+            is_said = self._seq >= oldest
+            self._waiters.append(waiter._replace(newest=self._seq, oldest=oldest) if is_said else waiter)
+        heapq.heapify(self._waiters)
 
     def _compared(self, differing: list[Block] | KVStoreError | None) -> None:
         self._comparison = None
@@ -308,26 +334,26 @@ class Publisher:
                 self.durable_seq = max(self.durable_seq, self._streamed_seq)
             if is_synced_now:
                 self._on_synced()
-        while self._waiters and self._waiters[0][0] <= self.durable_seq:
-            heapq.heappop(self._waiters)[3](None)
+        while self._waiters and self._waiters[0].newest <= self.durable_seq:
+            heapq.heappop(self._waiters).callback(None)
         if not self._is_synced:
             self._tell_of_streamed()
 
     def _tell_of_streamed(self) -> None:
         """Before the inventory is durable: who waits for events since its beginning only."""
-        told = sorted(waiter for waiter in self._waiters if self.is_published(waiter[0], waiter[2]))
+        told = sorted(waiter for waiter in self._waiters if self.is_published(waiter.newest, waiter.oldest))
         if told:
-            self._waiters = [waiter for waiter in self._waiters if not self.is_published(waiter[0], waiter[2])]
+            self._waiters = [waiter for waiter in self._waiters if not self.is_published(waiter.newest, waiter.oldest)]
             heapq.heapify(self._waiters)
-        for _newest, _number, _oldest, callback in told:
-            callback(None)
+        for waiter in told:
+            waiter.callback(None)
 
     def close(self) -> None:
         """Nothing more will be published: who waits is told."""
         self.link_down()
         waiters, self._waiters = self._waiters, []
-        for _newest, _number, _oldest, callback in waiters:
-            callback(Unavailable("the node stops before the master has made this durable; try again"))
+        for waiter in waiters:
+            waiter.callback(Unavailable("the node stops before the master has made this durable; try again"))
 
 
 def _message(epoch: int, phase: int, events: list[_Notice]) -> Publish:

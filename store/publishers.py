@@ -56,8 +56,9 @@ class Publishers:
         waiting = _Waiting(len(groups), callback)
         for partition, group in groups.items():
             publisher, told = self._each[partition], callback if len(groups) == 1 else waiting.told
-            events = [block.event_seq for block in group if block.event_seq > publisher.durable_seq]
-            publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0))
+            awaited = [block for block in group if block.event_seq > publisher.durable_seq]
+            events = [block.event_seq for block in awaited]
+            publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0), blocks=awaited)
         if not groups:
             callback(None)
 

@@ -365,6 +365,24 @@ def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its
     assert node.publisher.backlog == 0
 
 
+def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node) -> None:
+    """A put that was under way when an owner vanished waited until its node of ten million blocks had been compared with the next one."""
+    known, waited_for, gone = (node.commit(name) for name in "abc")
+    told: list[tuple[str, KVStoreError | None]] = []
+    for name, of in (("put", [waited_for, gone]), ("put of what is gone", [gone])):
+        seqs = [block.event_seq for block in of]
+        node.publisher.when_published(max(seqs), lambda error, name=name: told.append((name, error)), oldest=min(seqs), blocks=of)  # type: ignore[misc]
+    node.gone("c")
+    link = node.link_up()
+    assert known.event_seq < waited_for.event_seq
+    link.answer()
+    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_STREAM, "b"), (PHASE_SYNC, "ab")]
+    link.answer()
+    assert told == [("put", None)]
+    link.answer_all()
+    assert told == [("put", None), ("put of what is gone", None)]
+
+
 def test_what_a_link_told_before_its_inventory_was_whole_waits_for_the_next_ones(node: Node) -> None:
     """What the master knows of it the next one compares as all else; so does who asks about it only then."""
     node.commit("a")
