@@ -74,9 +74,10 @@ class Comparison:
     def _read(self) -> None:
         found = next(self._parts, None)
         if found:
-            masks = tier_masks(found)
+            columns, rows = found[0].columns, rows_of(found)
+            masks = tier_masks(columns, rows)
             is_here = masks != 0  # the others are gone
-            columns, rows = found[0].columns, rows_of(found)[is_here]
+            rows = rows[is_here]
             self._read_blocks += compress(found, is_here.tolist())
             for column, wide in (
                 (self._generations, columns.generations),

@@ -19,8 +19,9 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.rows import BlockRows
+from kvstore.store.blocks.rows import BlockRows, decided
 from kvstore.store.comparison import Comparison as NodeSide
+from kvstore.store.publishers import PART_BLOCKS
 from kvstore.tiers.tier import Slot
 
 BLOCKS: Final = 1_000_000
@@ -90,11 +91,12 @@ def compared(directory: Directory, keys: bytes) -> list[Row]:
         bodies.append(message.pack())
         told.append(answered)
 
-    def then(named: list[Block] | KVStoreError) -> None:
+    def then(named: list[Block] | KVStoreError | None) -> None:
         assert isinstance(named, list)
         differing.extend(named)
 
-    NodeSide(blocks, epoch=node.epoch, send=send, soon=node_side.soon.append, then=then)
+    parts = (decided(blocks[begin : begin + PART_BLOCKS]) for begin in range(0, BLOCKS, PART_BLOCKS))
+    NodeSide(parts, epoch=node.epoch, send=send, soon=node_side.soon.append, then=then, max_blocks=2 * node.known_blocks)
     node_side.run()
     comparison, master_s = directory.compare(node.node_id, node.epoch), list[float]()
     begun_s = time.process_time()

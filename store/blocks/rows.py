@@ -27,6 +27,7 @@ Values = Sequence[int] | Words | int
 """The same as numbers, or what is the same for all of them."""
 MADE_ROWS: Final = 1024
 """Rows that the columns are lengthened by: one at a time takes ten times as long."""
+_TIER_MASKS: Final = np.array(TIER_MASKS, np.uint8)
 MAX_NAMES: Final = 4096
 """Tenants' namespaces whose blocks have their names in common: beyond that all are forgotten, and blocks that come have others."""
 _row_of = attrgetter("row")
@@ -168,11 +169,10 @@ def groups_in(columns: Columns, rows: Numbers) -> npt.NDArray[np.uint32]:
     return np.frombuffer(columns.groups, np.uint32)[rows]
 
 
-def tier_masks(blocks: Sequence[Block]) -> npt.NDArray[np.uint8]:
-    """What `tier_mask` of each is; there is at least one."""
-    columns, rows = blocks[0].columns, rows_of(blocks)
+def tier_masks(columns: Columns, rows: Numbers) -> npt.NDArray[np.uint8]:
+    """What `tier_mask` of each block is; 0 of one that is gone."""
     is_gone = np.frombuffer(columns.states, np.uint8)[rows] & GONE != 0
-    return np.where(is_gone, np.uint8(0), np.array(TIER_MASKS, np.uint8)[np.frombuffer(columns.held, np.uint8)[rows]])
+    return np.where(is_gone, np.uint8(0), _TIER_MASKS[np.frombuffer(columns.held, np.uint8)[rows]])
 
 
 def decided(blocks: Sequence[Block]) -> list[Block]:
