@@ -95,7 +95,7 @@ class MasterLink:
         `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
         `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
         self._reactor = reactor
-        self._search = OwnerSearch(masters, self._hello, timeout_s=timeout_s, patience_s=patience_s, tls=tls)
+        self._search = OwnerSearch(masters, self._hello, timeout_s=timeout_s, patience_s=patience_s, tls=tls, clock_ns=reactor.now_ns)
         self._join_token = join_token
         self._needs_tickets = needs_tickets
         self._metadata: tuple[tuple[str, str | bytes], ...] = ()

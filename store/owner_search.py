@@ -27,10 +27,11 @@ class OwnerSearch:
         timeout_s: float,
         patience_s: float,
         tls: Certificates | None,
+        clock_ns: Callable[[], int],
     ) -> None:
         """`hello` makes what a node says that has no registration yet. A single master has `timeout_s` to answer, one of several
         `patience_s`, and as much longer for each time that it has not, up to `timeout_s`."""
-        self._masters = Masters(masters)
+        self._masters = Masters(masters, clock_ns=clock_ns)
         self._hello = hello
         self._timeout_s = timeout_s
         self._patience_s = patience_s
