@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.master.directory.holders import NAMED
+from kvstore.master.directory.holders import HINTED, NAMED, NOBODY
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
@@ -31,7 +31,8 @@ class Claiming:
         generation, of blocks that can be read at the node (`held`): the cluster has these bytes as that version, and the node may be
         entered as a holder; without: it has other bytes, or the node gives up its own. BUSY: another writer is at the key, or what the
         node holds is being removed; or the cluster's block would be told as PRESENT without a generation, and no inventory has named it
-        yet, so that it may be lost. The second of a repeated key is BUSY, too.
+        yet, so that it may be lost. It is lost where only this node was thought to have it, which would not claim the key then: that is
+        GRANTED. The second of a repeated key is BUSY, too.
 
         Raises Full (too many stand reserved already), InvalidArgument (a tenant's name); nothing has changed.
         """
@@ -45,13 +46,17 @@ class Claiming:
         wanted: dict[bytes, int] = {}
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
-            if standing := self._rows.sets.standing[self._rows.holders[row]]:
+            standing = self._rows.sets.standing[self._rows.holders[row]]
+            is_same = message.held and (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row])
+            if standing == HINTED and not is_same and self._has_lost(owner, key, row, node_id):
+                standing = NOBODY
+            if standing:
                 statuses[at] = PRESENT if standing == NAMED else BUSY
                 if not message.held:
                     continue
                 if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):
                     statuses[at] = BUSY
-                elif (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row]):
+                elif is_same:
                     statuses[at], generations[at] = PRESENT, self._rows.generations[row]
             elif key in wanted or self._is_busy(owner, key, now_ns):
                 statuses[at] = BUSY
@@ -69,6 +74,11 @@ class Claiming:
         """Each is named once, and nothing is known of it."""
         is_unknown = not owner.pending.has_any(keys) and owner.reserved.keys().isdisjoint(keys)
         return is_unknown and len(set(keys)) == len(keys) and not owner.rows.has_any(keys)
+
+    def _has_lost(self, owner: Tenant, key: bytes, row: int, node_id: int) -> bool:
+        """Whether nobody has a block that is only hinted at, as one of the key's is claimed by the node: one that was granted to it just
+        before its link broke, so that it never heard of that."""
+        return key not in owner.removing and all(holder == node_id for holder, _state in self._rows.pairs(row))
 
     def _is_busy(self, owner: Tenant, key: bytes, now_ns: int) -> bool:
         return key in owner.pending or self._reservations.held(owner, key, self._rows.sets.live_nodes, now_ns)
