@@ -24,8 +24,7 @@ LONGEST_PAUSE: Final = 8
 LOOKS: Final = 4
 """Rounds in the time of an owner's patience, once it has passed."""
 PASSED_OVER: Final = 4
-"""Times as long as a master was waited for in vain it is left out afterwards, where another one says who the owner is, or that nobody is;
-once as long where that names it."""
+"""Times as long as a master was waited for in vain it is left out afterwards, where another one says who the owner is, or that none is."""
 
 
 class _Silence(NamedTuple):
@@ -71,11 +70,10 @@ class Masters:
         known = self._silent.get(address)
         return 0 if known is None else known.times
 
-    def may_pass_over(self, address: Address, *, is_named: bool) -> bool:
-        """Whether a round need not ask this one, for it did not answer a moment ago. `is_named`: another one takes it for the owner."""
+    def may_pass_over(self, address: Address) -> bool:
+        """Whether a round need not ask this one, for it did not answer a moment ago."""
         known = self._silent.get(address)
-        times = 1 if is_named else PASSED_OVER
-        return known is not None and self.clock_ns() - known.since_ns < times * known.waited_ns
+        return known is not None and self.clock_ns() - known.since_ns < PASSED_OVER * known.waited_ns
 
     @property
     def are_several(self) -> bool:
@@ -105,13 +103,13 @@ class Round:
 
     def next(self) -> Address | None:
         """Whom to ask: `failed` or `is_owner` is told what came of it. None: all have been asked, but for those that did not answer a
-        moment ago where others do: the next owner is found among these, and sooner if nobody else is waited for."""
+        moment ago where others do and none of these names them: the next owner is found sooner if nobody else is waited for."""
         while self._waiting:
             address = self._waiting.popleft()
             if address in self._asked:
                 continue
             self._asked.add(address)
-            if not (self._is_told and self._masters.may_pass_over(address, is_named=address in self._named)):
+            if address in self._named or not (self._is_told and self._masters.may_pass_over(address)):
                 self._asked_ns = self._masters.clock_ns()
                 return address
         return None

@@ -30,7 +30,7 @@ Bug = Callable[[], AbstractContextManager[Any]]
 def acknowledged_before_published() -> Iterator[None]:
     """The node answers a put for the cluster without waiting until its event is durable at the master."""
 
-    def when_published(self: Publisher, seq: int, callback: Published, _span: Span | None = None) -> None:
+    def when_published(self: Publisher, _newest: int, callback: Published, _span: Span | None = None, **_more: Any) -> None:
         callback(None)
 
     with patch.object(Publisher, "when_published", when_published):
