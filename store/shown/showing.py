@@ -329,7 +329,7 @@ def _is_to_be_shown(block: Block) -> bool:
 
 
 def _count_to_show(blocks: Sequence[Block]) -> int:
-    """About how many of them are, as a sample has it: to look at ten million would stop the loop for ten seconds."""
+    """About how many of them are, as a sample has it: to look at ten million would stop the loop for two seconds and a half."""
     sample = blocks[:: len(blocks) // SAMPLE_BLOCKS + 1]
     return sum(map(_is_to_be_shown, sample)) * len(blocks) // max(len(sample), 1)
 
