@@ -98,10 +98,10 @@ def test_what_waits_while_etcd_is_killed_is_told_in_order_when_it_is_back_and_no
             if number == 50:
                 server.kill()
         said.wait()
-        assert catalog.health.startswith("etcd unreachable: 127.0.0.1:")
+        eventually(lambda: catalog.health.startswith("etcd unreachable: 127.0.0.1:"), "health that tells of it, whoever said it first")
     server.start()
     assert [outcomes.next() for _batch in batches] == [(number, None) for number in range(100)]
-    assert catalog.health == "ok"
+    eventually(lambda: catalog.health == "ok", "health that is well again")
     catalog.close()
     assert elected(make(server.host_port)).records == dict(records)
 
@@ -241,7 +241,7 @@ def test_a_follower_goes_on_after_a_short_outage_and_misses_nothing(make: MakeEt
         faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
         faulty.hang_up()
         said.wait()
-        assert catalog.health.startswith("etcd")
+        eventually(lambda: catalog.health.startswith("etcd"), "health that tells of it, whoever said it first")
         assert commit(owner, Op(b"a", b"1")) is None
         faulty.on_call = lambda method: None
         following.wait(lambda: following.records == {b"a": b"1"})
