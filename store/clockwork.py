@@ -31,6 +31,8 @@ class Clockwork:
         self._storage = storage
         self._measures = measures
         self._admission = admission
+        self._beats_again = False
+        """A beat is due at once, for there is more to do: of these there is one at a time, however often the clock comes round."""
 
     def start(self) -> None:
         reactor, storage = self._reactor, self._storage
@@ -75,8 +77,13 @@ class Clockwork:
         showing = self._storage.showing
         is_more = showing.beat(self._reactor.now_ns())
         is_more |= showing.take_accesses(self._storage.table.read_unasked)
-        if is_more:
-            self._reactor.call_soon(self._beat)
+        if is_more and not self._beats_again:
+            self._beats_again = True
+            self._reactor.call_soon(self._beat_again)
+
+    def _beat_again(self) -> None:
+        self._beats_again = False
+        self._beat()
 
     def _forget_peers(self) -> None:
         engine = self._storage.engine

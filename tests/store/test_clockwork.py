@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.settings import Size
+from kvstore.store import clockwork
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
@@ -91,3 +92,28 @@ def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_
         monkeypatch.setattr(node._storage.showing, "beat", heard)
         for _ in range(3):
             assert came.acquire(timeout=60)
+
+
+def test_what_takes_many_turns_has_one_or_two_in_each_round_however_long_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn outlasts the clock's interval, so that in every round the clock comes by as well."""
+    rounds, beats = [0], [0]
+    over = threading.Event()
+    monkeypatch.setattr(clockwork, "BEAT_S", 1e-6)
+    with running(tmp_path) as node:
+
+        def beat(now_ns: int) -> bool:
+            beats[0] += 1
+            return True
+
+        def count() -> None:
+            rounds[0] += 1
+            if rounds[0] == 100:
+                over.set()
+
+        def begin() -> None:
+            monkeypatch.setattr(node._storage.showing, "beat", beat)
+            node.reactor.after_events.append(count)
+
+        node.reactor.call(begin, deadline_s=60)
+        assert over.wait(60)
+    assert beats[0] / rounds[0] < 3
