@@ -17,9 +17,9 @@ import numpy as np
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WAYS
-from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.columns import NOT_SHOWN
-from kvstore.store.blocks.rows import places_of, rows_of
+from kvstore.store.blocks.block import DRAM, HELD, Block
+from kvstore.store.blocks.columns import GONE, NOT_SHOWN
+from kvstore.store.blocks.rows import keys_of, places_of, rows_of
 from kvstore.store.blocks.showing import Place
 from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.growth import Growth
@@ -278,8 +278,8 @@ class Showing:
 
     def _show_more(self, of_tenant: _Tenant) -> None:
         left = of_tenant.left
-        wanted = [block for block in (left.popleft() for _ in range(min(SHOWN_A_TURN, len(left)))) if _is_to_be_shown(block)]
-        lossy = [block for block in wanted if block.checksum_in(DRAM) != block.checksum]
+        wanted = _to_be_shown([left.popleft() for _ in range(min(SHOWN_A_TURN, len(left)))])
+        lossy = [block for block in wanted if block.checksum_in(DRAM) != block.checksum] if wanted and wanted[0].columns.others else []
         for block in lossy:
             self._show(of_tenant, block)
         self.show_all([block for block in wanted if block.shown == NOT_SHOWN] if lossy else wanted)
@@ -323,15 +323,22 @@ class Showing:
             (of_tenant.growth or of_tenant.index).check_integrity()
 
 
-def _is_to_be_shown(block: Block) -> bool:
-    """It is in DRAM, and is not shown, but could be."""
-    return not block.is_gone and block.is_in(DRAM) and block.shown == NOT_SHOWN and len(block.key) <= MAX_KEY_BYTES
+def _to_be_shown(blocks: Sequence[Block]) -> list[Block]:
+    """Those of the blocks, all of one node, that are in DRAM and are not shown, but could be."""
+    if not blocks:
+        return []
+    columns, rows = blocks[0].columns, rows_of(blocks)
+    is_wanted = np.frombuffer(columns.states, np.uint8)[rows] & GONE == 0
+    is_wanted &= np.frombuffer(columns.held, np.uint8)[rows] & HELD[DRAM] != 0
+    is_wanted &= np.frombuffer(columns.shown, np.int32)[rows] == NOT_SHOWN
+    is_wanted &= np.fromiter(map(len, keys_of(blocks)), np.intp, len(blocks)) <= MAX_KEY_BYTES
+    return list(compress(blocks, is_wanted.tolist()))
 
 
 def _count_to_show(blocks: Sequence[Block]) -> int:
     """About how many of them are, as a sample has it: to look at ten million would stop the loop for two seconds and a half."""
     sample = blocks[:: len(blocks) // SAMPLE_BLOCKS + 1]
-    return sum(map(_is_to_be_shown, sample)) * len(blocks) // max(len(sample), 1)
+    return len(_to_be_shown(sample)) * len(blocks) // max(len(sample), 1)
 
 
 def _sets_for(blocks: int) -> int:
