@@ -57,7 +57,9 @@ class EngineChild:
     def answer(self) -> Any:
         """To the next of what has begun."""
         line = self._answers.readline()
-        assert line, self.log
+        if not line:
+            self.close()  # why it ended it says at its very end
+        assert line, f"it ended with {self._process.returncode}: {self.log}"
         return json.loads(line)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """vLLM's own connector for Mooncake, unmodified, on kvstore under Mooncake's name: another process takes its prefix from the store, and
 what comes of a prompt is what comes without one."""
 
-import re
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +9,11 @@ import pytest
 
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
-from tests.engines.live.environments import ROOT
 from tests.engines.live.mooncake.package import install
+from tests.engines.live.pages import MASTER, configuration
 from tests.engines.live.tiny_model import make
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, prompt
 
-PAGE = ROOT / "docs" / "engines.md"
 CONNECTOR = ":MooncakeStoreConnector"
 BLOCKS = 5
 CACHED = BLOCKS * BLOCK_TOKENS
@@ -33,8 +32,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("store")
     with cluster(folder) as started, pytest.MonkeyPatch.context() as patch:
         started.start_node("--dram", "128MiB")
-        [config] = re.findall(r"^```json\n(.*metadata_server.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-        (folder / "mooncake.json").write_text(config.replace("127.0.0.1:7440", started.address))
+        config = configuration("metadata_server", changes={MASTER: started.address})
+        (folder / "mooncake.json").write_text(json.dumps(config))
         patch.setenv("MOONCAKE_CONFIG_PATH", str(folder / "mooncake.json"))
         patch.setenv("PYTHONPATH", install(folder))
         yield started
