@@ -106,7 +106,7 @@ class Environment:
     def write(self, apply: Callable[[Any], None]) -> None:
         """Run `apply` in one write transaction and commit it: all of it is kept, or none.
 
-        `apply` is run a second time, in a new transaction, after the map was grown or the environment re-opened.
+        `apply` is run again, in a new transaction, after the map was grown, and after the environment was re-opened: once each.
 
         Raises:
             TierFull: the device or the map's bound is full; nothing was written, later writes may succeed.
@@ -114,24 +114,27 @@ class Environment:
             Closed: `close` was called.
         """
         with self._writing:
-            last = False
+            is_grown = is_reopened = False
             while True:
                 try:
                     with self._begin(self._opened(), True) as transaction:
                         self._apply_or_abort(apply, transaction)
                     return
                 except lmdb.MapFullError as error:
-                    if last:
+                    if is_grown:
                         raise TierFull(f"{self._path}: the map is full") from error
                     self._grow()
+                    is_grown = True
                 except lmdb.Error as error:
+                    is_full = is_reopened and self._device_is_full(error)
+                    if is_reopened and not is_full:
+                        with self._gate.exclusive():
+                            raise self._fail(error) from error
                     # Where the write of a meta page failed, LMDB is in panic, for readers too: re-open before anyone else comes.
                     self._reopen()
-                    if self._device_is_full(error):
+                    if is_full or self._device_is_full(error):
                         raise TierFull(f"{self._path}: {error}") from error
-                    if last:
-                        raise self._fail(error) from error
-                last = True
+                    is_reopened = True
 
     def close(self) -> None:
         """Wait for transactions to end, close, and let others use the folder. A second close is a no-op."""
@@ -232,6 +235,7 @@ class Environment:
                 raise self._fail(error) from error
 
     def _fail(self, error: Exception) -> TierFailed:
+        """To be called while nobody reads: closing takes the map from under their hands."""
         self.failure = f"{self._path}: out of order: {error}"
         self._disconnect()
         return TierFailed(self.failure)

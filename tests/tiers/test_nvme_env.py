@@ -16,6 +16,7 @@ from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.tiers import nvme_env
 from kvstore.tiers.nvme_env import FORMAT, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
 
 MIB = 1 << 20
 
@@ -253,6 +254,45 @@ def test_a_second_failure_in_a_row_is_for_good(open_environment: Callable[..., E
         put(environment, b"key", b"value")
     with pytest.raises(TierFailed, match="out of order"):
         get(environment, b"key")
+
+
+def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_closed(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error"), lmdb.Error("pwrite: Input/output error")))
+    is_inside, is_open = threading.Event(), list[bool]()
+
+    def read() -> None:
+        with environment.read():
+            is_inside.set()
+            eventually(lambda: environment._gate._closed or writing.done(), "the writer waits for readers, or is over")
+            is_open.append(environment._environment is not None)
+
+    reader = threading.Thread(target=read)
+    asked: list[Exception] = []
+
+    def is_not_full(error: Exception) -> bool:
+        """Comes between the re-opening, for which readers have left, and what is made of the second failure."""
+        asked.append(error)
+        if len(asked) == 2:
+            reader.start()
+            is_inside.wait()
+        return False
+
+    monkeypatch.setattr(environment, "_device_is_full", is_not_full)
+    writing = in_background(lambda: put(environment, b"key", b"value"))
+    with pytest.raises(TierFailed, match="out of order"):
+        writing.result(PATIENCE_S)
+    reader.join()
+    assert is_open == [True]
+    assert "out of order" in environment.failure
+
+
+def test_a_map_that_had_to_grow_outlives_one_failure_of_the_device_too(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error")))
+    put(environment, b"key", b"v" * 4 * MIB)
+    assert get(environment, b"key") == b"v" * 4 * MIB
+    assert environment.failure == ""
 
 
 def test_a_folder_that_is_gone_when_re_opened_is_a_failure_for_good(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
