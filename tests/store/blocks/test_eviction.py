@@ -137,10 +137,10 @@ def test_the_next_coldest_are_those_that_come_one_after_the_other(order: Evictio
     expected = list[Block]()
     for _ in found:
         coldest = order.coldest if tenant is None else partial(order.coldest_of, tenant)
-        one = coldest(lambda block: block not in moving)
-        assert one is not None
-        expected.append(one)
-        moving.add(one)
+        next_one = coldest(lambda block: block not in moving)
+        assert next_one is not None
+        expected.append(next_one)
+        moving.add(next_one)
     assert found == expected
     assert 0 < len(found) <= count
     assert count < 1000 or len(found) == len(there)
