@@ -17,7 +17,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class Environment:
         self._gate = _Gate()
         self._writing = threading.Lock()
         self._environment: Any = None
+        self._map_bytes = 0
         self._lock_descriptor = _lock_folder(self._path)
         try:
             _check_capacity(self._path, capacity_bytes)
@@ -187,6 +188,7 @@ class Environment:
             environment.close()
             raise
         self._environment = environment
+        self._map_bytes = environment.info()["map_size"]
 
     def _fit_file(self, environment: Any) -> None:
         info = environment.info()
@@ -199,18 +201,25 @@ class Environment:
         os.truncate(self._data_path, max(file_bytes, info["map_size"]))
 
     def _grow(self) -> None:
-        disk = os.statvfs(self._path)
-        bound_bytes = self._data_path.stat().st_blocks * 512 + disk.f_bavail * disk.f_frsize
-        map_bytes = self._environment.info()["map_size"]
-        grown_bytes = min(2 * map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
-        if grown_bytes <= map_bytes:
-            raise TierFull(f"{self._path}: the disk has no room for a larger map")
-        with self._gate.exclusive():
-            try:
+        try:
+            disk = os.statvfs(self._path)
+            bound_bytes = self._data_path.stat().st_blocks * 512 + disk.f_bavail * disk.f_frsize
+            grown_bytes = min(2 * self._map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
+            if grown_bytes <= self._map_bytes:
+                raise TierFull(f"{self._path}: the disk has no room for a larger map")
+            with self._gate.exclusive():
                 os.truncate(self._data_path, grown_bytes)
-                self._environment.set_mapsize(grown_bytes)
-            except (OSError, lmdb.Error) as error:
-                raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+                self._map_at_length(grown_bytes)
+        except OSError as error:
+            raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+
+    def _map_at_length(self, map_bytes: int) -> None:
+        try:
+            self._environment.set_mapsize(map_bytes)
+        except lmdb.Error as error:
+            self._connect_again()  # for want of address space: LMDB has given up the former map by then, and with it the environment
+            raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+        self._map_bytes = map_bytes
 
     def _device_is_full(self, error: Exception) -> bool:
         if getattr(error, "code", 0) in DEVICE_FULL:
@@ -222,17 +231,21 @@ class Environment:
         except OSError as refused:
             return refused.errno in DEVICE_FULL
         finally:
-            os.ftruncate(self._lock_descriptor, 0)
+            with suppress(OSError):  # a device that fails may refuse this, too
+                os.ftruncate(self._lock_descriptor, 0)
         return False
 
     def _reopen(self) -> None:
         with self._gate.exclusive():
-            map_bytes = self._environment.info()["map_size"]
-            self._disconnect()
-            try:
-                self._connect(map_bytes, create=False)
-            except (lmdb.Error, OSError, ConfigError) as error:
-                raise self._fail(error) from error
+            self._connect_again()
+
+    def _connect_again(self) -> None:
+        """With the map as long as it was. To be called while nobody reads."""
+        self._disconnect()
+        try:
+            self._connect(self._map_bytes, create=False)
+        except (lmdb.Error, OSError, ConfigError) as error:
+            raise self._fail(error) from error
 
     def _fail(self, error: Exception) -> TierFailed:
         """To be called while nobody reads: closing takes the map from under their hands."""

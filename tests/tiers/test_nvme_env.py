@@ -1,5 +1,6 @@
 """Promises of nvme_env.py, one a test: real LMDB, real full disks by RLIMIT_FSIZE; only a failing device is faked, at `begin`."""
 
+import errno
 import os
 import resource
 import shutil
@@ -46,6 +47,18 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def address_space_limit(more_bytes: int) -> Iterator[None]:
+    """The kernel maps no more than so much beyond what this process has."""
+    has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + more_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture
@@ -222,6 +235,45 @@ def test_a_map_that_the_kernel_does_not_let_grow_is_full(open_environment: Calla
     assert get(environment, b"key") == b"v" * 4 * MIB
 
 
+def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goes_on(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment(capacity_bytes=16 * MIB)
+    value, keys = b"v" * MIB, [b"%d" % number for number in range(48)]
+    with address_space_limit(16 * MIB), pytest.raises(TierFull, match="cannot grow: mdb_env_set_mapsize: Cannot allocate memory"):
+        for key in keys:
+            put(environment, key, value)
+    assert environment.failure == ""
+    assert get(environment, keys[0]) == value
+    for key in keys:
+        put(environment, key, value)
+    assert get(environment, keys[-1]) == value
+
+
+def test_a_map_whose_disk_does_not_even_say_how_much_room_it_has_is_full(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = open_environment()
+
+    def refused(path: Path) -> os.statvfs_result:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", refused)
+    with pytest.raises(TierFull, match="cannot grow"):
+        put(environment, b"key", b"v" * 4 * MIB)
+
+
+def test_a_device_that_also_refuses_what_it_is_asked_with_is_no_full_one(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error")))
+
+    def refused(descriptor: int, length: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", refused)
+    put(environment, b"key", b"value")
+    assert get(environment, b"key") == b"value"
+
+
 @pytest.mark.parametrize(("limit_bytes", "answer"), [(2 * 4096, "File too large"), (64 << 10, "Input/output error")])
 def test_a_device_without_room_is_full_and_takes_writes_again_when_it_has_some(
     open_environment: Callable[..., Environment], limit_bytes: int, answer: str
@@ -260,13 +312,19 @@ def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_close
     open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error"), lmdb.Error("pwrite: Input/output error")))
-    is_inside, is_open = threading.Event(), list[bool]()
+    is_inside, is_over, is_open = threading.Event(), threading.Event(), list[bool]()
 
     def read() -> None:
         with environment.read():
             is_inside.set()
-            eventually(lambda: environment._gate._closed or writing.done(), "the writer waits for readers, or is over")
+            eventually(lambda: environment._gate._closed or is_over.is_set(), "the writer waits for readers, or is over")
             is_open.append(environment._environment is not None)
+
+    def write() -> None:
+        try:
+            put(environment, b"key", b"value")
+        finally:
+            is_over.set()
 
     reader = threading.Thread(target=read)
     asked: list[Exception] = []
@@ -280,9 +338,8 @@ def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_close
         return False
 
     monkeypatch.setattr(environment, "_device_is_full", is_not_full)
-    writing = in_background(lambda: put(environment, b"key", b"value"))
     with pytest.raises(TierFailed, match="out of order"):
-        writing.result(PATIENCE_S)
+        in_background(write).result(PATIENCE_S)
     reader.join()
     assert is_open == [True]
     assert "out of order" in environment.failure
