@@ -18,6 +18,7 @@ from kvstore.tiers import nvme_env
 from kvstore.tiers.nvme_env import FORMAT, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
+from tests.address_space import address_space_limit
 
 MIB = 1 << 20
 
@@ -47,18 +48,6 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@contextmanager
-def address_space_limit(more_bytes: int) -> Iterator[None]:
-    """The kernel maps no more than so much beyond what this process has."""
-    has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + more_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture
