@@ -170,6 +170,7 @@ class Environment:
             max_dbs=2,
             max_readers=MAX_READERS,
             create=create,
+            mode=0o600,
             sync=self._sync,
             # Without it the last transaction may be lost in a power cut; it costs less than the measurement's noise.
             metasync=self._sync,
@@ -177,6 +178,8 @@ class Environment:
             readahead=False,
         )
         try:
+            for name in ("data.mdb", "lock.mdb"):
+                (self._path / name).chmod(0o600)  # those of an earlier release were as the umask had it, with values of all tenants
             self._fit_file(environment)
             _preallocate(self._path / "lock.mdb")
             environment.reader_check()

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,6 +93,25 @@ def test_a_folder_belongs_to_one_owner_until_it_is_closed(open_environment: Call
         open_environment()
     first.close()
     open_environment()
+
+
+def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier_release_left_them(
+    open_environment: Callable[..., Environment], tmp_path: Path
+) -> None:
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    folder.chmod(0o755)
+    umask = os.umask(0o022)
+    try:
+        for _ in range(2):
+            environment = open_environment()
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+            assert modes == dict.fromkeys(["data.mdb", "lock.mdb", "kvstore.lock"], 0o600)
+            environment.close()
+            for path in folder.iterdir():
+                path.chmod(0o600 if path.name == "kvstore.lock" else 0o644)
+    finally:
+        os.umask(umask)
 
 
 @pytest.mark.parametrize("folder", ["file/below", "/proc/self/kvstore"])
