@@ -32,8 +32,9 @@ FORMAT = b"kvstore-nvme 1"
 MAP_SLACK_BYTES = 64 << 20
 """Room for the trees and for pages freed by the last two transactions, which LMDB does not reuse yet."""
 
-MAX_READERS = 126
-"""Concurrent read transactions: LMDB's table of readers, 64 bytes each. Its default, far above a node's threads."""
+MAX_READERS = 512
+"""Concurrent read transactions: LMDB's table of readers, 64 bytes each. Far above a node's threads (`read_threads`): one more than there is
+room for is answered like a device that fails."""
 
 DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Answers to a write that mean no room, not a broken device: disk, quota and RLIMIT_FSIZE."""
@@ -76,14 +77,17 @@ class Environment:
         self._environment: Any = None
         self._map_bytes = 0
         self._lock_descriptor = _lock_folder(self._path)
+        # A value of 4 KiB takes two pages of 4 KiB, for each run of pages starts with a header of 16 bytes: 2.15 times its
+        # size with the trees. Larger values take less; smaller ones may take more, and then the map grows.
+        map_bytes = capacity_bytes * 9 // 4 + MAP_SLACK_BYTES
         try:
             _check_capacity(self._path, capacity_bytes)
-            # A value of 4 KiB takes two pages of 4 KiB, for each run of pages starts with a header of 16 bytes: 2.15 times its
-            # size with the trees. Larger values take less; smaller ones may take more, and then the map grows.
-            self._connect(capacity_bytes * 9 // 4 + MAP_SLACK_BYTES, create=True)
+            self._connect(map_bytes, create=True)
         except (lmdb.Error, OSError) as error:
             os.close(self._lock_descriptor)
-            raise ConfigError(f"the NVMe folder {self._path} cannot be opened: {error}") from error
+            is_too_long = isinstance(error, OSError) and error.errno == errno.EFBIG
+            hint = f": {map_bytes} bytes, 2.25 times its capacity; ext4 has files of up to 16 TiB, XFS of more" if is_too_long else ""
+            raise ConfigError(f"the NVMe folder {self._path} cannot be opened: {error}{hint}") from error
         except BaseException:
             os.close(self._lock_descriptor)
             raise

@@ -7,7 +7,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_backgrou
 from tests.address_space import address_space_limit
 
 MIB = 1 << 20
+READ_THREADS = 256
+"""What a node may have (the setting `read_threads`)."""
 
 
 class Faults:
@@ -133,6 +135,20 @@ def test_a_capacity_of_nothing_or_beyond_the_disk_is_refused(open_environment: C
     with pytest.raises(ConfigError, match="must be from 1 to"):
         open_environment(capacity_bytes=capacity_bytes)
     open_environment()
+
+
+def test_a_file_longer_than_the_file_system_has_them_is_refused_with_its_length(open_environment: Callable[..., Environment]) -> None:
+    with file_size_limit(2 * MIB), pytest.raises(ConfigError, match=r"File too large.*: 2424832 bytes, 2\.25 times its capacity"):
+        open_environment()
+    open_environment()
+
+
+def test_all_readers_that_a_node_may_have_read_at_once(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    put(environment, b"key", b"value")
+    with ExitStack() as reading:
+        found = [reading.enter_context(environment.read()).get(b"key", db=environment.values) for _ in range(READ_THREADS + 2)]
+        assert found == [b"value"] * (READ_THREADS + 2), "the mover's thread and the loop read, too"
 
 
 def test_a_file_that_is_not_lmdb_is_refused(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
