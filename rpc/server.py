@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import socket
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -277,6 +278,19 @@ def allow_many_descriptors() -> None:
 
 
 def default_run_dir() -> Path:
-    """A folder that only this user can enter."""
+    """A folder that only this user can enter. In /tmp it is made, for anybody may make one of that name first, and choose what lies in it.
+
+    Raises ConfigError: it is another's there, or others may write it.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime, "kvstore") if runtime else Path(tempfile.gettempdir(), f"kvstore-{os.getuid()}")
+    if runtime:
+        return Path(runtime, "kvstore")
+    folder = Path(tempfile.gettempdir(), f"kvstore-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}: choose a run_dir") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigError(f"{folder} is not a folder that only this user may write: remove it, or choose a run_dir")
+    return folder

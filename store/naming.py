@@ -50,7 +50,7 @@ class NodeName:
         while True:
             ids = sorted(path.name.removeprefix(PREFIX).removesuffix(SUFFIX) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
             for node_id in [*ids, secrets.token_hex(ID_BYTES)]:
-                descriptor = os.open(folder / f"{PREFIX}{node_id}{SUFFIX}", os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = os.open(folder / f"{PREFIX}{node_id}{SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

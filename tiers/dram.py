@@ -6,6 +6,8 @@ descriptors (`slab_fd`) and places (`locate`) to them.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,9 @@ from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, growth_sizes, posi
 from kvstore.tiers.tier import Record, Slot
 
 Column = npt.NDArray[np.int64]
+
+_GROUP = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 
 
 class DramTier(SlabTier):
@@ -38,11 +43,15 @@ class DramTier(SlabTier):
         """`hugepages` are used when the system has enough of them reserved: see the property. `transparent_hugepages` asks for those that
         the kernel gives by itself.
 
-        Raises ConfigError: no capacity, more than the machine's memory, or the system refuses so much shared memory.
+        Raises ConfigError: no capacity, more than the memory of the machine or of this process's container, or the system refuses so much
+        shared memory.
         """
         physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if capacity_bytes > physical_bytes:
             raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into this machine's {physical_bytes}")
+        allowed_bytes = _allowed_bytes()
+        if allowed_bytes is not None and capacity_bytes > allowed_bytes and not hugepages:  # reserved pages are not counted there
+            raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into the {allowed_bytes} of this container (memory.max)")
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         self._pool = MemfdPool(
@@ -155,3 +164,17 @@ class DramTier(SlabTier):
     def _bytes(self, slot: Slot) -> Bytes:
         slab_id, offset_bytes = self.locate(slot)
         return self._pool.memory(slab_id).bytes[offset_bytes : offset_bytes + slot.size_bytes]
+
+
+def _allowed_bytes() -> int | None:
+    """What the control groups (version 2) that this process is in give it of memory: beyond that the kernel kills it, without a word. None:
+    no limit is known."""
+    try:
+        own = next(line.removeprefix("0::/") for line in _GROUP.read_text().splitlines() if line.startswith("0::/"))
+    except (OSError, StopIteration):
+        return None
+    limits: list[int] = []
+    for folder in (_GROUPS / own, *(_GROUPS / own).parents):
+        with suppress(OSError, ValueError):  # the root has none, and "max" is none
+            limits.append(int((folder / "memory.max").read_text()))
+    return min(limits, default=None)

@@ -17,7 +17,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ FORMAT = b"kvstore-nvme 1"
 MAP_SLACK_BYTES = 64 << 20
 """Room for the trees and for pages freed by the last two transactions, which LMDB does not reuse yet."""
 
-MAX_READERS = 126
-"""Concurrent read transactions: LMDB's table of readers, 64 bytes each. Its default, far above a node's threads."""
+MAX_READERS = 512
+"""Concurrent read transactions: LMDB's table of readers, 64 bytes each. Far above a node's threads (`read_threads`): one more than there is
+room for is answered like a device that fails."""
 
 DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Answers to a write that mean no room, not a broken device: disk, quota and RLIMIT_FSIZE."""
@@ -74,15 +75,19 @@ class Environment:
         self._gate = _Gate()
         self._writing = threading.Lock()
         self._environment: Any = None
+        self._map_bytes = 0
         self._lock_descriptor = _lock_folder(self._path)
+        # A value of 4 KiB takes two pages of 4 KiB, for each run of pages starts with a header of 16 bytes: 2.15 times its
+        # size with the trees. Larger values take less; smaller ones may take more, and then the map grows.
+        map_bytes = capacity_bytes * 9 // 4 + MAP_SLACK_BYTES
         try:
             _check_capacity(self._path, capacity_bytes)
-            # A value of 4 KiB takes two pages of 4 KiB, for each run of pages starts with a header of 16 bytes: 2.15 times its
-            # size with the trees. Larger values take less; smaller ones may take more, and then the map grows.
-            self._connect(capacity_bytes * 9 // 4 + MAP_SLACK_BYTES, create=True)
+            self._connect(map_bytes, create=True)
         except (lmdb.Error, OSError) as error:
             os.close(self._lock_descriptor)
-            raise ConfigError(f"the NVMe folder {self._path} cannot be opened: {error}") from error
+            is_too_long = isinstance(error, OSError) and error.errno == errno.EFBIG
+            hint = f": {map_bytes} bytes, 2.25 times its capacity; ext4 has files of up to 16 TiB, XFS of more" if is_too_long else ""
+            raise ConfigError(f"the NVMe folder {self._path} cannot be opened: {error}{hint}") from error
         except BaseException:
             os.close(self._lock_descriptor)
             raise
@@ -106,7 +111,7 @@ class Environment:
     def write(self, apply: Callable[[Any], None]) -> None:
         """Run `apply` in one write transaction and commit it: all of it is kept, or none.
 
-        `apply` is run a second time, in a new transaction, after the map was grown or the environment re-opened.
+        `apply` is run again, in a new transaction, after the map was grown, and after the environment was re-opened: once each.
 
         Raises:
             TierFull: the device or the map's bound is full; nothing was written, later writes may succeed.
@@ -114,24 +119,27 @@ class Environment:
             Closed: `close` was called.
         """
         with self._writing:
-            last = False
+            is_grown = is_reopened = False
             while True:
                 try:
                     with self._begin(self._opened(), True) as transaction:
                         self._apply_or_abort(apply, transaction)
                     return
                 except lmdb.MapFullError as error:
-                    if last:
+                    if is_grown:
                         raise TierFull(f"{self._path}: the map is full") from error
                     self._grow()
+                    is_grown = True
                 except lmdb.Error as error:
+                    is_full = is_reopened and self._device_is_full(error)
+                    if is_reopened and not is_full:
+                        with self._gate.exclusive():
+                            raise self._fail(error) from error
                     # Where the write of a meta page failed, LMDB is in panic, for readers too: re-open before anyone else comes.
                     self._reopen()
-                    if self._device_is_full(error):
+                    if is_full or self._device_is_full(error):
                         raise TierFull(f"{self._path}: {error}") from error
-                    if last:
-                        raise self._fail(error) from error
-                last = True
+                    is_reopened = True
 
     def close(self) -> None:
         """Wait for transactions to end, close, and let others use the folder. A second close is a no-op."""
@@ -166,6 +174,7 @@ class Environment:
             max_dbs=2,
             max_readers=MAX_READERS,
             create=create,
+            mode=0o600,
             sync=self._sync,
             # Without it the last transaction may be lost in a power cut; it costs less than the measurement's noise.
             metasync=self._sync,
@@ -173,6 +182,8 @@ class Environment:
             readahead=False,
         )
         try:
+            for name in ("data.mdb", "lock.mdb"):
+                (self._path / name).chmod(0o600)  # those of an earlier release were as the umask had it, with values of all tenants
             self._fit_file(environment)
             _preallocate(self._path / "lock.mdb")
             environment.reader_check()
@@ -184,6 +195,7 @@ class Environment:
             environment.close()
             raise
         self._environment = environment
+        self._map_bytes = environment.info()["map_size"]
 
     def _fit_file(self, environment: Any) -> None:
         info = environment.info()
@@ -196,18 +208,25 @@ class Environment:
         os.truncate(self._data_path, max(file_bytes, info["map_size"]))
 
     def _grow(self) -> None:
-        disk = os.statvfs(self._path)
-        bound_bytes = self._data_path.stat().st_blocks * 512 + disk.f_bavail * disk.f_frsize
-        map_bytes = self._environment.info()["map_size"]
-        grown_bytes = min(2 * map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
-        if grown_bytes <= map_bytes:
-            raise TierFull(f"{self._path}: the disk has no room for a larger map")
-        with self._gate.exclusive():
-            try:
+        try:
+            disk = os.statvfs(self._path)
+            bound_bytes = self._data_path.stat().st_blocks * 512 + disk.f_bavail * disk.f_frsize
+            grown_bytes = min(2 * self._map_bytes, bound_bytes) // disk.f_frsize * disk.f_frsize
+            if grown_bytes <= self._map_bytes:
+                raise TierFull(f"{self._path}: the disk has no room for a larger map")
+            with self._gate.exclusive():
                 os.truncate(self._data_path, grown_bytes)
-                self._environment.set_mapsize(grown_bytes)
-            except (OSError, lmdb.Error) as error:
-                raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+                self._map_at_length(grown_bytes)
+        except OSError as error:
+            raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+
+    def _map_at_length(self, map_bytes: int) -> None:
+        try:
+            self._environment.set_mapsize(map_bytes)
+        except lmdb.Error as error:
+            self._connect_again()  # for want of address space: LMDB has given up the former map by then, and with it the environment
+            raise TierFull(f"{self._path}: the map cannot grow: {error}") from error
+        self._map_bytes = map_bytes
 
     def _device_is_full(self, error: Exception) -> bool:
         if getattr(error, "code", 0) in DEVICE_FULL:
@@ -219,19 +238,24 @@ class Environment:
         except OSError as refused:
             return refused.errno in DEVICE_FULL
         finally:
-            os.ftruncate(self._lock_descriptor, 0)
+            with suppress(OSError):  # a device that fails may refuse this, too
+                os.ftruncate(self._lock_descriptor, 0)
         return False
 
     def _reopen(self) -> None:
         with self._gate.exclusive():
-            map_bytes = self._environment.info()["map_size"]
-            self._disconnect()
-            try:
-                self._connect(map_bytes, create=False)
-            except (lmdb.Error, OSError, ConfigError) as error:
-                raise self._fail(error) from error
+            self._connect_again()
+
+    def _connect_again(self) -> None:
+        """With the map as long as it was. To be called while nobody reads."""
+        self._disconnect()
+        try:
+            self._connect(self._map_bytes, create=False)
+        except (lmdb.Error, OSError, ConfigError) as error:
+            raise self._fail(error) from error
 
     def _fail(self, error: Exception) -> TierFailed:
+        """To be called while nobody reads: closing takes the map from under their hands."""
         self.failure = f"{self._path}: out of order: {error}"
         self._disconnect()
         return TierFailed(self.failure)

@@ -88,6 +88,10 @@ class LmdbCatalog(Catalog):
             self._release_lock()
             raise CatalogUnavailable(f"lmdb:{self._folder}: another master has it open") from error
         try:
+            data = self._folder / "data.mdb"
+            if data.exists():
+                # A map that an earlier owner filled and grew must not be too small for this one's epoch.
+                self._map_bytes = max(self._map_bytes, 2 * data.stat().st_size)
             self._environment = self._open_environment()
             self._epoch = self._raise_epoch(self._environment)
         except BaseException:
@@ -129,10 +133,6 @@ class LmdbCatalog(Catalog):
         self._release_lock()
 
     def _open_environment(self) -> _Environment:
-        data = self._folder / "data.mdb"
-        if data.exists():
-            # A map that an earlier owner filled and grew must not be too small for this one's epoch.
-            self._map_bytes = max(self._map_bytes, 2 * data.stat().st_size)
         try:
             # writemap would turn a full disk into SIGBUS; read-ahead would fetch 128 KiB for a record of 128 bytes.
             opened = lmdb.open(str(self._folder), map_size=self._map_bytes, max_dbs=3, mode=0o600, writemap=False, readahead=False)
@@ -231,8 +231,12 @@ class LmdbCatalog(Catalog):
 
     def _grow_map(self, environment: _Environment) -> None:
         # LMDB moves the map: a transaction of this process that is open meanwhile would read freed memory. The listing is over by then.
+        try:
+            environment.lmdb.set_mapsize(2 * self._map_bytes)
+        except lmdb.Error:
+            self._close_environment()  # for want of address space: LMDB has given up the former map by then, and with it the environment
+            raise
         self._map_bytes *= 2
-        environment.lmdb.set_mapsize(self._map_bytes)
 
     def _close_environment(self) -> None:
         if self._environment is not None:

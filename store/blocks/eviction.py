@@ -6,10 +6,11 @@ the victim; else that group owes us, and its slab is taken once it owes a whole 
 first, and at most one slab with warm blocks in it is flushed for one slab's worth of evictions.
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.rows import keys_of
@@ -208,6 +209,37 @@ class EvictionOrder:
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
         """Of all groups' next victims the one read longest ago."""
         return self.coldest_elsewhere(-1, evictable)
+
+    def next_coldest(self, evictable: Callable[[Block], bool], count: int, tenant: str | None = None) -> list[Block]:
+        """Up to `count` blocks, of that tenant or of all, as `coldest_of` or `coldest` would give them one after the other if each that was
+        given were refused next. At least one where any may leave: of each group asked only its share of so many is looked at, and the first
+        whose share is used up ends it, for its next block may be colder than those of the others."""
+        self.tell()
+        groups: dict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, {})
+        share = max(1, count // max(1, min(len(groups), MAX_GROUPS_ASKED)))
+        found: list[list[Block]] = []
+        for asked, group in enumerate(list(groups)):
+            if found and asked >= MAX_GROUPS_ASKED:
+                break
+            if len(groups) > MAX_GROUPS_ASKED:
+                groups[group] = groups.pop(group)  # whoever was asked is asked again last
+            blocks = self.next_victims(group, evictable, share)
+            if blocks:
+                found.append(blocks)
+        heads = [(blocks[0].last_access, number, 0) for number, blocks in enumerate(found)]
+        heapq.heapify(heads)
+        coldest: list[Block] = []
+        while heads and len(coldest) < count:
+            _, number, at = heads[0]
+            blocks = found[number]
+            coldest.append(blocks[at])
+            if at + 1 < len(blocks):
+                heapq.heapreplace(heads, (blocks[at + 1].last_access, number, at + 1))
+            elif len(blocks) == share:
+                break
+            else:
+                heapq.heappop(heads)
+        return coldest
 
     @property
     def asks_all(self) -> bool:

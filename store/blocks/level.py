@@ -74,6 +74,10 @@ class Level:
         """Of the lowest tier: what leaves another one leaves no node."""
         self.leaving_bytes = 0
         """Bytes of blocks that are being copied to a lower tier in order to leave this one."""
+        self.leaving_blocks = 0
+        """How many these are."""
+        self.is_relieved = False
+        """It was above its high watermark, and blocks leave it until it is at the low one."""
         self.limits = TierLimits(tier)
         self.is_suspended = False
         self.encoded = EncodedTotals()
@@ -170,6 +174,7 @@ class Level:
     def count_leaving(self, block: Block, times: int) -> None:
         """The block is being copied to a lower tier in order to leave this one (1), or no more (-1)."""
         self.leaving_bytes += times * block.size_bytes
+        self.leaving_blocks += times
         self.limits.count_leaving(block, times)
 
     def own_victims(self, size_bytes: int, tenant: str) -> list[Block]:
@@ -291,6 +296,7 @@ class Level:
         total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
         assert total_bytes == self.tier.capacity_bytes
         leaving: dict[str, int] = {}
+        assert self.leaving_blocks == sum(block.leaving == self.index for block in blocks)
         for block in blocks:
             if block.leaving == self.index:
                 leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes

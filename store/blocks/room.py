@@ -4,7 +4,9 @@ up to HBM; the mover makes them (store/moves/mover.py), and the block table reco
 It owns the planned copies until they are taken, and no block: what leaves at once leaves by copies.py.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
@@ -22,6 +24,15 @@ PROMOTE_AT_HITS = 2
 
 SURPLUS_BLOCKS = 512
 """Blocks that leave at once for a quota that was lowered: a few milliseconds, and the loop serves others in between."""
+
+
+MAX_LEAVING = 512
+"""Blocks of a tier that are being copied down at once to make room ahead. They stay first in the order meanwhile, and whoever looks for a
+victim passes by them: four thousand, planned one by one, stopped the loop for seconds."""
+
+
+MAX_LOOKED = 4096
+"""Blocks looked at in one turn for those that leave next: a few milliseconds. What is left is for the next turns."""
 
 
 LEAVING_AT_ONCE = 512
@@ -129,8 +140,8 @@ class Room:
         return True
 
     def relieve(self) -> None:
-        """Plan demotions from each tier above its high watermark down to the low one, counting those under way. What a tenant has above its
-        limit leaves, too, down or for good.
+        """Plan demotions from each tier above its high watermark down to the low one, counting those under way: some now, the others by the
+        next calls. What a tenant has above its limit leaves, too, down or for good.
 
         Blocks leave the node for a watermark from the lowest tier only."""
         for level in self._levels.values():
@@ -138,8 +149,10 @@ class Room:
                 self._take_surplus(level)
             if level.slab_limits.surplus:
                 self._take_surplus_slabs(level)
-            if level.tier.used_bytes - level.leaving_bytes > level.high_bytes:
+            if level.tier.used_bytes - level.leaving_bytes > (level.low_bytes if level.is_relieved else level.high_bytes):
                 self._relieve(level)
+            else:
+                level.is_relieved = False
 
     def warm(self, block: Block) -> None:
         """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
@@ -166,16 +179,46 @@ class Room:
         return moves
 
     def _relieve(self, level: Level) -> None:
-        while level.tier.used_bytes - level.leaving_bytes > level.low_bytes:
-            block = level.order.coldest(lambda block: level.may_leave(block) and block.generation != UNDECIDED)
-            if block is None:
-                return
+        if level.leaving_blocks >= MAX_LEAVING:
+            return
+        level.is_relieved = False
+
+        def is_too_full() -> bool:
+            return level.tier.used_bytes - level.leaving_bytes > level.low_bytes
+
+        for block in self._next_to_leave(level, is_too_full):
             if block.is_also_outside(level.index):
                 self._copies.drop_copy(block, level.index)
-                continue
-            lower = self._lower(level.index)
-            if lower is None or not self._plan_move(block, level, lower):
-                return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
+            else:
+                lower = self._lower(level.index)
+                if lower is None or not self._plan_move(block, level, lower):
+                    level.is_relieved = False
+                    return  # nothing is lost for relief alone: a block that cannot go down stays until its room is needed
+            level.is_relieved = is_too_full()
+
+    def _next_to_leave(self, level: Level, is_wanted: Callable[[], bool], tenant: str | None = None) -> Iterator[Block]:
+        """The coldest blocks, of that tenant or of all, each when the one before has left or is on its way down: while more are wanted, and
+        as many as one turn may take. Twice as many are looked for each time, for each look passes by all that are on their way; but once a
+        block has left, the policy has another order."""
+        looked, count = 0, 1
+
+        def may_leave(block: Block) -> bool:
+            nonlocal looked
+            looked += 1
+            return level.may_leave(block) and block.generation != UNDECIDED
+
+        while is_wanted() and looked < MAX_LOOKED and level.leaving_blocks < MAX_LEAVING:
+            blocks = level.order.next_coldest(may_leave, min(count, MAX_LEAVING - level.leaving_blocks), tenant)
+            if not blocks:
+                return
+            count *= 2
+            for block in blocks:
+                yield block
+                if not block.is_in(level.index):
+                    count = 1
+                    break
+                if not is_wanted():
+                    return
 
     def _take_surplus(self, level: Level) -> None:
         """The coldest blocks of tenants above their limit leave, SURPLUS_BLOCKS at most; the others by the next calls."""
@@ -183,10 +226,9 @@ class Room:
         for tenant in list(limits.surplus):
             if not limits.is_above(tenant):
                 limits.surplus.discard(tenant)
-            while left and -(limits.left_bytes(tenant) or 0) > limits.leaving_bytes(tenant):
+            for block in islice(self._next_to_leave(level, functools.partial(_has_surplus, level, tenant), tenant), left):
                 left -= 1
-                block = level.order.coldest_of(tenant, lambda block: level.may_leave(block) and block.generation != UNDECIDED)
-                if block is None or not (self.evict(block, level, for_quota=True) or block.moving):
+                if not (self.evict(block, level, for_quota=True) or block.moving):
                     break
 
     def _take_surplus_slabs(self, level: Level) -> None:
@@ -234,3 +276,8 @@ class Room:
         """The next lower tier that takes values."""
         levels = (self._levels[lower] for lower in (DRAM, NVME) if lower > index and lower in self._levels)
         return next((level for level in levels if level.takes_values), None)
+
+
+def _has_surplus(level: Level, tenant: str) -> bool:
+    """Whether the tenant has more there than it may, without what is leaving."""
+    return -(level.limits.left_bytes(tenant) or 0) > level.limits.leaving_bytes(tenant)

@@ -6,7 +6,6 @@ reused until the loop is told that it is over, so the threads need no locks.
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +18,7 @@ from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
+from kvstore.store.threads import started
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec
 
@@ -58,7 +58,7 @@ class TierMover:
         on_room: Callable[[], None],
         codec: ValueCodec | None = None,
     ) -> None:
-        """`codec` makes the encoded values that the table plans."""
+        """`codec` makes the encoded values that the table plans. Raises ConfigError: there are not so many threads to be had."""
         self._reactor = reactor
         self._table = table
         self._tiers = tiers
@@ -66,8 +66,8 @@ class TierMover:
         self._tier_retry_s = tier_retry_s
         self._on_room = on_room
         self._codec = codec
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="mover")
-        self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="tier-reader")
+        self._writer = started(1, "mover")
+        self._readers = started(read_threads, "tier-reader")
 
     def kick(self) -> None:
         """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own

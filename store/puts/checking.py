@@ -6,13 +6,13 @@ and who reads there dies.
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import xxhash
 
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.threads import started
 
 AT_ONCE_BYTES: Final = 256 << 10
 """Up to this much, some 20 us, the way to a thread and back takes longer than the work."""
@@ -33,8 +33,9 @@ class Checker:
     """Owns the threads. The node's loop is the only caller."""
 
     def __init__(self, reactor: Reactor) -> None:
+        """Raises ConfigError: there are not so many threads to be had."""
         self._reactor = reactor
-        self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="checksums")
+        self._threads = started(min(MAX_THREADS, os.cpu_count() or 1), "checksums")
 
     def check(self, puts: Sequence[OpenPut], values: Sequence[memoryview], done: Callable[[Sequence[int]], None]) -> None:
         """Call `done` once in the loop with the xxh3_64 of each value, before this returns if they are small. Each lies in the slot of its

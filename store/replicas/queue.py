@@ -9,7 +9,6 @@ which its source has spilled, no room is made.
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +26,7 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from kvstore.store.replicas.rates import SourceRates
+from kvstore.store.threads import started
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine
@@ -130,7 +130,7 @@ class ReplicaQueue:
         self._links: dict[int, tuple[Ask, int]] = {}
         """To the master of each partition, with the registration's epoch."""
         self.rates = SourceRates()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copies")
+        self._thread = started(1, "copies")
         self.copied_blocks = 0
         self.copied_bytes = 0
         self.guests = 0

@@ -4,7 +4,9 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Iterator
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +344,47 @@ def test_sockets_lie_where_only_this_user_looks(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_run_dir() == tmp_path / "kvstore"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_run_dir().name == f"kvstore-{os.getuid()}"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        folder = default_run_dir()
+        assert folder == tmp_path / f"kvstore-{os.getuid()}"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o711)
+    assert default_run_dir() == folder, "opened for whom socket_mode lets in"
+
+
+def make_writable(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def make_anothers(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, os.getuid() + 1, -1)
+
+
+def make_link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_writable,
+        make_link,
+        Path.touch,
+        pytest.param(make_anothers, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may")),
+    ],
+)
+def test_a_folder_in_tmp_that_another_user_may_have_made_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make(tmp_path / f"kvstore-{os.getuid()}")
+    with pytest.raises(ConfigError, match="choose a run_dir"):
+        default_run_dir()
 
 
 def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:

@@ -40,6 +40,7 @@ import kvstore.store.link
 import kvstore.store.moves.mover
 import kvstore.store.node
 import kvstore.store.owner_search
+import kvstore.store.puts.checking
 import kvstore.store.puts.sent
 import kvstore.store.replicas.fetching
 import kvstore.store.replicas.queue
@@ -165,7 +166,7 @@ class SimFuture:
 
 
 class Executor:
-    """ThreadPoolExecutor of one thread, whatever it is asked for: each piece of work takes a while to begin."""
+    """kvstore.store.threads.started, a pool of one thread, whatever it is asked for: each piece of work takes a while to begin."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -277,7 +278,7 @@ class Machine:
         table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync, driver)]
         table += [(module, "threading", threads) for module in (link, relay)]
         table += [(link, "beats", lambda _name: Beats())]
-        table += [(module, "ThreadPoolExecutor", lambda *_args, **_options: Executor(world)) for module in (mover, queue)]
+        table += [(module, "started", lambda *_args: Executor(world)) for module in (mover, queue, kvstore.store.puts.checking)]
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]

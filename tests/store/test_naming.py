@@ -59,6 +59,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         named(tmp_path / "none")
 
 
+def test_a_name_that_is_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "node-0.name").symlink_to("elsewhere")
+    with pytest.raises(ConfigError, match="cannot be kept"):
+        named(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_node_that_is_killed_and_started_again_on_a_free_port_is_no_other_node(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         flags = ["--master", master.facts["listen"], "--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "n"), "--dram", "1MiB"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.tiers import dram
 from kvstore.tiers.conformance import VolatileTierConformance, get, put, record, value
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
@@ -182,6 +183,22 @@ def test_a_tier_says_whether_it_has_huge_pages(tier: DramTier) -> None:
 def test_more_than_the_machine_has_is_a_setting_that_cannot_be_met() -> None:
     with pytest.raises(ConfigError, match="1152921504606846976 bytes does not fit into this machine's"):
         DramTier(1 << 60)
+
+
+def test_more_than_the_container_may_have_is_a_setting_that_cannot_be_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(dram, "_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(dram, "_GROUPS", tmp_path)
+    DramTier(2 << 20).close()
+    (tmp_path / "cgroup").write_text("4:memory:/elsewhere\n")
+    DramTier(2 << 20).close()
+    (tmp_path / "cgroup").write_text("4:memory:/elsewhere\n0::/pod/container\n")
+    (tmp_path / "pod" / "container").mkdir(parents=True)
+    (tmp_path / "pod" / "memory.max").write_text(f"{1 << 20}\n")
+    (tmp_path / "pod" / "container" / "memory.max").write_text("max\n")
+    with pytest.raises(ConfigError, match=r"2097152 bytes does not fit into the 1048576 of this container \(memory\.max\)"):
+        DramTier(2 << 20)
+    DramTier(2 << 20, hugepages=True).close()
+    DramTier(1 << 20).close()
 
 
 def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:

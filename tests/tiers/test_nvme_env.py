@@ -1,11 +1,13 @@
 """Promises of nvme_env.py, one a test: real LMDB, real full disks by RLIMIT_FSIZE; only a failing device is faked, at `begin`."""
 
+import errno
 import os
 import resource
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,12 @@ from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.tiers import nvme_env
 from kvstore.tiers.nvme_env import FORMAT, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
+from tests.address_space import address_space_limit
 
 MIB = 1 << 20
+READ_THREADS = 256
+"""What a node may have (the setting `read_threads`)."""
 
 
 class Faults:
@@ -91,6 +97,25 @@ def test_a_folder_belongs_to_one_owner_until_it_is_closed(open_environment: Call
     open_environment()
 
 
+def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier_release_left_them(
+    open_environment: Callable[..., Environment], tmp_path: Path
+) -> None:
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    folder.chmod(0o755)
+    umask = os.umask(0o022)
+    try:
+        for _ in range(2):
+            environment = open_environment()
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+            assert modes == dict.fromkeys(["data.mdb", "lock.mdb", "kvstore.lock"], 0o600)
+            environment.close()
+            for path in folder.iterdir():
+                path.chmod(0o600 if path.name == "kvstore.lock" else 0o644)
+    finally:
+        os.umask(umask)
+
+
 @pytest.mark.parametrize("folder", ["file/below", "/proc/self/kvstore"])
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -110,6 +135,20 @@ def test_a_capacity_of_nothing_or_beyond_the_disk_is_refused(open_environment: C
     with pytest.raises(ConfigError, match="must be from 1 to"):
         open_environment(capacity_bytes=capacity_bytes)
     open_environment()
+
+
+def test_a_file_longer_than_the_file_system_has_them_is_refused_with_its_length(open_environment: Callable[..., Environment]) -> None:
+    with file_size_limit(2 * MIB), pytest.raises(ConfigError, match=r"File too large.*: 2424832 bytes, 2\.25 times its capacity"):
+        open_environment()
+    open_environment()
+
+
+def test_all_readers_that_a_node_may_have_read_at_once(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    put(environment, b"key", b"value")
+    with ExitStack() as reading:
+        found = [reading.enter_context(environment.read()).get(b"key", db=environment.values) for _ in range(READ_THREADS + 2)]
+        assert found == [b"value"] * (READ_THREADS + 2), "the mover's thread and the loop read, too"
 
 
 def test_a_file_that_is_not_lmdb_is_refused(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
@@ -221,6 +260,45 @@ def test_a_map_that_the_kernel_does_not_let_grow_is_full(open_environment: Calla
     assert get(environment, b"key") == b"v" * 4 * MIB
 
 
+def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goes_on(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment(capacity_bytes=16 * MIB)
+    value, keys = b"v" * MIB, [b"%d" % number for number in range(48)]
+    with address_space_limit(16 * MIB), pytest.raises(TierFull, match="cannot grow: mdb_env_set_mapsize: Cannot allocate memory"):
+        for key in keys:
+            put(environment, key, value)
+    assert environment.failure == ""
+    assert get(environment, keys[0]) == value
+    for key in keys:
+        put(environment, key, value)
+    assert get(environment, keys[-1]) == value
+
+
+def test_a_map_whose_disk_does_not_even_say_how_much_room_it_has_is_full(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = open_environment()
+
+    def refused(path: Path) -> os.statvfs_result:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", refused)
+    with pytest.raises(TierFull, match="cannot grow"):
+        put(environment, b"key", b"v" * 4 * MIB)
+
+
+def test_a_device_that_also_refuses_what_it_is_asked_with_is_no_full_one(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error")))
+
+    def refused(descriptor: int, length: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", refused)
+    put(environment, b"key", b"value")
+    assert get(environment, b"key") == b"value"
+
+
 @pytest.mark.parametrize(("limit_bytes", "answer"), [(2 * 4096, "File too large"), (64 << 10, "Input/output error")])
 def test_a_device_without_room_is_full_and_takes_writes_again_when_it_has_some(
     open_environment: Callable[..., Environment], limit_bytes: int, answer: str
@@ -253,6 +331,50 @@ def test_a_second_failure_in_a_row_is_for_good(open_environment: Callable[..., E
         put(environment, b"key", b"value")
     with pytest.raises(TierFailed, match="out of order"):
         get(environment, b"key")
+
+
+def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_closed(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error"), lmdb.Error("pwrite: Input/output error")))
+    is_inside, is_over, is_open = threading.Event(), threading.Event(), list[bool]()
+
+    def read() -> None:
+        with environment.read():
+            is_inside.set()
+            eventually(lambda: environment._gate._closed or is_over.is_set(), "the writer waits for readers, or is over")
+            is_open.append(environment._environment is not None)
+
+    def write() -> None:
+        try:
+            put(environment, b"key", b"value")
+        finally:
+            is_over.set()
+
+    reader = threading.Thread(target=read)
+    asked: list[Exception] = []
+
+    def is_not_full(error: Exception) -> bool:
+        """Comes between the re-opening, for which readers have left, and what is made of the second failure."""
+        asked.append(error)
+        if len(asked) == 2:
+            reader.start()
+            is_inside.wait()
+        return False
+
+    monkeypatch.setattr(environment, "_device_is_full", is_not_full)
+    with pytest.raises(TierFailed, match="out of order"):
+        in_background(write).result(PATIENCE_S)
+    reader.join()
+    assert is_open == [True]
+    assert "out of order" in environment.failure
+
+
+def test_a_map_that_had_to_grow_outlives_one_failure_of_the_device_too(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error")))
+    put(environment, b"key", b"v" * 4 * MIB)
+    assert get(environment, b"key") == b"v" * 4 * MIB
+    assert environment.failure == ""
 
 
 def test_a_folder_that_is_gone_when_re_opened_is_a_failure_for_good(open_environment: Callable[..., Environment], tmp_path: Path) -> None:

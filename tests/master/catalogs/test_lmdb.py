@@ -12,6 +12,7 @@ from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.interface import Candidate, Catalog, Op
 from kvstore.master.catalogs.lmdb import LmdbCatalog
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
+from tests.address_space import address_space_limit
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit, elected
 from tests.master.catalogs.following import Following
 from tests.master.catalogs.segments.earlier import earlier
@@ -154,6 +155,23 @@ def test_while_the_disk_takes_no_more_commits_wait_and_health_says_so(opened: Ma
     assert catalog.health == "ok"
     catalog.close()
     assert len(opened(SMALL_MAP_BYTES)[1].records) == 1_000
+
+
+def test_while_there_is_no_address_space_for_a_larger_map_commits_wait_and_no_longer(opened: MakeElected) -> None:
+    map_bytes, value = 32 << 20, b"v" * 60_000
+    (catalog, _following), outcomes = opened(map_bytes), Outcomes()
+    for batch in range(10):
+        assert commit(catalog, *[Op(b"%d-%d" % (batch, number), value) for number in range(48)]) is None
+    with WarningLog("not written") as said:
+        with address_space_limit(16 << 20):
+            catalog.commit([Op(b"more-%d" % number, value) for number in range(100)], outcomes.done())
+            said.wait()
+            assert "Cannot allocate memory" in catalog.health
+            assert outcomes.empty
+    assert outcomes.next() == (0, None)
+    assert catalog.health == "ok"
+    catalog.close()
+    assert len(opened(map_bytes)[1].records) == 580
 
 
 def test_an_environment_that_lmdb_gives_up_is_opened_again_and_nothing_acknowledged_is_lost(opened: MakeElected, tmp_path: Path) -> None:

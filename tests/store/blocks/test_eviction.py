@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from random import Random
 
 import pytest
 
@@ -120,6 +122,47 @@ def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_n
     assert order.coldest_elsewhere(3, lambda one: one is blocks[1]) is blocks[1]
     assert order.coldest(lambda one: False) is None
     order.check_integrity()
+
+
+@pytest.mark.parametrize("tenant", [None, "red", "blue"])
+@pytest.mark.parametrize("count", [1, 2, 9, 40, 1000])
+def test_the_next_coldest_are_those_that_come_one_after_the_other(order: EvictionOrder, tenant: str | None, count: int) -> None:
+    rng = Random(count)
+    blocks = [made(rng.choice(["red", "blue"]), b"%d" % number, 100, 1, last_access=rng.randrange(1000)) for number in range(100)]
+    for number, one in enumerate(blocks):
+        order.insert(one, 2 * (number % 3) + (one.tenant == "red"))
+    moving = set(blocks[::7])
+    there = [one for one in blocks if one not in moving and tenant in (None, one.tenant)]
+    found = order.next_coldest(lambda block: block not in moving, count, tenant)
+    expected = list[Block]()
+    for _ in found:
+        coldest = order.coldest if tenant is None else partial(order.coldest_of, tenant)
+        next_one = coldest(lambda block: block not in moving)
+        assert next_one is not None
+        expected.append(next_one)
+        moving.add(next_one)
+    assert found == expected
+    assert 0 < len(found) <= count
+    assert count < 1000 or len(found) == len(there)
+
+
+def test_the_next_coldest_end_where_a_groups_share_of_them_is_used_up(order: EvictionOrder) -> None:
+    for number in range(10):
+        order.insert(block(f"cold {number}", number), 0)
+        order.insert(block(f"warm {number}", 100 + number), 1)
+    assert [one.last_access for one in order.next_coldest(anyone, 6)] == [0, 1, 2], "the next ones of the same group are colder than others"
+    assert [one.last_access for one in order.next_coldest(anyone, 40)] == [*range(10), *range(100, 110)]
+    assert order.next_coldest(lambda one: False, 6) == []
+    assert order.next_coldest(anyone, 6, "of nobody") == []
+
+
+def test_of_very_many_groups_a_few_are_asked_for_the_next_coldest_in_turn(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 2)
+    for group in range(5):
+        order.insert(block(str(group), group), group)
+    for tenant in (None, "red"):
+        assert [order.next_coldest(anyone, 2, tenant)[0].last_access for _ in range(3)] == [0, 2, 0]
+    assert [one.key for one in order.next_coldest(lambda one: one.key == b"4", 2)] == [b"4"], "those that are asked had none"
 
 
 def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:

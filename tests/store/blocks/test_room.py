@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.blocks.block import DRAM, HBM, NVME
+from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.opening import readable_blocks
 from tests.store.tables import Store, value_of
 
@@ -102,8 +103,45 @@ def test_above_the_high_watermark_the_coldest_go_down_to_the_low_one(make_store:
     for move in moves:
         store.finish(move)
     assert store.dram.used_bytes == 500
+    for name in "abc":
+        store.put(name)
     store.table.room.relieve()
-    assert store.table.room.take_moves() == []
+    assert store.table.room.take_moves() == [], "until it is above the high one again"
+
+
+@pytest.mark.parametrize("is_over_quota", [False, True])
+def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_over_quota: bool
+) -> None:
+    blocks, looked = 3000, 0
+    store = make_store(100 * blocks, nvme_bytes=200 * blocks, high=1 if is_over_quota else 0.9, low=0.2)
+    level = store.table._landing
+    may_leave = level.may_leave
+
+    def look(block: Block) -> bool:
+        nonlocal looked
+        looked += 1
+        return may_leave(block)
+
+    for number in range(blocks):
+        store.put(str(number))
+    if is_over_quota:
+        store.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=20 * blocks)}))
+    monkeypatch.setattr(level, "may_leave", look)
+    demoted = list[int]()
+    while True:
+        looked = 0
+        store.table.relieve()
+        assert looked < 8192
+        store.table.relieve()
+        moves = store.table.room.take_moves()
+        if not moves:
+            break
+        demoted += [int(move.block.key) for move in moves]
+        for move in moves:
+            store.finish(move)
+        store.table.check_integrity()
+    assert demoted == list(range(blocks * 8 // 10)), "the coldest, down to the low watermark"
 
 
 def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:

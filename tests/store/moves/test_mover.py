@@ -1,6 +1,7 @@
 """Promises of mover.py, on a real reactor, real threads and real tiers: copies are made, and failures leave every block where it was."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.tiers.tier import TierFull
+from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.rpc.wires import pump
 from tests.store.failing_tier import FailingHbm, FailingNvme
+from tests.store.no_threads import no_more_threads
 from tests.store.tables import Store, value_of
 
 
@@ -234,6 +237,23 @@ def test_reads_of_several_tiers_are_answered_together(tmp_path: Path) -> None:
     assert [block.tier_mask() for block in blocks] == [4, 1]
     assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
     node.close()
+
+
+def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read was refused, and done all the same once a reader was free: into a slot that was another block's by then."""
+    blocks, let_go = node.fill(), threading.Event()
+
+    def keep_one_busy() -> None:
+        let_go.wait(PATIENCE_S)
+
+    node.demote_all()
+    node.mover.do_aside(keep_one_busy)
+    no_more_threads(monkeypatch)
+    try:
+        answers, values = node.read(blocks)
+    finally:
+        let_go.set()
+    assert (answers, values) == ([None] * 3, [value_of(block) for block in blocks])
 
 
 def test_a_tier_that_breaks_while_reading_fails_its_reads_and_no_others(node: Node) -> None:

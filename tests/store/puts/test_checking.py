@@ -15,6 +15,7 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.store.engines import LOOPBACK, FarClient
 from tests.store.made import made
+from tests.store.no_threads import no_more_threads
 from tests.store.served import Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 
@@ -101,6 +102,14 @@ def test_others_are_served_while_a_large_value_is_checked(node: Served, client: 
     assert flags == [[STORED]]
     assert other.read("large")[1] == [LARGE]
     other.close()
+
+
+def test_a_large_value_needs_no_thread_that_was_not_there_from_the_start(
+    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_more_threads(monkeypatch)
+    assert client.put({"large": LARGE}) == [STORED]
+    assert client.read("large")[1] == [LARGE]
 
 
 def test_a_large_value_that_is_damaged_is_refused_and_its_slot_is_free(node: Served, client: Client) -> None:

@@ -23,6 +23,7 @@ from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
 from tests.store.made import made
+from tests.store.no_threads import no_more_threads
 from tests.store.served import Client, Master, Served, digest, in_background, served
 from tests.store.tensors import after, tensor_value
 
@@ -174,6 +175,12 @@ def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pai
     assert [key for report in pair.ruler.reports for key in report.keys] == [name.encode() for name in names], "in the order asked for"
     assert {(report.epoch, report.tenant) for report in pair.ruler.reports} == {(EPOCH, "red")}
     assert len(pair.ruler.reports) > 3, "a batch has 16 KiB here"
+
+
+def test_copies_need_no_thread_that_was_not_there_from_the_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_more_threads(monkeypatch)
+    assert pair.copy("k1") == [1]
+    assert pair.arrived() == {b"k1": 1}
 
 
 def test_a_block_larger_than_a_batch_comes_alone(pair: Pair) -> None:
