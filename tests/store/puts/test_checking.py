@@ -10,7 +10,7 @@ import pytest
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED
 from kvstore.store.blocks.open_puts import OpenPut
-from kvstore.store.puts.checking import AT_ONCE_BYTES, MAX_THREADS, Checker
+from kvstore.store.puts.checking import AT_ONCE_BYTES, Checker
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.store.engines import LOOPBACK, FarClient
@@ -38,9 +38,16 @@ def client(node: Served) -> Iterator[Client]:
 @contextmanager
 def held(checker: Checker) -> Iterator[None]:
     """None of its threads is free inside; afterwards they do what was asked meanwhile."""
-    let_go = threading.Event()
-    for _ in range(MAX_THREADS):
-        checker._threads.submit(let_go.wait, PATIENCE_S)
+    let_go, taken = threading.Event(), threading.Semaphore(0)
+
+    def hold() -> None:
+        taken.release()
+        let_go.wait(PATIENCE_S)
+
+    for _ in range(checker._threads._max_workers):
+        checker._threads.submit(hold)
+    for _ in range(checker._threads._max_workers):
+        assert taken.acquire(timeout=PATIENCE_S)
     try:
         yield
     finally:
@@ -59,7 +66,7 @@ def hang_up(node: Served) -> None:
 
 
 def is_waiting(node: Served) -> bool:
-    return node.checker._threads._work_queue.qsize() > MAX_THREADS - node.checker._threads._max_workers
+    return node.checker._threads._work_queue.qsize() > 0
 
 
 def test_small_values_are_checked_at_once_and_large_ones_elsewhere(node: Served) -> None:
