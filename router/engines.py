@@ -7,6 +7,7 @@ nothing of what the prefill engine says there.
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +22,7 @@ from kvstore.router.config import RouterSettings
 from kvstore.router.sse import DONE, EventParser
 from kvstore.router.tracing import step, trace_headers
 from kvstore.rpc.tracing import Span
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 PATH: Final = "/v1/completions"
 SHOWN_CHARACTERS: Final = 300
@@ -115,8 +117,11 @@ class Engines:
     def __init__(self, settings: RouterSettings) -> None:
         """To be made within the event loop."""
         self._settings = settings
-        connector, cookies = aiohttp.TCPConnector(limit=0), aiohttp.DummyCookieJar()
-        self._http = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, headers=HEADERS, auto_decompress=False)
+        connector, cookies = aiohttp.TCPConnector(limit=0, socket_factory=_socket), aiohttp.DummyCookieJar()
+        # A name server's silence is time for a connection too. What comes after it has one deadline altogether, of each method: sock_read
+        # would begin once all of a prompt is written, and anew with each byte.
+        timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
+        self._http = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, headers=HEADERS, auto_decompress=False, timeout=timeout)
 
     async def close(self) -> None:
         await self._http.close()
@@ -135,14 +140,13 @@ class Engines:
             "prefix_blocks": placement.prefix_blocks,
         }
         body = {**_body(work, work.tokens, 1, params), "stream": False}
-        timeout_s = self._settings.first_token_timeout_s
         with step("prefill", instance=placement.prefill), _Translated(placement.prefill_address):
-            async with await self._post(placement.prefill_address, body, work.id, timeout_s) as response:
-                async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._settings.first_token_timeout_s):
+                async with await self._post(placement.prefill_address, body, work.id) as response:
                     answer, is_whole = await _read(response, MAX_ANSWER_BYTES)
-                if not is_whole:
-                    raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-                return _first_token(_object(answer))
+            if not is_whole:
+                raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            return _first_token(_object(answer))
 
     async def serve(self, work: Work, placement: Placement) -> DecodeStream:
         """Have all of the answer made by an engine that prefills and decodes. When it returns, the engine has accepted.
@@ -153,7 +157,8 @@ class Engines:
         body = {**_body(work, work.tokens, work.max_tokens, params), "stream": True}
         with step("serve", instance=placement.prefill, lasts=True) as span, _Translated(placement.prefill_address):
             timeout_s = self._settings.first_token_timeout_s
-            response = await self._post(placement.prefill_address, body, work.id, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                response = await self._post(placement.prefill_address, body, work.id)
             return DecodeStream(response, placement.prefill_address, timeout_s, span)
 
     async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
@@ -163,17 +168,18 @@ class Engines:
         body = {**_body(work, tokens, work.max_tokens - len(first.token_ids), params), "stream": True}
         with step("decode", instance=placement.decode, lasts=True) as span, _Translated(placement.decode_address):
             timeout_s = self._settings.next_token_timeout_s
-            response = await self._post(placement.decode_address, body, work.id, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                response = await self._post(placement.decode_address, body, work.id)
             return DecodeStream(response, placement.decode_address, timeout_s, span)
 
-    async def _post(self, address: str, body: Mapping[str, Any], request_id: str, timeout_s: float) -> aiohttp.ClientResponse:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s)
+    async def _post(self, address: str, body: Mapping[str, Any], request_id: str) -> aiohttp.ClientResponse:
+        """The answer's head, once the engine has accepted. The caller limits the time."""
         headers = {"X-Request-Id": request_id, **trace_headers()}
         # Nowhere else: a prompt goes where the master said.
-        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, timeout=timeout, allow_redirects=False)
+        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, allow_redirects=False)
         if response.status == 200:
             return response
-        async with response, asyncio.timeout(timeout_s):
+        async with response:
             said = _said((await _read(response, MAX_REFUSAL_BYTES))[0])
         if 400 <= response.status < 500 and response.status not in RETRIED:
             raise InvalidArgument(f"the engine refuses the request: {said}")
@@ -201,6 +207,15 @@ class _Translated:
                 raise DeadlineExceeded(f"the engine at {self._address} takes too long") from None
             case aiohttp.ClientError() | OSError():
                 raise Unavailable(f"the engine at {self._address} hung up: {error}") from None
+
+
+def _socket(info: tuple[Any, ...]) -> socket.socket:
+    """Of a connection to an engine: it breaks when the engine's host is gone, or when its process is stopped and takes nothing, so that the
+    request is scheduled anew."""
+    family, kind, protocol, *_ = info
+    made = socket.socket(family, kind, protocol)
+    notice_vanished_host(made, PEER_TIMEOUT_S, gives_up_unread=True)
+    return made
 
 
 def _body(work: Work, tokens: list[int], max_tokens: int, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,17 +4,24 @@ import asyncio
 import dataclasses
 import gzip
 import json
-from collections.abc import Mapping
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
+from kvstore.router import engines as module
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_ANSWER_BYTES, DecodeStream, Engines, FirstToken
 from kvstore.router.sse import done, event
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from tests.ports import free_ports
 from tests.router.scripted import (
     PROMPT,
@@ -282,3 +289,91 @@ def test_a_cancelled_prefill_and_a_closed_stream_are_heard_of_at_the_engine() ->
             await engines.close()
 
     run(test())
+
+
+@asynccontextmanager
+async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator[tuple[Engines, Placement]]:
+    engines = Engines(settings)
+    try:
+        yield engines, placement(address, address)
+    finally:
+        await engines.close()
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")
+def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
+    """As one whose process is stopped: its kernel accepts, and nobody reads."""
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def test(listener: socket.socket) -> None:
+        long = work(range(100_000, 400_000))  # more than two kernels keep
+        async with asked(f"http://127.0.0.1:{listener.getsockname()[1]}") as (engines, where):
+            before = open_files()
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.prefill(long, where)
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.serve(long, where)
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.decode(long, where, FIRST)
+            listener.close()  # what its kernel has taken is let go, and with it the connections
+            while open_files() >= before:
+                await asyncio.sleep(0.001)
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)  # as on Ethernet: with the loopback's, buffers are larger
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        run(test(listener))
+
+
+def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
+    hung_up = asyncio.Event()
+
+    async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        while not writer.is_closing():
+            writer.write(b"X: y\r\n")
+            await asyncio.sleep(0.1)
+        hung_up.set()
+
+    async def test() -> None:
+        engine = await asyncio.start_server(drips, "127.0.0.1", 0)
+        async with engine, asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}") as (engines, where):
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.prefill(work(), where)
+            await hung_up.wait()
+
+    run(test())
+
+
+def test_a_name_server_that_is_silent_is_an_engine_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def looks_up(*_: Any, **__: Any) -> list[Any]:
+        let_go.wait()
+        return []
+
+    async def test() -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", looks_up)
+        try:
+            async with asked("http://engine.example", dataclasses.replace(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
+                with pytest.raises(Unreachable, match="cannot be reached"):
+                    await engines.prefill(work(), where)
+        finally:
+            let_go.set()
+
+    run(test())
+
+
+def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed = []
+
+    def notice(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
+        noticed.append((sock.family, timeout_s, gives_up_unread))
+
+    monkeypatch.setattr(module, "notice_vanished_host", notice)
+    run(prefill())
+    assert noticed == [(socket.AF_INET, PEER_TIMEOUT_S, True)]
