@@ -6,6 +6,7 @@ nothing of what the prefill engine says there.
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -31,6 +32,10 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 """Of an answer that is no stream. The longest part is a handle's list of blocks: a few bytes each, of a prompt of a million tokens."""
 MAX_REFUSAL_BYTES: Final = 64 << 10
 """Of what an engine says went wrong, no more is read."""
+LOOK_S: Final = 0.5
+"""Between looks whether a connection is still there that nothing comes by."""
+END_S: Final = 1.0
+"""Time for the end of a body whose last event has come; then the connection is closed, and the next request opens another one."""
 HEADERS: Final = {"Accept-Encoding": "identity"}
 """What is compressed could come to any number of bytes; it is not unpacked."""
 RETRIED: Final = frozenset({404, 408, 409, 425, 429})
@@ -84,26 +89,32 @@ class DecodeStream:
 
     async def _read(self) -> AsyncGenerator[Piece]:
         parser = EventParser()
-        is_over = False
         now_s = asyncio.get_running_loop().time
         with _Translated(self._address):
             until_s = now_s() + self._piece_timeout_s
             while chunk := await self._chunk(until_s):
                 for data in parser.feed(chunk):
                     if data == DONE:
-                        is_over = True
-                        continue
+                        await self._end()
+                        return
                     piece = _piece(_object(data))
                     if piece is not None:
                         yield piece
                         until_s = now_s() + self._piece_timeout_s
-            if not is_over:
-                raise ProtocolError("the stream ended before its end was said")
+            raise ProtocolError("the stream ended before its end was said")
 
     async def _chunk(self, until_s: float) -> bytes:
         """b"": it has ended. Comments and events without text, which keep a connection alive, do not put the deadline off."""
         async with asyncio.timeout_at(until_s):
-            return await self._response.content.readany()
+            return await _arrived(self._response)
+
+    async def _end(self) -> None:
+        """The answer is whole. Only a body that is read to its end leaves a connection for others; one that goes on, or breaks, is no
+        matter."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(END_S):
+                while await self._response.content.readany():
+                    pass
 
     def close(self) -> None:
         self._response.close()
@@ -223,10 +234,25 @@ def _body(work: Work, tokens: list[int], max_tokens: int, params: Mapping[str, A
     return {**work.sampling, **members, "kv_transfer_params": params}
 
 
+async def _arrived(response: aiohttp.ClientResponse) -> bytes:
+    """What of the body has come since; b"": it has ended. Of a connection that it closes itself, as what comes is no HTTP, aiohttp tells
+    nobody who waits."""
+    while True:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return await response.content.readany()
+        except TimeoutError:
+            if response.connection is not None and not response.connection.closed:
+                continue
+        except RuntimeError:  # of a connection that was closed before
+            pass
+        raise ProtocolError("its connection ended within the answer, which is no HTTP")
+
+
 async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> tuple[str, bool]:
     """The beginning of what it says, and whether that is all."""
     got = bytearray()
-    async for chunk in response.content.iter_any():
+    while chunk := await _arrived(response):
         got += chunk
         if len(got) > most_bytes:
             return got[:most_bytes].decode(errors="replace"), False

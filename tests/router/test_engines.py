@@ -36,6 +36,7 @@ from tests.router.scripted import (
     run,
     says,
     streams,
+    well,
     work,
 )
 
@@ -377,3 +378,76 @@ def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: p
     monkeypatch.setattr(module, "notice_vanished_host", notice)
     run(prefill())
     assert noticed == [(socket.AF_INET, PEER_TIMEOUT_S, True)]
+
+
+def chunked(*frames: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames)
+
+
+@asynccontextmanager
+async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
+    """Answers with the head of a chunked body and these bytes, whatever they mean, and leaves the connection open."""
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        [length] = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+        await reader.readexactly(int(length.partition(b":")[2]))
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for part in parts:
+            await asyncio.sleep(0.02)  # or the head and what is malformed would be read as one, of which aiohttp tells
+            writer.write(part)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    engine = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with engine:
+        yield f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+        await over.wait()
+
+
+@pytest.mark.parametrize("parts", [(b"zz\r\n",), (chunked(event(choice([97]))), b"zz\r\n"), (chunked(event(choice([97]))) + b"zz\r\n",)])
+def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(parts: tuple[bytes, ...]) -> None:
+    async def test() -> None:
+        async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
+            with pytest.raises(Unavailable, match="which is no HTTP"):
+                await engines.prefill(work(), where)
+        async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
+            with pytest.raises(Unavailable, match="which is no HTTP"):
+                await drained(await engines.decode(work(), where, FIRST))
+
+    run(test())
+
+
+@pytest.mark.parametrize("then", [(), (b"zz\r\n",), (chunked(event(choice([98]))),)])
+def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> None:
+    """Whatever becomes of the body, whose end does not come."""
+
+    async def test() -> None:
+        async with (
+            raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,
+            asked(address, SETTINGS) as (engines, where),
+        ):
+            await drained(await engines.decode(work(), where, FIRST))
+
+    run(test())
+
+
+def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_one() -> None:
+    opened = []
+
+    async def notes(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        opened.append(request.transport)
+        return await well(request, body)
+
+    async def test() -> None:
+        async with ScriptedEngine(notes, notes) as engine, asked(engine.address, SETTINGS) as (engines, where):
+            for _ in range(2):
+                stream = await engines.decode(work(), where, FIRST)
+                assert len([piece async for piece in stream]) == 4
+                stream.close()
+        assert len(set(opened)) == 1
+
+    run(test())
