@@ -61,7 +61,7 @@ class RouterSettings(TlsSettings):
     next_token_timeout_s: float = setting(30.0, "Time between two tokens of an engine.", minimum=0.01)
     client_timeout_s: float = setting(30.0, "A client that sends or takes nothing for this long is hung up on.", minimum=0.01)
     drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
-    threads: int = setting(8, "Questions to the master, and prompts tokenised, at once.", minimum=1, maximum=256)
+    threads: int = setting(8, "Questions to the master at once, and as many prompts tokenised beside them.", minimum=1, maximum=256)
 
 
 def check_settings(settings: RouterSettings) -> None:
