@@ -39,6 +39,14 @@ def test_what_has_to_wait_waits_in_another_thread() -> None:
         assert ask(server.address, "/it").text not in ("http", threading.current_thread().name)
 
 
+def test_what_is_raised_there_is_raised_here() -> None:
+    def fail() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        asyncio.run(asked(fail))
+
+
 def test_what_waits_for_ever_holds_up_nobody_else_until_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 50
     monkeypatch.setattr(module, "_asking", threading.BoundedSemaphore(most))
