@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
+from kvstore.router.answers import Head
 from kvstore.router.app import DECISION_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
 from kvstore.router.counters import Counters
@@ -242,6 +244,32 @@ def test_a_master_that_is_gone_is_503() -> None:
             assert router.counters.failed == 1
 
     run(test())
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_streamed: bool
+) -> None:
+    def fails(_head: Head, _pieces: Any) -> Any:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(Head, "part" if is_streamed else "whole", fails)
+
+    async def test() -> None:
+        async with served() as router:
+            if is_streamed:
+                told, last = await events(await router.post({**BODY, "stream": True}))
+                assert last == DONE
+                error = told["error"]
+            else:
+                status, error, _ = await router.refused(BODY)
+                assert status == 500
+            assert error["message"] == "internal error: ZeroDivisionError: a mistake"
+            assert (router.counters.failed, router.counters.completed, router.counters.active) == (1, int(not is_streamed), 0)
+
+    with caplog.at_level(logging.ERROR):
+        run(test())
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_an_engines_refusal_is_the_clients_error() -> None:
