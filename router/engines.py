@@ -38,6 +38,8 @@ END_S: Final = 1.0
 """Time for the end of a body whose last event has come; then the connection is closed, and the next request opens another one."""
 HEADERS: Final = {"Accept-Encoding": "identity"}
 """What is compressed could come to any number of bytes; it is not unpacked."""
+FAILED: Final = ("abort", "error")
+"""What engines give for a finish_reason where they drop a request: no answer ends so."""
 RETRIED: Final = frozenset({404, 408, 409, 425, 429})
 """Statuses below 500 that another engine, or this one later, need not give."""
 
@@ -276,7 +278,7 @@ def _first_token(answer: Mapping[str, Any]) -> FirstToken:
     token_ids = _token_ids(choice)
     if token_ids is None:
         raise ProtocolError("it does not know return_token_ids, so that nobody could go on from its first token")
-    return FirstToken(Piece(_text(choice), len(token_ids), choice.get("finish_reason")), token_ids, handle)
+    return FirstToken(Piece(_text(choice), len(token_ids), _finish_reason(choice)), token_ids, handle)
 
 
 def _piece(answer: Mapping[str, Any]) -> Piece | None:
@@ -287,7 +289,7 @@ def _piece(answer: Mapping[str, Any]) -> Piece | None:
     if choice is None:
         return None
     text, token_ids = _text(choice), _token_ids(choice)
-    return Piece(text, (1 if text else 0) if token_ids is None else len(token_ids), choice.get("finish_reason"))
+    return Piece(text, (1 if text else 0) if token_ids is None else len(token_ids), _finish_reason(choice))
 
 
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -302,6 +304,15 @@ def _text(choice: Mapping[str, Any]) -> str:
     if not isinstance(text, str):
         raise ProtocolError("a choice has no text")
     return text
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> str | None:
+    reason = choice.get("finish_reason")
+    if reason is not None and not isinstance(reason, str):
+        raise ProtocolError("a finish_reason is no text")
+    if reason in FAILED:
+        raise Unavailable(f"the engine gave the request up: {reason}")
+    return reason
 
 
 def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:

@@ -131,6 +131,8 @@ def test_tokens_are_counted_without_ids_too_and_other_events_are_passed_over() -
         (says('{"choices": [{"text": "a"}]}'), Unavailable, "it does not know return_token_ids"),
         (says('{"choices": [{"token_ids": [1]}]}'), Unavailable, "a choice has no text"),
         (says('{"choices": [{"text": "a", "token_ids": ["x"]}]}'), Unavailable, "token_ids are not integers"),
+        (says('{"choices": [{"text": "a", "token_ids": [1], "finish_reason": 1}]}'), Unavailable, "a finish_reason is no text"),
+        (says(json.dumps(choice([], "abort"))), Unavailable, "the engine gave the request up: abort"),
     ],
 )
 def test_a_prefill_that_fails_says_whether_another_engine_may_do_better(act: Act, error: type[KVStoreError], message: str) -> None:
@@ -198,6 +200,8 @@ def test_what_is_compressed_is_not_unpacked() -> None:
         (streams(event({"error": {"message": "CUDA error"}}), done()), "the engine failed: CUDA error"),
         (streams(event({"error": "text"}), done()), "the engine failed: text"),
         (streams(b"data: {\n\n"), "no JSON: '{'"),
+        (streams(event(choice([97])), event(choice([], "abort")), done()), "the engine gave the request up: abort"),
+        (streams(event(choice([97])), event(choice([98], "error")), done()), "the engine gave the request up: error"),
         (streams(b"data: \xff\n\n"), "an event is not UTF-8"),
         (answers(500, "no room"), "answers 500: no room"),
     ],
