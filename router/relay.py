@@ -42,7 +42,7 @@ class Answer:
     """What comes after; None: nothing does."""
 
     async def pieces(self) -> AsyncGenerator[Piece]:
-        """All of it; the last one has a finish_reason. Raises Unavailable, DeadlineExceeded: the decode engine fails."""
+        """All of it; one of them has a finish_reason. Raises Unavailable, DeadlineExceeded: the decode engine fails."""
         yield self.first
         if self.stream is None:
             return
