@@ -32,8 +32,8 @@ OWN_NAMES: Final = ("localhost",)
 
 
 def this_host_only(request: "web.Request") -> Access:
-    """ADMIN for a request from the loopback, NONE for all others, and where it asks for a name of elsewhere: a page of that site, whose name
-    was made to mean this host, could send it."""
+    """ADMIN for a request from the loopback, NONE for all others, and for one to a name of elsewhere: a page of that site, whose name was
+    made to mean this host, could send it."""
     return Access.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else Access.NONE
 
 
