@@ -85,7 +85,8 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
 
 def test_the_stream_tells_what_happened_then_the_state_and_both_again_after_a_look(console: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = console
-    with urllib.request.urlopen(f"{found.address}/api/events?after=1", timeout=TIMEOUT_S) as stream:
+    first = found.watch.events(0)[0]["number"]
+    with urllib.request.urlopen(f"{found.address}/api/events?after={first}", timeout=TIMEOUT_S) as stream:
         assert stream.headers.get_content_type() == "text/event-stream"
         seen = [_event(stream) for _ in range(3)]
         assert [name for name, _data in seen] == ["happened", "happened", "state"]
