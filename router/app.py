@@ -125,7 +125,8 @@ class RouterApp:
         tell("kvstore.prompt_tokens", len(work.tokens))
         tell("kvstore.prefix_blocks", outcome.placement.prefix_blocks)
         self._counters.prompt_tokens += len(work.tokens)
-        self._counters.prefix_tokens += outcome.placement.prefix_blocks * self._settings.block_tokens
+        foreseen = outcome.placement.prefix_blocks * self._settings.block_tokens
+        self._counters.prefix_tokens += foreseen if outcome.cached_tokens is None else outcome.cached_tokens
         head = _head(order, work)
         if isinstance(outcome, Whole):
             self._completed(sum(piece.tokens for piece in outcome.pieces))

@@ -65,6 +65,8 @@ class FirstToken:
     token_ids: list[int]
     handle: Mapping[str, Any]
     """For the decode engine."""
+    cached_tokens: int | None = None
+    """Of the prompt, not computed; None: the engine does not say."""
 
 
 class DecodeStream:
@@ -278,7 +280,15 @@ def _first_token(answer: Mapping[str, Any]) -> FirstToken:
     token_ids = _token_ids(choice)
     if token_ids is None:
         raise ProtocolError("it does not know return_token_ids, so that nobody could go on from its first token")
-    return FirstToken(Piece(_text(choice), len(token_ids), _finish_reason(choice)), token_ids, handle)
+    return FirstToken(Piece(_text(choice), len(token_ids), _finish_reason(choice)), token_ids, handle, _cached_tokens(answer))
+
+
+def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
+    try:
+        found = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    except (LookupError, TypeError):
+        return None
+    return found if isinstance(found, int) and found >= 0 else None
 
 
 def _piece(answer: Mapping[str, Any]) -> Piece | None:

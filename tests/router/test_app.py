@@ -40,6 +40,7 @@ from tests.router.scripted import (
     hangs_up,
     placement,
     run,
+    says,
     streams,
     well,
 )
@@ -270,6 +271,21 @@ def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
     with caplog.at_level(logging.ERROR):
         run(test())
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_tokens_that_were_not_computed_are_counted_as_the_engine_says() -> None:
+    async def test() -> None:
+        async with served() as router:
+            said = {**choice(following(PROMPT, 1)), "usage": {"prompt_tokens_details": {"cached_tokens": 4}}}
+            router.engine.script.append(says(json.dumps(said)))
+            assert (await router.post(BODY)).status == 200
+            router.engine.script.append(says(json.dumps(said)))
+            await events(await router.post({**BODY, "stream": True}))
+            router.engine.script.append(says(json.dumps(said)))
+            assert (await router.post({**BODY, "max_tokens": 1})).status == 200
+            assert router.counters.prefix_tokens == 12
+
+    run(test())
 
 
 def test_an_engines_refusal_is_the_clients_error() -> None:

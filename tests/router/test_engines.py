@@ -91,6 +91,21 @@ def test_a_prefill_asks_for_one_token_and_says_what_was_decided() -> None:
     assert engine.headers[0]["X-Request-Id"] == "abc"
 
 
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 8}}, 8),
+        ({"prompt_tokens_details": {"cached_tokens": -8}}, None),
+        ({"prompt_tokens_details": None}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_what_a_prefill_engine_says_that_it_did_not_compute_is_told(usage: Any, cached: int | None) -> None:
+    first, _ = run(prefill(says(json.dumps({**choice([97]), "usage": usage}))))
+    assert first.cached_tokens == cached
+
+
 def test_a_decode_gets_the_prefills_handle_and_goes_on_after_its_token() -> None:
     pieces, engine = run(decode())
     tokens = following([*PROMPT, 97], 4)
