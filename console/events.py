@@ -22,7 +22,8 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """The last `limit` events, numbered from 1. Not thread-safe."""
+    """The last `limit` events. Each has a number, higher than those before it, of its time: so a page that saw those of a process that was
+    started again is behind the new one's, and hears of them. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=limit)
@@ -30,7 +31,7 @@ class EventLog:
         """The number of the newest; 0 for none."""
 
     def add(self, event: Event, wall_s: float) -> None:
-        self.last += 1
+        self.last = max(self.last + 1, int(wall_s * 1000))
         self._events.append({"number": self.last, "time_s": wall_s, **event._asdict()})
 
     def after(self, number: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ nothing at one look and twice as much at the next.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 
 @dataclass(slots=True)
@@ -18,8 +19,10 @@ class _Told:
     rates: dict[str, float] = field(default_factory=dict)
 
 
-SAME_HEARTBEAT_S = 0.01
+SAME_HEARTBEAT_S: Final = 0.01
 """Heartbeats closer than this are one: their age is told, from which the time of one varies by what the telling took."""
+SLOWLY_TOLD_S: Final = 0.5
+"""So are those closer than this, half a heartbeat's usual interval, with the same counters: the telling may have taken long."""
 
 
 class Rates:
@@ -38,7 +41,7 @@ class Rates:
             self._told[name] = _Told(at_s, epoch, counters)
             return self._told[name].rates
         elapsed_s = at_s - last.at_s
-        if elapsed_s < SAME_HEARTBEAT_S:
+        if elapsed_s < SAME_HEARTBEAT_S or (elapsed_s < SLOWLY_TOLD_S and counters == last.counters):
             return last.rates
         rates = {key: _grown(value, last.counters.get(key, 0)) / elapsed_s for key, value in counters.items()}
         self._told[name] = _Told(at_s, epoch, counters, rates)

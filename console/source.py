@@ -23,6 +23,8 @@ class Look(NamedTuple):
 
     status: pb.StatusReply
     missing: tuple[str, ...] = ()
+    age_s: float = 0.0
+    """Since the oldest part of the status was told: long, where who knows it does not answer. The nodes' `heartbeat_age_s` include it."""
 
 
 class Source(Protocol):

@@ -85,12 +85,12 @@ class Watch:
     def look(self) -> None:
         """Ask the source, and tell who listens."""
         try:
-            status, missing = self.source.look()
+            status, missing, age_s = self.source.look()
         except KVStoreError as error:
             self._fail(str(error))
         else:
             self._status = status
-            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall(), missing=missing))
+            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall(), missing=missing, age_s=age_s))
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:

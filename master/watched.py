@@ -60,7 +60,7 @@ class Watched:
         return REST_S if self._asks_others or len(self._standings) > 1 else 0.0
 
     def look(self) -> Look:
-        own = self._own()
+        own, own_s = self._own(), time.monotonic()
         asked = self._begin({number: reply.owner.address for number, reply in enumerate(own) if _is_of_another(reply)})
         self._asks_others = bool(asked)
         replies, silent = [], dict[str, str]()
@@ -75,11 +75,15 @@ class Watched:
                 silent[reply.owner.address] = str(error)
                 replies.append(self._as_last_told(number, reply))
         self._silent = silent
+        told_s = [self._told[number][0] if number in self._told else own_s for number in range(len(own))]
+        now_s = time.monotonic()
         found = merged_status(replies)
+        for node in found.nodes:  # of the first partition
+            node.heartbeat_age_s += now_s - told_s[0]
         owners = list(own[0].owners)  # as this master knows them: others may not have heard yet
         del found.owners[:]
         found.owners.extend(owners)
-        return Look(found, tuple(self._missing(own, address, why) for address, why in silent.items()))
+        return Look(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(told_s))
 
     def masters(self) -> Sequence[MasterSeen]:
         own = self._own()

@@ -44,11 +44,11 @@ class Head:
         }
 
     def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The answer that is not streamed."""
+        """The answer that is not streamed. One part has a reason; others may come after it."""
         parts = list(pieces)
-        text, finish_reason = "".join(part.text for part in parts), parts[-1].finish_reason
+        text, reasons = "".join(part.text for part in parts), [part.finish_reason for part in parts if part.finish_reason]
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reasons[-1]}
         usage = self.usage(sum(part.tokens for part in parts))
         return {**self._members(chunk=False), "choices": [choice], "usage": usage}
 

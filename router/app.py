@@ -6,6 +6,7 @@ Of one event loop; tokenising and hashing go to threads, as a long prompt would 
 import asyncio
 import contextlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.naming import Naming
-from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, typed
 from kvstore.router.answers import Head, Problem, problem_of, refusal_problem
 from kvstore.router.config import RouterSettings
 from kvstore.router.counters import Counters
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 DECISION_HEADER: Final = "x-kvstore-decision"
 """Where a request went and what was foreseen: JSON, for whoever wants to know."""
 DECISION: Final = ("prefill", "decode", "prefix_blocks", "transfer_from", "transfer_blocks", "transfer_s", "queue_s", "prefill_s", "tbt_s")
+
+log = logging.getLogger("kvstore.router")
 
 Parse = Callable[[Mapping[str, Any]], Order]
 
@@ -99,13 +102,13 @@ class RouterApp:
         begun_ns = time.monotonic_ns()
         try:
             return await self._answer(request, parse, begun_ns)
-        except KVStoreError as error:
-            problem = problem_of(error)
-            counters.failed += problem.status >= 500
-            return _refused(problem)
         except asyncio.CancelledError:
             counters.hung_up += 1
             raise
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            return _refused(self._failed(error))
         finally:
             counters.active -= 1
             counters.durations.observe(time.monotonic_ns() - begun_ns, 1)
@@ -122,7 +125,8 @@ class RouterApp:
         tell("kvstore.prompt_tokens", len(work.tokens))
         tell("kvstore.prefix_blocks", outcome.placement.prefix_blocks)
         self._counters.prompt_tokens += len(work.tokens)
-        self._counters.prefix_tokens += outcome.placement.prefix_blocks * self._settings.block_tokens
+        foreseen = outcome.placement.prefix_blocks * self._settings.block_tokens
+        self._counters.prefix_tokens += foreseen if outcome.cached_tokens is None else outcome.cached_tokens
         head = _head(order, work)
         if isinstance(outcome, Whole):
             self._completed(sum(piece.tokens for piece in outcome.pieces))
@@ -189,10 +193,11 @@ class RouterApp:
             if order.include_usage:
                 await self._send(response, event(head.last(tokens)))
             self._completed(tokens)
-        except KVStoreError as error:
-            self._counters.failed += 1
-            fail(error)
-            await self._send(response, event(problem_of(error).body()))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            fail(typed(error))
+            await self._send(response, event(self._failed(error).body()))
         await self._send(response, done())
 
     async def _send(self, response: web.StreamResponse, frame: bytes) -> None:
@@ -202,6 +207,14 @@ class RouterApp:
                 await response.write(frame)
         except TimeoutError:
             raise ConnectionResetError("the client takes nothing") from None
+
+    def _failed(self, error: Exception) -> Problem:
+        """What the client is told of it."""
+        if not isinstance(error, KVStoreError):
+            log.error("a request failed by a mistake of this program", exc_info=error)
+        problem = problem_of(typed(error))
+        self._counters.failed += problem.status >= 500
+        return problem
 
     def _completed(self, tokens: int) -> None:
         self._counters.completed += 1

@@ -56,12 +56,12 @@ class RouterSettings(TlsSettings):
     attempts: int = setting(6, "How often a request is scheduled when engines fail before its first token.", minimum=1, maximum=100)
     retry_pause_s: float = setting(0.2, "Pause before the second attempt; it doubles from one to the next.", minimum=0)
     schedule_timeout_s: float = setting(2.0, "Time for the master to say where a request goes.", minimum=0.01)
-    connect_timeout_s: float = setting(1.0, "Time for a connection to an engine.", minimum=0.01)
+    connect_timeout_s: float = setting(1.0, "Time for a connection to an engine, the look-up of its name included.", minimum=0.01)
     first_token_timeout_s: float = setting(120.0, "Time for a prefill, its queue included.", minimum=0.01)
     next_token_timeout_s: float = setting(30.0, "Time between two tokens of an engine.", minimum=0.01)
     client_timeout_s: float = setting(30.0, "A client that sends or takes nothing for this long is hung up on.", minimum=0.01)
     drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
-    threads: int = setting(8, "Questions to the master, and prompts tokenised, at once.", minimum=1, maximum=256)
+    threads: int = setting(8, "Questions to the master at once, and as many prompts tokenised beside them.", minimum=1, maximum=256)
 
 
 def check_settings(settings: RouterSettings) -> None:

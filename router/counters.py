@@ -23,7 +23,7 @@ class Counters:
     retries: int = 0
     prompt_tokens: int = 0
     prefix_tokens: int = 0
-    """Of these, not computed."""
+    """Of these, not computed: as engines say, or else as was foreseen."""
     output_tokens: int = 0
     durations: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
     """Of requests that were taken on, to whichever end."""

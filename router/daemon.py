@@ -82,13 +82,17 @@ async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tok
     http = open_http(settings)
     facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
     engines, counters, came = Engines(settings), Counters(), list[str]()
-    with SchedulerClient(of_master) as client, ThreadPoolExecutor(settings.threads, "kvstore-router") as threads:
+    with (
+        SchedulerClient(of_master) as client,
+        ThreadPoolExecutor(settings.threads, "kvstore-router-asks") as asking,
+        ThreadPoolExecutor(settings.threads, "kvstore-router-tokenises") as tokenising,  # not behind a master that is silent
+    ):
         try:
             if http is not None:
                 add_router_signals(http, counters, client, asyncio.get_running_loop(), tracing)
                 http.start()
-            scheduler = AsyncScheduler(client, threads, block_tokens=settings.block_tokens)
-            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, threads, tracing)
+            scheduler = AsyncScheduler(client, asking, block_tokens=settings.block_tokens)
+            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, tokenising, tracing)
             with stops(log, "router", came):
                 await serve(
                     app.web,

@@ -6,7 +6,9 @@ nothing of what the prefill engine says there.
 """
 
 import asyncio
+import contextlib
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +23,7 @@ from kvstore.router.config import RouterSettings
 from kvstore.router.sse import DONE, EventParser
 from kvstore.router.tracing import step, trace_headers
 from kvstore.rpc.tracing import Span
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 PATH: Final = "/v1/completions"
 SHOWN_CHARACTERS: Final = 300
@@ -29,8 +32,14 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 """Of an answer that is no stream. The longest part is a handle's list of blocks: a few bytes each, of a prompt of a million tokens."""
 MAX_REFUSAL_BYTES: Final = 64 << 10
 """Of what an engine says went wrong, no more is read."""
+LOOK_S: Final = 0.5
+"""Between looks whether a connection is still there that nothing comes by."""
+END_S: Final = 1.0
+"""Time for the end of a body whose last event has come; then the connection is closed, and the next request opens another one."""
 HEADERS: Final = {"Accept-Encoding": "identity"}
 """What is compressed could come to any number of bytes; it is not unpacked."""
+FAILED: Final = ("abort", "error")
+"""What engines give for a finish_reason where they drop a request: no answer ends so."""
 RETRIED: Final = frozenset({404, 408, 409, 425, 429})
 """Statuses below 500 that another engine, or this one later, need not give."""
 
@@ -56,6 +65,8 @@ class FirstToken:
     token_ids: list[int]
     handle: Mapping[str, Any]
     """For the decode engine."""
+    cached_tokens: int | None = None
+    """Of the prompt, not computed; None: the engine does not say."""
 
 
 class DecodeStream:
@@ -82,26 +93,32 @@ class DecodeStream:
 
     async def _read(self) -> AsyncGenerator[Piece]:
         parser = EventParser()
-        is_over = False
         now_s = asyncio.get_running_loop().time
         with _Translated(self._address):
             until_s = now_s() + self._piece_timeout_s
             while chunk := await self._chunk(until_s):
                 for data in parser.feed(chunk):
                     if data == DONE:
-                        is_over = True
-                        continue
+                        await self._end()
+                        return
                     piece = _piece(_object(data))
                     if piece is not None:
                         yield piece
                         until_s = now_s() + self._piece_timeout_s
-            if not is_over:
-                raise ProtocolError("the stream ended before its end was said")
+            raise ProtocolError("the stream ended before its end was said")
 
     async def _chunk(self, until_s: float) -> bytes:
         """b"": it has ended. Comments and events without text, which keep a connection alive, do not put the deadline off."""
         async with asyncio.timeout_at(until_s):
-            return await self._response.content.readany()
+            return await _arrived(self._response)
+
+    async def _end(self) -> None:
+        """The answer is whole. Only a body that is read to its end leaves a connection for others; one that goes on, or breaks, is no
+        matter."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(END_S):
+                while await self._response.content.readany():
+                    pass
 
     def close(self) -> None:
         self._response.close()
@@ -115,8 +132,11 @@ class Engines:
     def __init__(self, settings: RouterSettings) -> None:
         """To be made within the event loop."""
         self._settings = settings
-        connector, cookies = aiohttp.TCPConnector(limit=0), aiohttp.DummyCookieJar()
-        self._http = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, headers=HEADERS, auto_decompress=False)
+        connector, cookies = aiohttp.TCPConnector(limit=0, socket_factory=_socket), aiohttp.DummyCookieJar()
+        # A name server's silence is time for a connection too. What comes after it has one deadline altogether, of each method: sock_read
+        # would begin once all of a prompt is written, and anew with each byte.
+        timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
+        self._http = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, headers=HEADERS, auto_decompress=False, timeout=timeout)
 
     async def close(self) -> None:
         await self._http.close()
@@ -135,14 +155,13 @@ class Engines:
             "prefix_blocks": placement.prefix_blocks,
         }
         body = {**_body(work, work.tokens, 1, params), "stream": False}
-        timeout_s = self._settings.first_token_timeout_s
         with step("prefill", instance=placement.prefill), _Translated(placement.prefill_address):
-            async with await self._post(placement.prefill_address, body, work.id, timeout_s) as response:
-                async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._settings.first_token_timeout_s):
+                async with await self._post(placement.prefill_address, body, work.id) as response:
                     answer, is_whole = await _read(response, MAX_ANSWER_BYTES)
-                if not is_whole:
-                    raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-                return _first_token(_object(answer))
+            if not is_whole:
+                raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            return _first_token(_object(answer))
 
     async def serve(self, work: Work, placement: Placement) -> DecodeStream:
         """Have all of the answer made by an engine that prefills and decodes. When it returns, the engine has accepted.
@@ -153,7 +172,8 @@ class Engines:
         body = {**_body(work, work.tokens, work.max_tokens, params), "stream": True}
         with step("serve", instance=placement.prefill, lasts=True) as span, _Translated(placement.prefill_address):
             timeout_s = self._settings.first_token_timeout_s
-            response = await self._post(placement.prefill_address, body, work.id, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                response = await self._post(placement.prefill_address, body, work.id)
             return DecodeStream(response, placement.prefill_address, timeout_s, span)
 
     async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
@@ -163,17 +183,18 @@ class Engines:
         body = {**_body(work, tokens, work.max_tokens - len(first.token_ids), params), "stream": True}
         with step("decode", instance=placement.decode, lasts=True) as span, _Translated(placement.decode_address):
             timeout_s = self._settings.next_token_timeout_s
-            response = await self._post(placement.decode_address, body, work.id, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                response = await self._post(placement.decode_address, body, work.id)
             return DecodeStream(response, placement.decode_address, timeout_s, span)
 
-    async def _post(self, address: str, body: Mapping[str, Any], request_id: str, timeout_s: float) -> aiohttp.ClientResponse:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s)
+    async def _post(self, address: str, body: Mapping[str, Any], request_id: str) -> aiohttp.ClientResponse:
+        """The answer's head, once the engine has accepted. The caller limits the time."""
         headers = {"X-Request-Id": request_id, **trace_headers()}
         # Nowhere else: a prompt goes where the master said.
-        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, timeout=timeout, allow_redirects=False)
+        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, allow_redirects=False)
         if response.status == 200:
             return response
-        async with response, asyncio.timeout(timeout_s):
+        async with response:
             said = _said((await _read(response, MAX_REFUSAL_BYTES))[0])
         if 400 <= response.status < 500 and response.status not in RETRIED:
             raise InvalidArgument(f"the engine refuses the request: {said}")
@@ -203,15 +224,39 @@ class _Translated:
                 raise Unavailable(f"the engine at {self._address} hung up: {error}") from None
 
 
+def _socket(info: tuple[Any, ...]) -> socket.socket:
+    """Of a connection to an engine: it breaks when the engine's host is gone, or when its process is stopped and takes nothing, so that the
+    request is scheduled anew."""
+    family, kind, protocol, *_ = info
+    made = socket.socket(family, kind, protocol)
+    notice_vanished_host(made, PEER_TIMEOUT_S, gives_up_unread=True)
+    return made
+
+
 def _body(work: Work, tokens: list[int], max_tokens: int, params: Mapping[str, Any]) -> dict[str, Any]:
     members = {"model": work.model, "prompt": tokens, "max_tokens": max_tokens, "return_token_ids": True}
     return {**work.sampling, **members, "kv_transfer_params": params}
 
 
+async def _arrived(response: aiohttp.ClientResponse) -> bytes:
+    """What of the body has come since; b"": it has ended. Of a connection that it closes itself, as what comes is no HTTP, aiohttp tells
+    nobody who waits."""
+    while True:
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return await response.content.readany()
+        except TimeoutError:
+            if response.connection is not None and not response.connection.closed:
+                continue
+        except RuntimeError:  # of a connection that was closed before
+            pass
+        raise ProtocolError("its connection ended within the answer, which is no HTTP")
+
+
 async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> tuple[str, bool]:
     """The beginning of what it says, and whether that is all."""
     got = bytearray()
-    async for chunk in response.content.iter_any():
+    while chunk := await _arrived(response):
         got += chunk
         if len(got) > most_bytes:
             return got[:most_bytes].decode(errors="replace"), False
@@ -235,7 +280,15 @@ def _first_token(answer: Mapping[str, Any]) -> FirstToken:
     token_ids = _token_ids(choice)
     if token_ids is None:
         raise ProtocolError("it does not know return_token_ids, so that nobody could go on from its first token")
-    return FirstToken(Piece(_text(choice), len(token_ids), choice.get("finish_reason")), token_ids, handle)
+    return FirstToken(Piece(_text(choice), len(token_ids), _finish_reason(choice)), token_ids, handle, _cached_tokens(answer))
+
+
+def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
+    try:
+        found = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    except (LookupError, TypeError):
+        return None
+    return found if isinstance(found, int) and found >= 0 else None
 
 
 def _piece(answer: Mapping[str, Any]) -> Piece | None:
@@ -246,7 +299,7 @@ def _piece(answer: Mapping[str, Any]) -> Piece | None:
     if choice is None:
         return None
     text, token_ids = _text(choice), _token_ids(choice)
-    return Piece(text, (1 if text else 0) if token_ids is None else len(token_ids), choice.get("finish_reason"))
+    return Piece(text, (1 if text else 0) if token_ids is None else len(token_ids), _finish_reason(choice))
 
 
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -261,6 +314,15 @@ def _text(choice: Mapping[str, Any]) -> str:
     if not isinstance(text, str):
         raise ProtocolError("a choice has no text")
     return text
+
+
+def _finish_reason(choice: Mapping[str, Any]) -> str | None:
+    reason = choice.get("finish_reason")
+    if reason is not None and not isinstance(reason, str):
+        raise ProtocolError("a finish_reason is no text")
+    if reason in FAILED:
+        raise Unavailable(f"the engine gave the request up: {reason}")
+    return reason
 
 
 def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:

@@ -58,7 +58,7 @@ class Order:
 def parse_json(body: bytes) -> Mapping[str, Any]:
     """Raises InvalidArgument unless the body is one JSON object, with finite numbers."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -100,8 +100,14 @@ def _seconds(headers: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text[:50]} is not a finite number")
+
+
+def _finite(text: str) -> float:
+    """1e999 is well-formed, and infinity for Python, which would send it to engines as Infinity."""
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_constant(text)
 
 
 def _check_members(body: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -40,9 +40,11 @@ class Answer:
     first: Piece
     stream: DecodeStream | None
     """What comes after; None: nothing does."""
+    cached_tokens: int | None = None
+    """As FirstToken has it."""
 
     async def pieces(self) -> AsyncGenerator[Piece]:
-        """All of it; the last one has a finish_reason. Raises Unavailable, DeadlineExceeded: the decode engine fails."""
+        """All of it; one of them has a finish_reason. Raises Unavailable, DeadlineExceeded: the decode engine fails."""
         yield self.first
         if self.stream is None:
             return
@@ -64,6 +66,8 @@ class Whole:
 
     placement: Placement
     pieces: list[Piece]
+    cached_tokens: int | None = None
+    """As FirstToken has it."""
 
 
 class Relay:
@@ -91,7 +95,7 @@ class Relay:
             if isinstance(begun, Refusal):
                 return begun
             with contextlib.closing(begun):
-                return Whole(begun.placement, [piece async for piece in begun.pieces()])
+                return Whole(begun.placement, [piece async for piece in begun.pieces()], begun.cached_tokens)
 
         return await self._repeat(attempt)
 
@@ -120,9 +124,9 @@ class Relay:
         first = await self._engines.prefill(work, placed)
         ends = first.piece.finish_reason
         if ends not in GOES_ON or len(first.token_ids) >= work.max_tokens:
-            return Answer(placed, replace(first.piece, finish_reason=ends or "length"), None)
+            return Answer(placed, replace(first.piece, finish_reason=ends or "length"), None, first.cached_tokens)
         stream = await self._engines.decode(work, placed, first)
-        return Answer(placed, replace(first.piece, finish_reason=None), stream)
+        return Answer(placed, replace(first.piece, finish_reason=None), stream, first.cached_tokens)
 
     async def _served(self, work: Work, placed: Placement) -> Answer:
         """By an engine that prefills and decodes: as soon as its first token is there."""

@@ -22,11 +22,8 @@ class ByteTokenizer:
     """The token of a byte is its value."""
 
     def encode(self, text: str) -> list[int]:
-        """Raises InvalidArgument for a lone surrogate, which UTF-8 has no bytes for."""
-        try:
-            return list(text.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"the prompt is no Unicode text: {error.reason} at character {error.start}") from None
+        """Raises InvalidArgument for a lone surrogate."""
+        return list(_utf8(text))
 
 
 class FileTokenizer:
@@ -42,8 +39,18 @@ class FileTokenizer:
             raise ConfigError(f"cannot read the tokenizer {path}: {error}") from None
 
     def encode(self, text: str) -> list[int]:
+        """Raises InvalidArgument for a lone surrogate."""
+        _utf8(text)  # of what is none the package says that it is no str
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
+
+
+def _utf8(text: str) -> bytes:
+    """JSON can have a lone surrogate, which UTF-8 has no bytes for: raises InvalidArgument."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the prompt is no Unicode text: {error.reason} at character {error.start}") from None
 
 
 def load_tokenizer(path: str) -> Tokenizer:

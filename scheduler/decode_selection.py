@@ -38,6 +38,15 @@ def has_room(prefill: PrefillInstance, request: Request, decode: Sequence[Decode
     return prefill.decodes_at is None or _fits(request, decode[prefill.decodes_at])
 
 
+def goes_to_own_only(request: Request, prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance], estimator: DecodeTime) -> bool:
+    """Whether only those can serve it that decode what they prefill: one has room, and where all others' requests are decoded there is
+    none, or tokens would come too slowly."""
+    if not any(instance.decodes_at is not None and has_room(instance, request, decode) for instance in prefill):
+        return False
+    elsewhere = select_decoding_instance(request, decode, estimator)
+    return isinstance(elsewhere, Rejection) or elsewhere.tbt_s > request.slo.tbt_s
+
+
 def _fits(request: Request, instance: DecodeInstance) -> bool:
     return instance.context_tokens + request.input_tokens + request.output_tokens <= instance.capacity_tokens
 

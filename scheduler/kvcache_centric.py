@@ -19,7 +19,7 @@ from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, decoding_after, has_room
+from kvstore.scheduler.decode_selection import broken_slo, decoding_after, goes_to_own_only, has_room
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request
@@ -66,7 +66,10 @@ class KVCacheCentric(Dispatcher):
         transfers_s = {own: self._transfer_s(prefix_len - own, prefill[senders.first]) for own, prefix_len in prefix_lens.items()}
         prefills_s = {prefix_len: self._prefill_s(request, prefix_len) for prefix_len in set(prefix_lens.values())}  # line 13
         costs_s = {own: transfers_s[own] + prefills_s[prefix_len] for own, prefix_len in prefix_lens.items()}
+        own_only = goes_to_own_only(request, prefill, decode, self._estimators.decode)
         for number, instance in enumerate(prefill):  # line 4
+            if own_only and instance.decodes_at is None:
+                continue
             own = matches[number]
             cost_s = costs_s[own]
             if instance.received_bytes_per_s and prefix_lens[own] > own:

@@ -157,12 +157,19 @@ class SchedulerClient:
         self._is_closed = False
 
     def schedule(
-        self, keys: Sequence[bytes], *, block_tokens: int, input_tokens: int, output_tokens: int = 0, slo: Slo = NO_SLO
+        self,
+        keys: Sequence[bytes],
+        *,
+        block_tokens: int,
+        input_tokens: int,
+        output_tokens: int = 0,
+        slo: Slo = NO_SLO,
+        deadline: Deadline | None = None,
     ) -> Placement | Refusal:
         """Where a prompt of `input_tokens` goes, whose full blocks of `block_tokens` each have these keys, in order.
 
-        The transfer that the placement needs has been started. `output_tokens` as predicted; 0: not known. A master that hangs up
-        within the call may count a request that never comes, until it takes it for lost.
+        The transfer that the placement needs has been started. `output_tokens` as predicted; 0: not known. `deadline`: instead of
+        `deadline_s`. A master that hangs up within the call may count a request that never comes, until it takes it for lost.
         """
         request = pb.ScheduleRequest(
             tenant=self.settings.tenant,
@@ -174,7 +181,7 @@ class SchedulerClient:
             ttft_slo_s=_finite_or_0(slo.ttft_s),
             tbt_slo_s=_finite_or_0(slo.tbt_s),
         )
-        reply: pb.ScheduleReply = self._call("Schedule", request)
+        reply: pb.ScheduleReply = self._call("Schedule", request, deadline)
         if reply.rejected:
             return Refusal(Reason(reply.rejected), reply.rejected_value, reply.rejected_limit)
         return Placement(**{field.name: getattr(reply, field.name) for field in fields(Placement)})
@@ -227,6 +234,7 @@ class SchedulerClient:
         """Ask the master that owns the catalog; if it is gone, the one that does now: once, and until the deadline where several are
         known."""
         deadline = deadline or Deadline(self.settings.deadline_s)
+        deadline.left_s()  # of a call that waited for its turn too long the master hears nothing
         waits, is_first = pauses(self.settings.owner_retry_s), True
         while True:
             link = self._linked(deadline)

@@ -52,11 +52,11 @@ export function network({ openNode }) {
   /** What the NICs of the hosts that are shown carry: asked for only while this view is looked at. */
   async function carried() {
     if (Date.now() - asked < FLOWS_MS || !flows.size) return;
-    asked = Date.now();
+    asked = Infinity;  // not again before this one has come
     try {
       const found = await get(`/api/flows?${[...flows.keys()].map((name) => `node=${encodeURIComponent(name)}`).join("&")}`);
       for (const one of found) if (flows.has(one.node)) showFlows(flows.get(one.node).article, one.links);
-    } catch { /* the hosts are shown without it; what is wrong with the connection is told on top */ }
+    } catch { /* the hosts are shown without it; what is wrong with the connection is told on top */ } finally { asked = Date.now(); }
   }
   function draw() {
     if (!last?.cluster) return;

@@ -86,8 +86,8 @@ export function overview({ openNode }) {
   /** What each master says of itself: asked for only while this view is looked at. */
   async function askMasters() {
     if (Date.now() - asked < MASTERS_MS) return;
-    asked = Date.now();
-    try { showMasters(masters, await get("/api/masters")); } catch { /* the others are shown; what is wrong with the connection is told on top */ }
+    asked = Infinity;  // not again before this one has come
+    try { showMasters(masters, await get("/api/masters")); } catch { /* the others are shown; what is wrong with the connection is told on top */ } finally { asked = Date.now(); }
   }
   return { element, update(store) { last = store; draw(); askMasters(); } };
 }

@@ -1,5 +1,6 @@
 """`/debug/threads` and `/debug/profile?seconds=N`, for operators: they show code and names, and a profile costs time."""
 
+import threading
 from typing import Final
 
 from aiohttp import web
@@ -15,21 +16,24 @@ MAX_S: Final = 60.0
 
 def add_debug(server: HttpServer) -> None:
     """One profile at a time."""
-    is_profiling = False
+    profiling = threading.Lock()
 
     async def threads(_request: web.Request) -> web.Response:
         return web.Response(text=stacks())
 
     async def profiled(request: web.Request) -> web.Response:
-        nonlocal is_profiling
         seconds = _seconds(request.query.get("seconds", str(DEFAULT_S)))
-        if is_profiling:
-            raise Full("a profile is being taken already: one at a time")
-        is_profiling = True
-        try:
-            return web.Response(text=await asked(lambda: profile(seconds)))
-        finally:
-            is_profiling = False
+
+        def taken() -> str:
+            """In its thread: it goes on when who asked hangs up."""
+            if not profiling.acquire(blocking=False):
+                raise Full("a profile is being taken already: one at a time")
+            try:
+                return profile(seconds)
+            finally:
+                profiling.release()
+
+        return web.Response(text=await asked(taken))
 
     server.add("GET", "/debug/threads", threads, needs=Access.ADMIN)
     server.add("GET", "/debug/profile", profiled, needs=Access.ADMIN)

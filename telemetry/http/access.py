@@ -32,18 +32,24 @@ OWN_NAMES: Final = ("localhost",)
 
 
 def this_host_only(request: "web.Request") -> Access:
-    """ADMIN for a request from the loopback, NONE for all others."""
-    return Access.ADMIN if _is_loopback(request.remote or "") else Access.NONE
+    """ADMIN for a request from the loopback, NONE for all others, and for one to a name of elsewhere: a page of that site, whose name was
+    made to mean this host, could send it."""
+    return Access.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else Access.NONE
 
 
 def is_foreign(request: "web.Request") -> bool:
-    """Whether a browser sends it for a page that this server has not served: by the Origin of the page, or, where its site's name was made
-    to mean this host, by a Host that is a name of elsewhere."""
-    host = urlsplit(f"//{request.host}").hostname or ""
-    if this_host_only(request) and not (_is_address(host) or host in OWN_NAMES):
-        return True
+    """Whether a browser sends it for a page that this server has not served, by the Origin of the page."""
     origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != request.host
+    return origin is not None and origin.partition("://")[2] != request.host
+
+
+def _is_own(asked: str) -> bool:
+    """Whether a Host is an address, or a name that means this host everywhere."""
+    try:
+        host = urlsplit(f"//{asked}").hostname or ""
+    except ValueError:
+        return False
+    return _is_address(host) or host in OWN_NAMES
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,13 +6,17 @@ daemon's loop they ask for there (`asked`). It knows no paths: routes are added 
 """
 
 import asyncio
+import contextvars
 import logging
 import os
 import select
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from kvstore.protocol.errors import Full
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.access import Access, Authorize, this_host_only
 from kvstore.telemetry.http.listening import host_port, listening, reached_at
@@ -25,6 +29,8 @@ Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 STOP_S: Final = 1.0
 """For requests under way to end, once the daemon ends."""
+MAX_ASKED: Final = 128
+"""Questions to a daemon that wait for their answers at once, those that nobody waits for any more among them."""
 
 log = logging.getLogger("kvstore.telemetry")
 
@@ -116,5 +122,31 @@ class HttpServer:
 
 
 async def asked(function: Callable[[], T]) -> T:
-    """What `function` returns, called in a thread where it may block, as a call of a daemon's loop does. Raises what it raises."""
-    return await asyncio.to_thread(function)
+    """What `function` returns, called in a thread where it may block, as a call of a daemon's loop does. Raises what it raises; Full.
+
+    Each has a thread of its own, so that none waits in line, health least of all, behind one whose answer does not come; and the process
+    waits for none of them when it ends.
+    """
+    if not _asking.acquire(blocking=False):
+        raise Full(f"{MAX_ASKED} questions wait for their answers, which is the most")
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # it is not called off
+    here = contextvars.copy_context()
+
+    def ask() -> None:
+        try:
+            tell = partial(answer.set_result, here.run(function))
+        except BaseException as error:
+            tell = partial(answer.set_exception, error)
+        _asking.release()
+        tell()
+
+    try:
+        threading.Thread(target=ask, name="http-asked", daemon=True).start()
+    except RuntimeError as error:
+        _asking.release()
+        raise Full(f"there is no thread to ask in: {error}") from None
+    return await asyncio.wrap_future(answer)
+
+
+_asking = threading.BoundedSemaphore(MAX_ASKED)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 EVENTS: Final = {
     "daemon_stops": "a daemon ends: `why`",
-    "log_level": "somebody changed the level of a logger: `of`, `level`",
+    "log_level": "somebody changed the level of a logger: `of`, `to`",
     "node_registered": "at a master, a node is known from now on: `node`, `node_id`, `at`",
     "node_died": "at a master, a node was silent for too long, or its link broke: `node`, `node_id`",
     "node_forgotten": "at a master, a node is known no more, since an operator says so or too many are away: `node`, `why`",
@@ -28,8 +28,12 @@ EVENTS: Final = {
 }
 """By name; what it means, and its fields."""
 
+OF_EACH_LINE: Final = frozenset(("time", "level", "logger", "event", "message", "exception"))
+"""What a line in JSON has beside the fields of its event."""
+
 
 def named(event: str, **fields: Any) -> dict[str, Any]:
     """For a logger's `extra`: this line is that event, one of EVENTS."""
     assert event in EVENTS, event
+    assert not OF_EACH_LINE & fields.keys(), "a field would take the place of what each line has"
     return {"event": event, "fields": fields}

@@ -23,7 +23,7 @@ def add_log_level(server: HttpServer) -> None:
     async def changed(request: web.Request) -> web.Response:
         of, level = _wanted(await request.text())
         logging.getLogger(of).setLevel(level.upper())
-        log.warning("logger %s is at level %s from now on", of, level, extra=named("log_level", of=of, level=level))
+        log.warning("logger %s is at level %s from now on", of, level, extra=named("log_level", of=of, to=level))
         return web.json_response(levels())
 
     server.add("GET", "/debug/log-level", told, needs=Access.ADMIN)

@@ -141,7 +141,7 @@ ROUTER: Final = (
     Metric("kvstore_router_hang_ups", C, "Clients that were gone before the end."),
     Metric("kvstore_router_retries", C, "Requests scheduled again."),
     Metric("kvstore_router_prompt_tokens", C, "Tokens of prompts."),
-    Metric("kvstore_router_prefix_tokens", C, "Of these, not computed."),
+    Metric("kvstore_router_prefix_tokens", C, "Of these, not computed: as engines say, or else as was foreseen."),
     Metric("kvstore_router_output_tokens", C, "Tokens of answers."),
     Metric("kvstore_router_trace_spans", C, SPANS, ("outcome",)),
 )

@@ -70,10 +70,14 @@ class Histogram:
         self._sum_ns += elapsed_ns * times
 
     def fold(self) -> None:
-        """Empty the log. While another call does, in another thread or below a signal's handler, there is nothing to do."""
-        if not self._folding.acquire(blocking=False):
+        """Empty the log. While another call does, in another thread or below a signal's handler, there is nothing to do.
+
+        The lock is taken by `with` alone, between which and its block CPython looks for no signals: what a handler raised after a call of
+        `acquire` would leave it taken, and nothing would be counted any more.
+        """
+        if self._folding.locked():
             return
-        try:
+        with self._folding:
             taken = self.log[:]
             del self.log[: len(taken)]  # not what others have appended since
             if taken:
@@ -88,8 +92,6 @@ class Histogram:
                     self._counts[index] += upto - below
                     below = upto
                 self._counts[-1] += len(taken) - below
-        finally:
-            self._folding.release()
 
     def counts(self) -> Counts:
         self.fold()

@@ -2,6 +2,7 @@
 anybody nor takes memory. What comes of each span is counted.
 """
 
+import logging
 import threading
 from collections import deque
 from typing import Final
@@ -15,6 +16,8 @@ from kvstore.telemetry.tracing.config import TracingSettings
 EXPORTED: Final = "exported"
 FAILED: Final = "failed"
 DROPPED: Final = "dropped"
+
+log = logging.getLogger("kvstore.telemetry")
 
 
 class SpanQueue(SpanProcessor):
@@ -39,12 +42,17 @@ class SpanQueue(SpanProcessor):
             if self._is_closing or len(self._waiting) >= self._settings.queue_spans:
                 self._counts[DROPPED] += 1
                 return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # there is none to be had; the next span tries again
+                    self._counts[DROPPED] += 1
+                    return
+                self._thread = thread
             self._waiting.append(span)
             if len(self._waiting) >= self._settings.batch_spans:
                 self._due.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
-                self._thread.start()
 
     def counts(self) -> dict[str, int]:
         """Spans so far, by what came of them: EXPORTED, FAILED (the collector did not take them), DROPPED (there was no room)."""
@@ -83,7 +91,11 @@ class SpanQueue(SpanProcessor):
     def _send(self) -> None:
         """All that waits, unless the collector does not take it."""
         while batch := self._next():
-            is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            try:
+                is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            except Exception:
+                log.exception("spans could not be sent")
+                is_taken = False
             with self._lock:
                 self._counts[EXPORTED if is_taken else FAILED] += len(batch)
             if not is_taken:

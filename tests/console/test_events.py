@@ -75,8 +75,18 @@ def test_the_log_keeps_the_newest_and_numbers_them() -> None:
     assert (log.last, log.after(0)) == (0, [])
     for text in "abc":
         log.add(Event("info", "", text), 5.0)
-    assert [(event["number"], event["text"], event["time_s"]) for event in log.after(0)] == [(2, "b", 5.0), (3, "c", 5.0)]
-    assert [event["text"] for event in log.after(2)] == ["c"]
+    assert [(event["number"], event["text"], event["time_s"]) for event in log.after(0)] == [(5001, "b", 5.0), (5002, "c", 5.0)]
+    assert [event["text"] for event in log.after(5001)] == ["c"]
+    log.add(Event("info", "", "of a clock that was set back"), 4.0)
+    assert log.last == 5003
+
+
+def test_who_saw_the_events_of_a_former_process_hears_of_all_of_the_next_one() -> None:
+    former, now = EventLog(500), EventLog(500)
+    for second in range(400):
+        former.add(Event("info", "", "before"), 100.0 + second)
+    now.add(Event("error", "", "the first"), 600.0)
+    assert [event["text"] for event in now.after(former.last)] == ["the first"]
 
 
 def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes() -> None:

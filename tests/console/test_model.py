@@ -43,6 +43,20 @@ def test_totals_are_the_sums_of_the_nodes_and_rates_those_of_their_counters() ->
     assert node_figures(document)["node-3"] == {name: node(document, "node-3")[name] for name in NODE_KEPT}
 
 
+def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
+    """As of an owner that does not answer: a rate of nothing, and then a multiple, would never have been."""
+    model = Model()
+
+    def rates(second: int, *, at_s: int) -> tuple[float, float]:
+        nodes = [pb.NodeStatus(name="n", state="alive", counters={"misses": 1000 * second}, heartbeat_age_s=at_s - second)]
+        status = pb.StatusReply(epoch=1, nodes=nodes, counters={"keys": 500 * second})
+        totals = model.document(status, at_s=at_s, wall_s=1, age_s=at_s - second)["totals"]
+        return totals["misses_per_s"], totals["keys_per_s"]
+
+    rates(1, at_s=1)
+    assert [rates(2, at_s=2), rates(2, at_s=4), rates(5, at_s=5)] == [(1000, 500)] * 3
+
+
 def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
     clock = Clock()
     document = looked(Simulated(3, clock, dead=[1]), clock)

@@ -1,5 +1,7 @@
 """Promises of rates.py."""
 
+import pytest
+
 from kvstore.console.rates import Rates
 
 
@@ -8,6 +10,9 @@ def test_a_rate_is_what_a_counter_grew_by_from_heartbeat_to_heartbeat() -> None:
     assert rates.of("a", at_s=10.0, epoch=1, counters={"hits": 100}) == {}
     assert rates.of("a", at_s=12.0, epoch=1, counters={"hits": 160, "new": 4}) == {"hits": 30, "new": 2}
     assert rates.of("a", at_s=12.001, epoch=1, counters={"hits": 160, "new": 4}) == {"hits": 30, "new": 2}, "the same heartbeat"
+    assert rates.of("a", at_s=12.2, epoch=1, counters={"hits": 160, "new": 4}) == {"hits": 30, "new": 2}, "the same, told slowly"
+    assert rates.of("a", at_s=13.0, epoch=1, counters={"hits": 160, "new": 4}) == {"hits": 0, "new": 0}
+    assert rates.of("a", at_s=13.1, epoch=1, counters={"hits": 161, "new": 4}) == {"hits": pytest.approx(10), "new": 0}
 
 
 def test_a_counter_that_fell_began_again_and_a_new_registration_is_not_compared() -> None:

@@ -72,7 +72,7 @@ def pair(tmp_path: Path, etcd_url: str) -> Iterator[tuple[Places, Places]]:
 def test_a_master_that_is_alone_asks_nobody_and_never_rests(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as places:
         source = watched(places)
-        status, missing = source.look()
+        status, missing, _age_s = source.look()
         assert (status.role, missing, source.rest_s()) == ("owner", (), 0.0)
         assert source.masters() == [MasterSeen(places.listen, status.name, "owner")]
 
@@ -82,7 +82,7 @@ def test_each_tells_of_all_partitions_and_of_all_masters(pair: tuple[Places, Pla
     for places in pair:
         source = watched(places)
         eventually(lambda source=source: not source.look().missing, "it hears the other one")  # type: ignore[misc]
-        status, _missing = source.look()
+        status = source.look().status
         assert (status.role, {owner.address for owner in status.owners}) == ("owner", addresses)
         assert source.rest_s() == REST_S
         assert {(one.address, one.role, one.trouble) for one in source.masters()} == {(address, "owner", "") for address in addresses}
@@ -111,10 +111,13 @@ def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair
     source = watched(second)
     eventually(lambda: not source.look().missing, "it hears the other one")
     before = source.look().status
+    source._told[0][1].nodes.add(name="n", state="alive", heartbeat_age_s=1.0)
     lead_to(source, Contact("127.0.0.1:1", ""))
-    status, [missing] = source.look()
+    status, [missing], age_s = source.look()
     assert f"at {first.listen}, which owns 1 of the 2 partitions, does not answer: " in missing
     assert "; what is shown of it is 0 s old" in missing
+    assert age_s > 0
+    assert [node.heartbeat_age_s > 1.0 for node in status.nodes] == [True], "which goes on"
     assert (status.name, status.role, status.owner.address) == (before.name, "following", first.listen)
     [seen] = [one for one in source.masters() if one.address == first.listen]
     assert (seen.role, bool(seen.trouble)) == ("owner", True)
@@ -128,5 +131,5 @@ def test_of_a_fellow_that_never_answered_nothing_is_shown(pair: tuple[Places, Pl
         eventually(lambda source=source: source._fellows.known(), "it knows the other one")  # type: ignore[misc]
         source._told.clear()
         lead_to(source, Contact())
-        _status, [missing] = source.look()
+        [missing] = source.look().missing
         assert missing.endswith("is of a release before; not all is shown")

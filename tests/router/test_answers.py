@@ -33,6 +33,11 @@ def test_a_whole_completion_is_its_pieces_joined() -> None:
     }
 
 
+def test_what_comes_after_the_reason_does_not_take_it_away() -> None:
+    [choice] = head(is_chat=False).whole([*PIECES, Piece("", 0)])["choices"]
+    assert choice["finish_reason"] == "length"
+
+
 def test_a_whole_chat_has_a_message() -> None:
     answer = head(is_chat=True).whole(PIECES)
     assert answer["object"] == "chat.completion"

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
+from kvstore.router.answers import Head
 from kvstore.router.app import DECISION_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
 from kvstore.router.counters import Counters
@@ -38,6 +40,7 @@ from tests.router.scripted import (
     hangs_up,
     placement,
     run,
+    says,
     streams,
     well,
 )
@@ -240,6 +243,47 @@ def test_a_master_that_is_gone_is_503() -> None:
             assert (status, response.headers["Retry-After"]) == (503, "1")
             assert error["message"] == "not served in 6 attempts; the last one: no master can be reached"
             assert router.counters.failed == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_streamed: bool
+) -> None:
+    def fails(_head: Head, _pieces: Any) -> Any:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(Head, "part" if is_streamed else "whole", fails)
+
+    async def test() -> None:
+        async with served() as router:
+            if is_streamed:
+                told, last = await events(await router.post({**BODY, "stream": True}))
+                assert last == DONE
+                error = told["error"]
+            else:
+                status, error, _ = await router.refused(BODY)
+                assert status == 500
+            assert error["message"] == "internal error: ZeroDivisionError: a mistake"
+            assert (router.counters.failed, router.counters.completed, router.counters.active) == (1, int(not is_streamed), 0)
+
+    with caplog.at_level(logging.ERROR):
+        run(test())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_tokens_that_were_not_computed_are_counted_as_the_engine_says() -> None:
+    async def test() -> None:
+        async with served() as router:
+            said = {**choice(following(PROMPT, 1)), "usage": {"prompt_tokens_details": {"cached_tokens": 4}}}
+            router.engine.script.append(says(json.dumps(said)))
+            assert (await router.post(BODY)).status == 200
+            router.engine.script.append(says(json.dumps(said)))
+            await events(await router.post({**BODY, "stream": True}))
+            router.engine.script.append(says(json.dumps(said)))
+            assert (await router.post({**BODY, "max_tokens": 1})).status == 200
+            assert router.counters.prefix_tokens == 12
 
     run(test())
 

@@ -4,17 +4,24 @@ import asyncio
 import dataclasses
 import gzip
 import json
-from collections.abc import Mapping
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
+from kvstore.router import engines as module
 from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_ANSWER_BYTES, DecodeStream, Engines, FirstToken
 from kvstore.router.sse import done, event
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from tests.ports import free_ports
 from tests.router.scripted import (
     PROMPT,
@@ -29,6 +36,7 @@ from tests.router.scripted import (
     run,
     says,
     streams,
+    well,
     work,
 )
 
@@ -83,6 +91,21 @@ def test_a_prefill_asks_for_one_token_and_says_what_was_decided() -> None:
     assert engine.headers[0]["X-Request-Id"] == "abc"
 
 
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 8}}, 8),
+        ({"prompt_tokens_details": {"cached_tokens": -8}}, None),
+        ({"prompt_tokens_details": None}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_what_a_prefill_engine_says_that_it_did_not_compute_is_told(usage: Any, cached: int | None) -> None:
+    first, _ = run(prefill(says(json.dumps({**choice([97]), "usage": usage}))))
+    assert first.cached_tokens == cached
+
+
 def test_a_decode_gets_the_prefills_handle_and_goes_on_after_its_token() -> None:
     pieces, engine = run(decode())
     tokens = following([*PROMPT, 97], 4)
@@ -123,6 +146,8 @@ def test_tokens_are_counted_without_ids_too_and_other_events_are_passed_over() -
         (says('{"choices": [{"text": "a"}]}'), Unavailable, "it does not know return_token_ids"),
         (says('{"choices": [{"token_ids": [1]}]}'), Unavailable, "a choice has no text"),
         (says('{"choices": [{"text": "a", "token_ids": ["x"]}]}'), Unavailable, "token_ids are not integers"),
+        (says('{"choices": [{"text": "a", "token_ids": [1], "finish_reason": 1}]}'), Unavailable, "a finish_reason is no text"),
+        (says(json.dumps(choice([], "abort"))), Unavailable, "the engine gave the request up: abort"),
     ],
 )
 def test_a_prefill_that_fails_says_whether_another_engine_may_do_better(act: Act, error: type[KVStoreError], message: str) -> None:
@@ -190,6 +215,8 @@ def test_what_is_compressed_is_not_unpacked() -> None:
         (streams(event({"error": {"message": "CUDA error"}}), done()), "the engine failed: CUDA error"),
         (streams(event({"error": "text"}), done()), "the engine failed: text"),
         (streams(b"data: {\n\n"), "no JSON: '{'"),
+        (streams(event(choice([97])), event(choice([], "abort")), done()), "the engine gave the request up: abort"),
+        (streams(event(choice([97])), event(choice([98], "error")), done()), "the engine gave the request up: error"),
         (streams(b"data: \xff\n\n"), "an event is not UTF-8"),
         (answers(500, "no room"), "answers 500: no room"),
     ],
@@ -280,5 +307,166 @@ def test_a_cancelled_prefill_and_a_closed_stream_are_heard_of_at_the_engine() ->
             stream.close()
             await engine.cancelled.wait()
             await engines.close()
+
+    run(test())
+
+
+@asynccontextmanager
+async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator[tuple[Engines, Placement]]:
+    engines = Engines(settings)
+    try:
+        yield engines, placement(address, address)
+    finally:
+        await engines.close()
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body")
+def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
+    """As one whose process is stopped: its kernel accepts, and nobody reads."""
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def test(listener: socket.socket) -> None:
+        long = work(range(100_000, 400_000))  # more than two kernels keep
+        async with asked(f"http://127.0.0.1:{listener.getsockname()[1]}") as (engines, where):
+            before = open_files()
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.prefill(long, where)
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.serve(long, where)
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.decode(long, where, FIRST)
+            listener.close()  # what its kernel has taken is let go, and with it the connections
+            while open_files() >= before:
+                await asyncio.sleep(0.001)
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)  # as on Ethernet: with the loopback's, buffers are larger
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        run(test(listener))
+
+
+def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
+    hung_up = asyncio.Event()
+
+    async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        while not writer.is_closing():
+            writer.write(b"X: y\r\n")
+            await asyncio.sleep(0.1)
+        hung_up.set()
+
+    async def test() -> None:
+        engine = await asyncio.start_server(drips, "127.0.0.1", 0)
+        async with engine, asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}") as (engines, where):
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                await engines.prefill(work(), where)
+            await hung_up.wait()
+
+    run(test())
+
+
+def test_a_name_server_that_is_silent_is_an_engine_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def looks_up(*_: Any, **__: Any) -> list[Any]:
+        let_go.wait()
+        return []
+
+    async def test() -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", looks_up)
+        try:
+            async with asked("http://engine.example", dataclasses.replace(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
+                with pytest.raises(Unreachable, match="cannot be reached"):
+                    await engines.prefill(work(), where)
+        finally:
+            let_go.set()
+
+    run(test())
+
+
+def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed = []
+
+    def notice(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
+        noticed.append((sock.family, timeout_s, gives_up_unread))
+
+    monkeypatch.setattr(module, "notice_vanished_host", notice)
+    run(prefill())
+    assert noticed == [(socket.AF_INET, PEER_TIMEOUT_S, True)]
+
+
+def chunked(*frames: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(frame), frame) for frame in frames)
+
+
+@asynccontextmanager
+async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
+    """Answers with the head of a chunked body and these bytes, whatever they mean, and leaves the connection open."""
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        [length] = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+        await reader.readexactly(int(length.partition(b":")[2]))
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for part in parts:
+            await asyncio.sleep(0.02)  # or the head and what is malformed would be read as one, of which aiohttp tells
+            writer.write(part)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    engine = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with engine:
+        yield f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
+        await over.wait()
+
+
+@pytest.mark.parametrize("parts", [(b"zz\r\n",), (chunked(event(choice([97]))), b"zz\r\n"), (chunked(event(choice([97]))) + b"zz\r\n",)])
+def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(parts: tuple[bytes, ...]) -> None:
+    async def test() -> None:
+        async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
+            with pytest.raises(Unavailable, match="which is no HTTP"):
+                await engines.prefill(work(), where)
+        async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
+            with pytest.raises(Unavailable, match="which is no HTTP"):
+                await drained(await engines.decode(work(), where, FIRST))
+
+    run(test())
+
+
+@pytest.mark.parametrize("then", [(), (b"zz\r\n",), (chunked(event(choice([98]))),)])
+def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> None:
+    """Whatever becomes of the body, whose end does not come."""
+
+    async def test() -> None:
+        async with (
+            raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,
+            asked(address, SETTINGS) as (engines, where),
+        ):
+            await drained(await engines.decode(work(), where, FIRST))
+
+    run(test())
+
+
+def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_one() -> None:
+    opened = []
+
+    async def notes(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        opened.append(request.transport)
+        return await well(request, body)
+
+    async def test() -> None:
+        async with ScriptedEngine(notes, notes) as engine, asked(engine.address, SETTINGS) as (engines, where):
+            for _ in range(2):
+                stream = await engines.decode(work(), where, FIRST)
+                assert len([piece async for piece in stream]) == 4
+                stream.close()
+        assert len(set(opened)) == 1
 
     run(test())

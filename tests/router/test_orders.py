@@ -81,7 +81,7 @@ def test_a_chat_has_a_prompt_and_either_name_of_its_limit() -> None:
     assert parse_chat({**CHAT, "max_tokens": 5}).max_tokens == 5
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"temperature": NaN}', b"[" * 100_000, b"9" * 5000])
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"temperature": NaN}', b'{"temperature": -1e999}', b"[" * 100_000, b"9" * 5000])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="the body is not JSON: "):
         parse_json(body)

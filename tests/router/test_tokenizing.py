@@ -35,12 +35,15 @@ def test_without_the_package_a_file_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not has_package, reason="tokenizers is not installed")
-def test_a_file_gives_its_own_tokens(tmp_path: Path) -> None:
+def test_a_file_gives_its_own_tokens_of_unicode_text(tmp_path: Path) -> None:
     vocabulary = {"[UNK]": 0, "hello": 7, "world": 3}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model, "added_tokens": []}))
-    assert FileTokenizer(str(path)).encode("hello there world") == [7, 0, 3]
+    tokenizer = FileTokenizer(str(path))
+    assert tokenizer.encode("hello there world") == [7, 0, 3]
+    with pytest.raises(InvalidArgument, match="no Unicode text: surrogates not allowed at character 6"):
+        tokenizer.encode("hello \ud800")
 
 
 @pytest.mark.skipif(not has_package, reason="tokenizers is not installed")

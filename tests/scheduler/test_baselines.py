@@ -92,6 +92,19 @@ def test_a_baseline_uses_what_is_there_and_fetches_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
+def test_where_decode_instances_are_full_a_baseline_takes_one_that_decodes_its_own_and_has_room(name: str) -> None:
+    pool = prefill(0, 0, 9)
+    pool[1].decodes_at, pool[2].decodes_at = 1, 2
+    decode = [DecodeInstance("d0", capacity_tokens=40)]
+    decode += [DecodeInstance("p1", capacity_tokens=40, is_own=True), DecodeInstance("p2", is_own=True)]
+    by = dispatcher(name)
+    for _ in range(5):
+        found = by.dispatch(request(), [4, 4, 0], pool, decode)
+        assert isinstance(found, Decision)
+        assert (found.prefill, found.decode, found.prefix_blocks) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_keeps_the_slos(name: str) -> None:
     by = dispatcher(name)
     late = by.dispatch(request(Slo(ttft_s=5)), [0], prefill(1), DECODE)

@@ -1,7 +1,9 @@
 """The decode instance is the one that makes tokens soonest of those with room; placements keep both SLOs."""
 
+from dataclasses import replace
+
 from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.decode_selection import Decoding, broken_slo, decoding_after, has_room, select_decoding_instance
+from kvstore.scheduler.decode_selection import Decoding, broken_slo, decoding_after, goes_to_own_only, has_room, select_decoding_instance
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request, Slo
 
@@ -52,6 +54,18 @@ def test_without_room_anywhere_the_answer_says_how_much_there_is() -> None:
 
 def test_without_instances_there_is_none() -> None:
     assert select_decoding_instance(REQUEST, [], Counting()) == Rejection(Reason.NO_INSTANCE)
+
+
+def test_only_who_decodes_its_own_can_serve_what_no_other_decode_instance_has_room_for_or_is_quick_enough_for() -> None:
+    plain, own = PrefillInstance("p"), PrefillInstance("both", decodes_at=1)
+    decode = [DecodeInstance("d", 1, 880, 1000), DecodeInstance("both", 0, 0, 120, is_own=True)]
+    assert not goes_to_own_only(REQUEST, [plain, own], decode, Counting())
+    assert goes_to_own_only(replace(REQUEST, slo=Slo(tbt_s=2)), [plain, own], decode, Counting())
+    decode[0].context_tokens += 1
+    assert goes_to_own_only(REQUEST, [plain, own], decode, Counting())
+    decode[1].context_tokens += 1
+    assert not goes_to_own_only(REQUEST, [plain, own], decode, Counting()), "why it goes nowhere is as without it"
+    assert not goes_to_own_only(REQUEST, [plain], decode, Counting())
 
 
 def test_a_placement_on_the_limit_keeps_it() -> None:

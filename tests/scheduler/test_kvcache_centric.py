@@ -157,6 +157,25 @@ def test_who_decodes_its_own_prompts_and_is_full_is_passed_over() -> None:
     assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 40)
 
 
+def test_where_decode_instances_are_full_or_slow_who_decodes_its_own_gets_it_though_it_is_later() -> None:
+    pool = prefill(0, 9)
+    pool[1].decodes_at = 1
+    decode = [DecodeInstance("d0", batch=1, capacity_tokens=42), DecodeInstance("p1", is_own=True)]
+    dispatcher = KVCacheCentric(estimators())
+
+    def goes_to(asked: Request) -> tuple[int, int]:
+        found = dispatcher.dispatch(asked, [0, 0], pool, decode)
+        assert isinstance(found, Decision)
+        return found.prefill, found.decode
+
+    assert goes_to(request(slo=Slo(tbt_s=2))) == (0, 0)
+    assert goes_to(request(slo=Slo(tbt_s=1))) == (1, 1), "too slow"
+    decode[0].context_tokens = 1
+    assert goes_to(request()) == (1, 1), "full"
+    decode[1].capacity_tokens = 40
+    assert isinstance(dispatcher.dispatch(request(), [0, 0], pool, decode), Rejection)
+
+
 def test_without_instances_there_is_nowhere_to_go() -> None:
     dispatcher = KVCacheCentric(estimators())
     assert dispatcher.dispatch(request(), [], [], DECODE) == Rejection(Reason.NO_INSTANCE)

@@ -24,6 +24,7 @@ def test_others_may_nothing(remote: str | None) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7442", "localhost:7442", "localhost", "[::1]:7442"])
 def test_who_asks_by_an_address_or_from_a_page_of_this_server_is_not_foreign(host: str) -> None:
+    assert this_host_only(request(host=host)) is Access.ADMIN
     assert not is_foreign(request(host=host))
     assert not is_foreign(request(host=host, Origin=f"http://{host}"))
 
@@ -36,6 +37,10 @@ def test_a_page_of_another_site_is_foreign() -> None:
 
 def test_a_name_of_elsewhere_that_means_this_host_is_foreign() -> None:
     """A page of evil.example, whose name was changed to 127.0.0.1, is of one origin with it for the browser."""
-    assert is_foreign(request(host="evil.example:7442"))
-    assert is_foreign(request(host="evil.example:7442", Origin="http://evil.example:7442"))
-    assert not is_foreign(request("10.0.0.1", host="master-1:7442")), "it is asked from outside by its name, with a credential"
+    assert this_host_only(request(host="evil.example:7442")) is Access.NONE
+    assert this_host_only(request(host="evil.example:7442", Origin="http://evil.example:7442", Authorization="Bearer any")) is Access.NONE
+
+
+def test_what_is_malformed_is_foreign() -> None:
+    assert this_host_only(request(host="[::1")) is Access.NONE
+    assert is_foreign(request(Origin="http://[x"))

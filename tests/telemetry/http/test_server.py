@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.errors import ConfigError, Full
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer, asked
+from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import ask
 from tests.telemetry.http.served import fine, serving
@@ -36,6 +37,77 @@ def test_what_has_to_wait_waits_in_another_thread() -> None:
 
     with serving(handler) as server:
         assert ask(server.address, "/it").text not in ("http", threading.current_thread().name)
+
+
+def test_what_is_raised_there_is_raised_here() -> None:
+    def fail() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        asyncio.run(asked(fail))
+
+
+def test_what_waits_for_ever_holds_up_nobody_else_until_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 50
+    monkeypatch.setattr(module, "_asking", threading.BoundedSemaphore(most))
+    end = threading.Event()
+
+    async def test() -> None:
+        waiting = [asyncio.create_task(asked(end.wait)) for _ in range(most - 1)]
+        await asyncio.sleep(0)
+        assert await asked(lambda: "well") == "well"
+        waiting += [asyncio.create_task(asked(end.wait)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Full, match="which is the most"):
+            await asked(lambda: "well")
+        waiting.pop(0).cancel()
+        with pytest.raises(Full):  # its thread is still there
+            await asked(lambda: "well")
+        end.set()
+        with contextlib.suppress(Full):
+            await asyncio.gather(*waiting)
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
+
+
+def test_without_a_thread_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_asking", threading.BoundedSemaphore(1))
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(Full, match="there is no thread to ask in: can't start new thread"):
+                await asked(lambda: "well")
+        assert await asked(lambda: "well") == "well"
+
+    asyncio.run(test())
+
+
+def test_what_waits_for_ever_does_not_keep_the_process() -> None:
+    program = (
+        "import threading, socket\n"
+        "from kvstore.telemetry.http.access import Access\n"
+        "from kvstore.telemetry.http.server import HttpServer, asked\n"
+        "entered = threading.Event()\n"
+        "def wait():\n"
+        "    entered.set()\n"
+        "    threading.Event().wait()\n"
+        "async def handler(request):\n"
+        "    await asked(wait)\n"
+        "server = HttpServer('127.0.0.1:0')\n"
+        "server.add('GET', '/it', handler, needs=Access.NONE)\n"
+        "server.start()\n"
+        "host, port = server.address.split(':')\n"
+        "connection = socket.create_connection((host, int(port)))\n"
+        "connection.sendall(b'GET /it HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n')\n"
+        "entered.wait()\n"
+        "server.close()\n"
+        "print('closed')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout == "closed\n"
 
 
 def test_closing_hangs_up_and_frees_the_address(monkeypatch: pytest.MonkeyPatch) -> None:

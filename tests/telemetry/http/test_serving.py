@@ -45,6 +45,12 @@ def test_pages_of_other_sites_are_refused() -> None:
     assert (answer.status, answer.json()) == (403, {"error": "this is not for pages of other sites"})
 
 
+def test_who_shows_a_credential_may_ask_from_this_host_by_its_name() -> None:
+    with serving(fine) as server:
+        assert ask(server.address, "/it", headers={"Host": "node-1.example:9100"}).status == 200
+        assert ask(server.address, "/it", headers={"Host": "[::1"}).status == 200
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(InvalidArgument("no"), 400), (DeadlineExceeded("no"), 504), (Denied("no"), 403), (Exception("no"), 500)]
 )

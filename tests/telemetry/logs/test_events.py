@@ -14,6 +14,8 @@ def test_an_event_has_its_name_and_fields() -> None:
     assert named("node_died", node="a", node_id=1) == {"event": "node_died", "fields": {"node": "a", "node_id": 1}}
     with pytest.raises(AssertionError):
         named("no such event")
+    with pytest.raises(AssertionError, match="take the place of what each line has"):
+        named("log_level", of="kvstore", level="debug")
 
 
 def test_operators_are_told_of_every_event() -> None:

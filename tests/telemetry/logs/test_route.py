@@ -9,6 +9,7 @@ import pytest
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.logs.route import add_log_level
+from kvstore.telemetry.logs.writing import JsonLines
 from tests.telemetry.http.asking import Answer, ask
 
 LOGGER = logging.getLogger("kvstore.of_this_test")
@@ -29,9 +30,11 @@ def post(server: HttpServer, body: object) -> Answer:
     return ask(server.address, "/debug/log-level", method="POST", body=json.dumps(body).encode())
 
 
-def test_a_loggers_level_changes_and_is_told(server: HttpServer) -> None:
+def test_a_loggers_level_changes_and_is_told(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
     assert post(server, {"level": "debug", "of": LOGGER.name}).json()[LOGGER.name] == "debug"
     assert LOGGER.isEnabledFor(logging.DEBUG)
+    line = json.loads(JsonLines().format(caplog.records[-1]))
+    assert (line["event"], line["level"], line["of"], line["to"]) == ("log_level", "warning", LOGGER.name, "debug")
     assert post(server, {"level": "error"}).status == 200
     assert ask(server.address, "/debug/log-level").json()[LOGGER.name] == "debug", "it has a level of its own"
     assert logging.getLogger("kvstore").level == logging.ERROR

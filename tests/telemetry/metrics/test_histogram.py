@@ -1,13 +1,53 @@
 """Promises of histogram.py."""
 
+import dis
 import random
+import sys
 import threading
-from collections.abc import Sized
+from collections.abc import Callable, Sized
+from types import FrameType
+from typing import Any, Final
 
 import pytest
 
 from kvstore.telemetry.metrics import histogram as module
 from kvstore.telemetry.metrics.histogram import BOUNDS_S, Counts, Histogram, Histograms, sum_of
+
+LOOKS_FOR_SIGNALS: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+"""Instructions of CPython after which handlers of signals are run."""
+
+
+class Struck(Exception):
+    """What a handler raises."""
+
+
+def struck(call: Callable[[], object], code: Any, strike: int) -> bool:
+    """Make the call, as if a signal whose handler raises came in this code at the moment of this number. Was there such a moment?"""
+    names = {instruction.offset: instruction.opname for instruction in dis.get_instructions(code, show_caches=True)}
+    moments, before = 0, ""
+
+    def trace(frame: FrameType, kind: str, _argument: Any) -> Any:
+        nonlocal moments, before
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes = True
+        if kind == "opcode":
+            moments += before in LOOKS_FOR_SIGNALS
+            is_now = before in LOOKS_FOR_SIGNALS and moments == strike
+            before = names[frame.f_lasti]
+            if is_now:
+                raise Struck
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Struck:
+        return True
+    finally:
+        sys.settrace(former)
+    return False
 
 
 def test_a_measurement_is_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
@@ -105,3 +145,17 @@ def test_who_comes_while_the_log_is_folded_leaves_it_and_what_was_appended_meanw
     monkeypatch.undo()
     assert histogram.log == [2]
     assert sum(histogram.counts().counts) == 2
+
+
+def test_whenever_a_handler_raises_the_log_is_folded_by_the_next_call() -> None:
+    strike = 1
+    while True:
+        histogram = Histogram()
+        histogram.log += [1, 2, 3]
+        if not struck(histogram.fold, Histogram.fold.__code__, strike):
+            break
+        histogram.log.append(4)
+        histogram.fold()
+        assert histogram.log == [], f"after the moment {strike} nothing was counted any more"
+        strike += 1
+    assert strike > 10

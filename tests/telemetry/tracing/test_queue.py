@@ -1,14 +1,17 @@
 """Promises of queue.py: nobody waits for a collector, no more spans wait than are allowed, and each is counted once."""
 
+import logging
 import threading
 from collections.abc import Sequence
 
+import pytest
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, get_value
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.queue import SpanQueue
+from kvstore.transfer.testing.waiting import eventually
 
 SOON = TracingSettings(flush_interval_s=0.001)
 LATER = TracingSettings(flush_interval_s=3600, queue_spans=10, batch_spans=4)
@@ -115,3 +118,44 @@ def test_without_a_span_there_is_no_thread() -> None:
     assert "tracing" not in {thread.name for thread in threading.enumerate()}
     queue.shutdown()
     assert exporter.closed == 1
+
+
+def test_a_span_without_a_thread_to_send_it_is_dropped_and_the_next_one_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Exporter()
+    queue = SpanQueue(exporter, LATER)
+
+    really = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "tracing":
+            raise RuntimeError("can't start new thread")
+        really(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        make(queue, 1)
+    make(queue, 4)
+    queue.shutdown()
+    assert exporter.sizes == [4]
+    assert queue.counts() == {"exported": 4, "failed": 0, "dropped": 1}
+
+
+def test_an_exporter_that_raises_has_failed_and_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Raises(Exporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            super().export(spans)
+            if len(self.sizes) == 1:
+                raise ValueError("no such thing")
+            return SpanExportResult.SUCCESS
+
+    exporter = Raises()
+    queue = SpanQueue(exporter, LATER)
+    with caplog.at_level(logging.ERROR):
+        make(queue, 4)
+        assert exporter.came.acquire(timeout=PATIENT_S)
+        eventually(lambda: queue.counts()["failed"] == 4, "the batch has failed")
+        make(queue, 4)
+        assert exporter.came.acquire(timeout=PATIENT_S)
+        queue.shutdown()
+    assert queue.counts() == {"exported": 4, "failed": 4, "dropped": 0}
+    assert "spans could not be sent" in caplog.text
