@@ -19,7 +19,9 @@ from tests.engines.live.vllm.engines import BLOCK_TOKENS, Answer, Engine, prompt
 from tests.ports import free_ports
 
 BLOCKS = 5
-START_S, STOP_S = 240, 20
+START_S, STOP_S = 600, 20
+
+pytestmark = pytest.mark.timeout(1800)  # two servers begin within it, one after the other, and an engine
 
 
 class Server:
