@@ -10,6 +10,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from kvstore.client import Client
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster
