@@ -88,6 +88,7 @@ class EtcdFollowing:
         backoff = self._make_backoff()
         while not self._stopped.is_set():
             try:
+                self._give_up()  # what created the key before a listing, no watch tells of: it would be held, and nobody elected, for ever
                 revision = self._list()
                 self._note(None)
                 backoff.reset()
