@@ -20,7 +20,7 @@ from kvstore.master.catalogs.etcd.watching import CompactedError, Events, Watch
 from kvstore.master.catalogs.etcd.writing import Ownership
 from kvstore.master.catalogs.interface import Change, Follower, Owner
 from kvstore.master.catalogs.segments.log import SEGMENTS, SegmentLog
-from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch
+from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch, typed
 
 LOG = logging.getLogger("kvstore.master")
 
@@ -98,7 +98,7 @@ class EtcdFollowing:
             except Exception as error:
                 if self._stopped.is_set():
                     return
-                self._note(str(error))
+                self._note(str(typed(error)))
                 if isinstance(error, Corrupt):
                     self._follower.deposed(error)
                 self._stopped.wait(backoff.next_s())

@@ -15,7 +15,7 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.protocol.settings import format_size
 
 LOG = logging.getLogger("kvstore.master")
@@ -73,8 +73,8 @@ class EtcdKeeper:
         while True:
             try:
                 self._look()
-            except KVStoreError as error:
-                self._note(str(error))
+            except Exception as error:  # also of gRPC's, which there was no thread for
+                self._note(str(typed(error)))
             if self._stopped.wait(interval_s):
                 return
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.protocol.errors import KVStoreError, StaleEpoch
+from kvstore.protocol.errors import StaleEpoch, typed
 
 RENEWALS: Final = 3
 """In the time of a lease: one may fail."""
@@ -64,8 +64,8 @@ class Lease:
                 return
             try:
                 ttl_s = self._renew(min(left_s, self._ttl_s / RENEWALS))
-            except KVStoreError as error:
-                trouble = str(error)
+            except Exception as error:  # gRPC needs a thread for each, which there may be none for: this one has to go on and tell
+                trouble = str(typed(error))
                 continue
             if ttl_s <= 0:
                 self._lose("etcd: the lease is over")
@@ -86,5 +86,5 @@ class Lease:
             self._revoke()
 
     def _revoke(self) -> None:
-        with contextlib.suppress(KVStoreError):  # it ends by itself
+        with contextlib.suppress(Exception):  # it ends by itself
             self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)

@@ -1,5 +1,6 @@
 """Promises of keeping.py on real etcd: its history stays short, and what is about to stop it is told in the catalog's health."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
-from kvstore.master.catalogs.etcd.keeping import CORRUPT, NO_SPACE, Bounds, trouble_of
+from kvstore.master.catalogs.etcd.channel import EtcdAccess
+from kvstore.master.catalogs.etcd.keeping import CORRUPT, NO_SPACE, Bounds, EtcdKeeper, trouble_of
 from kvstore.master.catalogs.interface import Op
 from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import Outcomes, blocks, commit, elected, opened
+from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 
 EtcdServerFactory = Callable[..., EtcdServer]
@@ -97,6 +100,17 @@ def test_what_somebody_else_compacted_further_is_no_trouble_and_what_etcd_refuse
         eventually(lambda: "PERMISSION_DENIED" in catalog.health, "health that says why")
         refusing[0] = False
         eventually(lambda: catalog.health == "ok", "health that is well again")
+
+
+def test_who_finds_no_thread_for_a_call_goes_on_looking(etcd: EtcdServer) -> None:
+    with contextlib.closing(BreakingChannel([etcd.host_port], EtcdAccess())) as channel:
+        channel.is_broken = True
+        keeper = EtcdKeeper(channel, Bounds(compact_interval_s=0.05), is_owner=lambda: False, timeout_s=30.0)
+        keeper.start()
+        eventually(lambda: "can't start new thread" in (keeper.health or ""), "health that says why")
+        channel.is_broken = False
+        eventually(lambda: keeper.health is None, "health that is well again")
+        keeper.stop()
 
 
 def test_a_full_etcd_is_told_of_before_and_when_it_bites_and_commits_wait_until_it_is_freed(

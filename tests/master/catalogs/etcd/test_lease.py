@@ -16,6 +16,7 @@ from kvstore.master.catalogs.etcd.lease import Lease
 from kvstore.protocol.errors import StaleEpoch
 from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
+from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 
 
@@ -137,6 +138,15 @@ def test_one_renewal_that_fails_is_tried_again(etcd: EtcdServer, make: MakeLease
         eventually(lambda: not outcomes, "renewals")
         assert lease.is_valid
     assert lost == []
+
+
+def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: EtcdServer, lost: list[StaleEpoch]) -> None:
+    channel = BreakingChannel([etcd.host_port], EtcdAccess())
+    with contextlib.closing(channel), contextlib.closing(Lease(channel, 1.0, on_lost=lost.append)) as lease:
+        channel.is_broken = True
+        eventually(lambda: bool(lost), "that it is lost")
+        assert not lease.is_valid
+    assert "can't start new thread" in str(lost[0])
 
 
 def test_a_lease_that_was_revoked_is_lost_at_the_next_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
