@@ -16,7 +16,9 @@ from kvstore.master.catalogs.etcd.channel import EtcdChannel
 from kvstore.protocol.errors import StaleEpoch, typed
 
 RENEWALS: Final = 3
-"""In the time of a lease: one may fail."""
+"""In the time of a lease, each with as long for its answer: one may fail."""
+RETRIES: Final = 10
+"""In the time of a lease, after one that failed: the next endpoint, say, is asked while there is time left for its answer."""
 REVOKE_TIMEOUT_S: Final = 1.0
 
 
@@ -55,8 +57,8 @@ class Lease:
             self._revoke()
 
     def _keep(self) -> None:
-        trouble = "its renewals were not answered"
-        while not self._ended.wait(max(0.0, min(self._ttl_s / RENEWALS, self._valid_until_s - self._clock()))):
+        trouble, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
+        while not self._ended.wait(max(0.0, min(wait_s, self._valid_until_s - self._clock()))):
             sent_s = self._clock()
             left_s = self._valid_until_s - sent_s
             if left_s <= 0:
@@ -65,12 +67,12 @@ class Lease:
             try:
                 ttl_s = self._renew(min(left_s, self._ttl_s / RENEWALS))
             except Exception as error:  # gRPC needs a thread for each, which there may be none for: this one has to go on and tell
-                trouble = str(typed(error))
+                trouble, wait_s = str(typed(error)), self._ttl_s / RETRIES
                 continue
             if ttl_s <= 0:
                 self._lose("etcd: the lease is over")
                 return
-            self._valid_until_s = sent_s + self._ttl_s
+            self._valid_until_s, wait_s = sent_s + self._ttl_s, self._ttl_s / RENEWALS
 
     def _renew(self, timeout_s: float) -> float:
         requests = iter([rpc_pb2.LeaseKeepAliveRequest(ID=self.lease_id)])
