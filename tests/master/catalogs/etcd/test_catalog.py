@@ -268,6 +268,20 @@ def test_a_follower_goes_on_after_a_short_outage_and_misses_nothing(make: MakeEt
         eventually(lambda: catalog.health == "ok", "health that is well again")
 
 
+def test_a_follower_is_well_again_once_etcd_is_though_nothing_happens(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    elected(make(etcd.host_port))
+    with FaultyEtcd(etcd) as faulty:
+        catalog = make(faulty.host_port)
+        following = opened(catalog)
+        following.await_told("owned by me")
+        faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
+        faulty.hang_up()
+        eventually(lambda: catalog.health.startswith("etcd"), "health that tells of it")
+        faulty.on_call = lambda method: None
+        eventually(lambda: catalog.health == "ok", "health that is well again")
+        assert following.told == ["begin", "owned by me"]
+
+
 def test_a_page_that_proves_larger_than_a_message_may_be_is_read_in_smaller_ones(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     writer = make(etcd.host_port)
     elected(writer)
