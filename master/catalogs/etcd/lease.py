@@ -90,3 +90,17 @@ class Lease:
     def _revoke(self) -> None:
         with contextlib.suppress(Exception):  # it ends by itself
             self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)
+
+
+def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> Lease:
+    """A lease with this key under it, which is there for as long as the lease. Raises CatalogUnavailable, ConfigError."""
+    lease = Lease(channel, ttl_s, on_lost=lambda _why: None)
+    request = rpc_pb2.TxnRequest()
+    put = request.success.add().request_put
+    put.key, put.value, put.lease = key, value, lease.lease_id
+    try:
+        channel.call("Txn", request, timeout_s=timeout_s)
+    except BaseException:
+        lease.close()  # whether the key is there is not known
+        raise
+    return lease
