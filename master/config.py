@@ -85,7 +85,8 @@ class MasterSettings(ServerTlsSettings):
     compact_interval_s: float = setting(
         60.0,
         "With a catalog in etcd: its owner compacts etcd's history this often, and keeps as much of it, or a few seconds where half of the "
-        "quota is in use; 0: never. It is the history of all that uses this etcd.",
+        "quota is in use, and more for a master that lists the catalog, up to etcd_quota_warning_share; 0: never. It is the history of all "
+        "that uses this etcd.",
         minimum=0,
     )
     etcd_quota_bytes: Size = setting(

@@ -6,6 +6,10 @@ the even one, and what others have given, less what was given to others. What wa
 and for the taker once it is durable: so all shares together are never more than the limit, however late anybody hears of anything, whoever
 dies, and with no word between masters.
 
+Where a limit is lowered, who gave much of it may have given more than it has: its share is nothing, and it owes the rest. The others'
+shares are less then by what all owe together, each in proportion and rounded down. Who is given something is given what it owes as well, as
+far as the giver keeps what it needs itself.
+
 Source: V. Balegas et al., Extending eventually consistent cloud databases for enforcing numeric invariants, SRDS 2015 (bounded counters).
 """
 
@@ -50,6 +54,8 @@ class Lending:
         self.durable = recorded
         """What others may count with."""
         self._asked_ns: dict[tuple[str, int], int] = {}
+        self._reckoned: dict[tuple[str, int], tuple[int, dict[int, LoansRecord], list[int], int]] = {}
+        """What `_parts` found last of each tenant and limit, behind what it came from: many entries to go through for each put."""
         self._looked: dict[int, Loans] = {}
         """What was seen last, by partition."""
 
@@ -58,14 +64,8 @@ class Lending:
         whole = self._whole(tenant, limit)
         if whole is None or self._count == 1:
             return None if whole is None else Share(whole, whole)
-        least, extra = divmod(whole, self._count)
-        taken = sum(
-            loans[tenant].given.get((limit, self._partition), 0)
-            for partition, loans in enumerate(self._elsewhere())
-            if tenant in loans and partition != self._partition
-        )
-        given = sum(amount for (of, _partition), amount in self._of(tenant).given.items() if of == limit)
-        return Share(max(0, least + (self._partition < extra) + taken - given), whole)
+        parts, in_all = self._parts(tenant, limit, whole)
+        return Share(max(0, parts[self._partition]) * whole // max(1, in_all), whole)
 
     def may_grow(self, tenant: str, limit: int, count: int) -> bool:
         """Whether others may have what is missing to so many."""
@@ -112,13 +112,36 @@ class Lending:
         self.durable = loans
 
     def _gift(self, tenant: str, limit: int, wanted: int, used: int, partition: int) -> int:
-        share = self.share_of(tenant, limit)
+        whole = self._whole(tenant, limit)
         is_short = (tenant, limit) in self._asked_ns
         is_kept = tenant in self.now or len(self.now) < MAX_TENANTS
-        if share is None or used >= share.now or not is_kept or (is_short and partition > self._partition):
+        if whole is None or used >= whole or not is_kept or (is_short and partition > self._partition):
             return 0
-        left = share.now - used
-        return min(left, max(wanted, -(-left // 2)))
+        parts, in_all = self._parts(tenant, limit, whole)
+        mine, owed = parts[self._partition], max(0, -parts[partition])
+        left = (mine * whole - used * in_all) // (whole - used)  # to who owes more: the less is owed, the more parts are worth
+        if left >= owed:
+            left = mine - -(-used * (in_all - owed) // whole)
+        return max(0, min(left, max(owed + -(-wanted * (in_all - owed) // whole), -(-left // 2))))
+
+    def _parts(self, tenant: str, limit: int, whole: int) -> tuple[list[int], int]:
+        """What each partition has of the limit, together all of it: less than nothing where it gave more than it has, which others have
+        too much. And the sum of what those others have."""
+        known = {partition: loans[tenant] for partition, loans in enumerate(self._elsewhere()) if tenant in loans}
+        known[self._partition] = self._of(tenant)
+        reckoned = self._reckoned.get((tenant, limit))
+        if reckoned is None or reckoned[:2] != (whole, known):
+            least, extra = divmod(whole, self._count)
+            parts = [least + (partition < extra) for partition in range(self._count)]
+            for giver, loans in known.items():
+                for (of, taker), amount in loans.given.items():
+                    if of == limit and taker < self._count:
+                        parts[giver] -= amount
+                        parts[taker] += amount
+            if len(self._reckoned) >= MAX_TENANTS:
+                self._reckoned.clear()
+            reckoned = self._reckoned[tenant, limit] = whole, known, parts, sum(part for part in parts if part > 0)
+        return reckoned[2:]
 
     def _whole(self, tenant: str, limit: int) -> int | None:
         whole: int | None = getattr(self._quota_of(tenant), SHARED[limit])

@@ -3,20 +3,23 @@
 The catalog's thread waits until the loop has taken a call in: so what is not taken in yet waits in the catalog and not in memory.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from kvstore.master.catalogs.interface import Change, Follower, Owner
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
+
+log = logging.getLogger("kvstore.master")
 
 
 class Relay:
     """A catalog's Follower, which has another one called in the loop's thread. `close` belongs to that thread."""
 
     def __init__(self, reactor: Reactor, follower: Follower, *, on_failure: Callable[[KVStoreError], None]) -> None:
-        """`on_failure` is called in the loop's thread when the follower refuses what it is told, such as a record that is damaged.
-        Nothing is carried over after that."""
+        """`on_failure` is called in the loop's thread when the follower does not take what it is told, such as a record that is damaged, or
+        any, there being no memory: else nobody would know that it lacks that. Nothing is carried over after that."""
         self._reactor = reactor
         self._follower = follower
         self._on_failure = on_failure
@@ -52,9 +55,11 @@ class Relay:
             try:
                 if not self._is_closed:
                     call()
-            except KVStoreError as error:
+            except Exception as error:
                 self.close()
-                self._on_failure(error)
+                if not isinstance(error, KVStoreError):
+                    log.exception("what the catalog told was not taken")
+                self._on_failure(typed(error))
             finally:
                 done.set()
 

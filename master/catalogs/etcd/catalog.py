@@ -9,6 +9,10 @@ PREFIX/format     {"version": 2, "shards": ...}, of several partitions {"version
                   A catalog without it is of an earlier release, and becomes one of this
 PREFIX/s/...      segments of blocks (segments/log.py)
 PREFIX/r/KEY      a small record; KEY is its raw bytes
+
+Of the operator's prefix, whichever the partition:
+
+PREFIX.listing/PARTITION/ADDRESS    of a master that lists all values: history from this key's revision on is not to be compacted
 """
 
 import json
@@ -82,7 +86,9 @@ class EtcdCatalog(Catalog):
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
         keeping = EtcdChannel(endpoints, access)
         self._channels = (self._writing, self._reading, self._leasing, keeping)
-        self._keeper = EtcdKeeper(keeping, bounds, is_owner=lambda: self._committer.is_admitted, timeout_s=request_timeout_s)
+        self._listing = f"{prefix}.listing/{partition}/".encode()
+        is_owner, listings = (lambda: self._committer.is_admitted), f"{prefix}.listing/".encode()
+        self._keeper = EtcdKeeper(keeping, bounds, listings, is_owner=is_owner, timeout_s=request_timeout_s)
         self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
         self._partitions = partitions
         self._keeps = not partition
@@ -124,6 +130,7 @@ class EtcdCatalog(Catalog):
             self._reading,
             self._leasing,
             self._key,
+            self._listing + me.address.encode(),
             follower,
             shards=self._shards,
             lease_ttl_s=self._lease_ttl_s,

@@ -4,6 +4,7 @@ All values are read as of a revision, and what comes after it is watched. When n
 and one does. It is elected once its watch has brought that very creation: all that any owner wrote came before.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -14,13 +15,13 @@ from aetcd.rpc import rpc_pb2
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.master.catalogs.etcd.lease import Lease
+from kvstore.master.catalogs.etcd.lease import Lease, with_key
 from kvstore.master.catalogs.etcd.owner_key import OwnerKey, end_of, owner_of
 from kvstore.master.catalogs.etcd.watching import CompactedError, Events, Watch
 from kvstore.master.catalogs.etcd.writing import Ownership
 from kvstore.master.catalogs.interface import Change, Follower, Owner
 from kvstore.master.catalogs.segments.log import SEGMENTS, SegmentLog
-from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch
+from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch, typed
 
 LOG = logging.getLogger("kvstore.master")
 
@@ -42,6 +43,7 @@ class EtcdFollowing:
         reading: EtcdChannel,
         leasing: EtcdChannel,
         key: OwnerKey,
+        listing: bytes,
         follower: Follower,
         *,
         shards: int,
@@ -52,7 +54,8 @@ class EtcdFollowing:
         refuse: Callable[[StaleEpoch], None],
         wait_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._reading, self._leasing, self._key, self._follower = reading, leasing, key, follower
+        """`listing` is the key that has etcd's history kept (keeping.py)."""
+        self._reading, self._leasing, self._key, self._listing, self._follower = reading, leasing, key, listing, follower
         self._shards, self._lease_ttl_s, self._timeout_s = shards, lease_ttl_s, timeout_s
         self._make_backoff, self._admit, self._refuse = make_backoff, admit, refuse
         self._wait_s = wait_s
@@ -61,6 +64,8 @@ class EtcdFollowing:
         """This master's ownership is over, or the catalog is being closed."""
         self._why_over = StaleEpoch("this master does not own the catalog")
         self._lease: Lease | None = None
+        self._history: Lease | None = None
+        """Of the key `listing`, while that is there."""
         self._owner: Owner | None = None
         self._watch: Watch | None = None
         self._log = SegmentLog(shards)
@@ -83,24 +88,40 @@ class EtcdFollowing:
             self._watch.cancel()
         self._thread.join(GRACE_S)
         self._give_up()
+        self._let_history_go()
 
     def _run(self) -> None:
         backoff = self._make_backoff()
         while not self._stopped.is_set():
             try:
+                self._give_up()  # what created the key before a listing, no watch tells of: it would be held, and nobody elected, for ever
                 revision = self._list()
                 self._note(None)
                 backoff.reset()
                 self._follow(revision)
-            except CompactedError:
+            except CompactedError as error:  # a listing that takes long meets it again and again, unless history is kept for it
+                self._note(str(error))
+                self._have_history_kept()
                 continue
             except Exception as error:
                 if self._stopped.is_set():
                     return
-                self._note(str(error))
+                self._note(str(typed(error)))
                 if isinstance(error, Corrupt):
                     self._follower.deposed(error)
                 self._stopped.wait(backoff.next_s())
+            self._let_history_go()
+
+    def _have_history_kept(self) -> None:
+        """From now on, as far as etcd takes that: one that is full takes no key, and is listed all the same."""
+        self._let_history_go()
+        with contextlib.suppress(Exception):
+            self._history = with_key(self._leasing, self._listing, b"", ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
+
+    def _let_history_go(self) -> None:
+        lease, self._history = self._history, None
+        if lease is not None:
+            lease.close()
 
     def _list(self) -> int:
         """Give the follower all values as of a revision, which is returned. Raises CatalogUnavailable, CompactedError, Corrupt."""
@@ -151,6 +172,8 @@ class EtcdFollowing:
                 for events in self._watch.events(revision + 1):
                     self._note(None)
                     backoff.reset()
+                    if not events.events:
+                        self._let_history_go()  # etcd has told all that it was needed for
                     if (ownership := self._happened(events)) is not None:
                         self._watch.cancel()
                         self._own(ownership)
@@ -241,6 +264,7 @@ class EtcdFollowing:
             LOG.info("catalog: this master owns it, in epoch %d", ownership.epoch)
             self._admit(ownership)
             self._follower.elected(ownership.epoch)
+            self._let_history_go()
             self._over.wait()
             if self._stopped.is_set():
                 return

@@ -15,7 +15,8 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.protocol.errors import KVStoreError
+from kvstore.master.catalogs.etcd.owner_key import end_of
+from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.protocol.settings import format_size
 
 LOG = logging.getLogger("kvstore.master")
@@ -24,7 +25,8 @@ LOOK_INTERVAL_S: Final = 2.0
 """How often etcd is asked how it is, or as often as history is compacted where that is more often."""
 CROWDED_SHARE: Final = 0.5
 """Of the quota: when as much is in use, history is compacted at each look, up to the one before. Commits at full speed would else fill a
-quota of 2 GiB within two intervals of a minute."""
+quota of 2 GiB within two intervals of a minute. What a master lists all values from (following.py) is left alone even then, until as much
+is in use as an operator is told of: a listing of twenty million blocks, half a quota of 2 GiB, takes longer than that."""
 NO_SPACE: Final = (
     "etcd is full (alarm NOSPACE) and takes no writes: compact its history, defragment each member, then disarm the alarm "
     "(etcdctl compact REVISION; etcdctl defrag --cluster; etcdctl alarm disarm), or raise --quota-backend-bytes"
@@ -45,9 +47,11 @@ class Bounds:
 class EtcdKeeper:
     """A thread that looks after etcd. `health`: None, or one line that says what is wrong. The rest is for one thread."""
 
-    def __init__(self, channel: EtcdChannel, bounds: Bounds, *, is_owner: Callable[[], bool], timeout_s: float) -> None:
+    def __init__(self, channel: EtcdChannel, bounds: Bounds, listings: bytes, *, is_owner: Callable[[], bool], timeout_s: float) -> None:
+        """Below `listings` masters have the keys of their listings under way, each written at a revision that history is needed from."""
         self._channel = channel
         self._bounds = bounds
+        self._listings = listings
         self._is_owner = is_owner
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
@@ -73,8 +77,8 @@ class EtcdKeeper:
         while True:
             try:
                 self._look()
-            except KVStoreError as error:
-                self._note(str(error))
+            except Exception as error:  # also of gRPC's, which there was no thread for
+                self._note(str(typed(error)))
             if self._stopped.wait(interval_s):
                 return
 
@@ -87,15 +91,21 @@ class EtcdKeeper:
         self._seen = revision
         if not self._bounds.compact_interval_s:
             return
+        share = status.dbSizeInUse / self._bounds.quota_bytes
+        heeds_listings = share < self._bounds.warning_share
         if time.monotonic() >= self._compact_at_s:
             self._compact_at_s = time.monotonic() + self._bounds.compact_interval_s
             up_to, self._compact_to = self._compact_to, revision
-            self._compact(up_to)
-        if status.dbSizeInUse >= CROWDED_SHARE * self._bounds.quota_bytes:
-            self._compact(seen)
+            self._compact(up_to, heeds_listings=heeds_listings)
+        if share >= CROWDED_SHARE:
+            self._compact(seen, heeds_listings=heeds_listings)
 
-    def _compact(self, up_to: int) -> None:
+    def _compact(self, up_to: int, *, heeds_listings: bool) -> None:
         if up_to and self._is_owner():
+            if heeds_listings:
+                request = rpc_pb2.RangeRequest(key=self._listings, range_end=end_of(self._listings), keys_only=True)
+                found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
+                up_to = min([up_to, *(listing.mod_revision for listing in found)])
             try:
                 self._channel.call("Compact", rpc_pb2.CompactionRequest(revision=up_to), timeout_s=self._timeout_s)
             except KVStoreError as error:

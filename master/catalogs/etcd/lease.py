@@ -13,10 +13,12 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.protocol.errors import KVStoreError, StaleEpoch
+from kvstore.protocol.errors import StaleEpoch, typed
 
 RENEWALS: Final = 3
-"""In the time of a lease: one may fail."""
+"""In the time of a lease, each with as long for its answer: one may fail."""
+RETRIES: Final = 10
+"""In the time of a lease, after one that failed: the next endpoint, say, is asked while there is time left for its answer."""
 REVOKE_TIMEOUT_S: Final = 1.0
 
 
@@ -55,8 +57,8 @@ class Lease:
             self._revoke()
 
     def _keep(self) -> None:
-        trouble = "its renewals were not answered"
-        while not self._ended.wait(max(0.0, min(self._ttl_s / RENEWALS, self._valid_until_s - self._clock()))):
+        trouble, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
+        while not self._ended.wait(max(0.0, min(wait_s, self._valid_until_s - self._clock()))):
             sent_s = self._clock()
             left_s = self._valid_until_s - sent_s
             if left_s <= 0:
@@ -64,13 +66,13 @@ class Lease:
                 return
             try:
                 ttl_s = self._renew(min(left_s, self._ttl_s / RENEWALS))
-            except KVStoreError as error:
-                trouble = str(error)
+            except Exception as error:  # gRPC needs a thread for each, which there may be none for: this one has to go on and tell
+                trouble, wait_s = str(typed(error)), self._ttl_s / RETRIES
                 continue
             if ttl_s <= 0:
                 self._lose("etcd: the lease is over")
                 return
-            self._valid_until_s = sent_s + self._ttl_s
+            self._valid_until_s, wait_s = sent_s + self._ttl_s, self._ttl_s / RENEWALS
 
     def _renew(self, timeout_s: float) -> float:
         requests = iter([rpc_pb2.LeaseKeepAliveRequest(ID=self.lease_id)])
@@ -86,5 +88,19 @@ class Lease:
             self._revoke()
 
     def _revoke(self) -> None:
-        with contextlib.suppress(KVStoreError):  # it ends by itself
+        with contextlib.suppress(Exception):  # it ends by itself
             self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)
+
+
+def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> Lease:
+    """A lease with this key under it, which is there for as long as the lease. Raises CatalogUnavailable, ConfigError."""
+    lease = Lease(channel, ttl_s, on_lost=lambda _why: None)
+    request = rpc_pb2.TxnRequest()
+    put = request.success.add().request_put
+    put.key, put.value, put.lease = key, value, lease.lease_id
+    try:
+        channel.call("Txn", request, timeout_s=timeout_s)
+    except BaseException:
+        lease.close()  # whether the key is there is not known
+        raise
+    return lease

@@ -15,10 +15,10 @@ from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.master.catalogs.etcd.lease import Lease
+from kvstore.master.catalogs.etcd.lease import Lease, with_key
 from kvstore.master.catalogs.etcd.owner_key import end_of
 from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, Contact, Fellow
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import typed
 
 LOOK_S: Final = 0.5
 """How often it is looked who lives."""
@@ -65,10 +65,10 @@ class EtcdMembers:
                 backoff.reset()
                 is_told = False
                 self._stopped.wait(LOOK_S)
-            except KVStoreError as error:
+            except Exception as error:  # also of gRPC's, which there was no thread for
                 self.living = frozenset()  # the others are asked by what was told last: it holds for as long as they live
                 if not is_told:
-                    log.warning("which masters live is not known: %s", error)
+                    log.warning("which masters live is not known: %s", typed(error))
                 is_told = True
                 self._stopped.wait(backoff.next_s())
 
@@ -76,12 +76,8 @@ class EtcdMembers:
         if self._lease is not None:
             self._lease.close()
             self._lease = None
-        self._lease = Lease(self._channel, self._lease_ttl_s, on_lost=lambda _why: None)
-        request = rpc_pb2.TxnRequest()
-        put = request.success.add().request_put
-        put.key, put.lease = self._prefix + self._me.address.encode(), self._lease.lease_id
-        put.value = json.dumps({"name": self._me.name, **self._contact._asdict()}).encode()
-        self._channel.call("Txn", request, timeout_s=self._timeout_s)
+        key, said = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
+        self._lease = with_key(self._channel, key, said.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
     def _look(self) -> dict[str, Fellow]:
         request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix))

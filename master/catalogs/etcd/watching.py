@@ -21,11 +21,15 @@ class CompactedError(Exception):
 
 
 class Events(NamedTuple):
-    """Events of whole revisions, but for the last one if not `is_whole`: its rest follows. `revision`: of the newest."""
+    """Events of whole revisions, but for the last one if not `is_whole`: its rest follows. `revision`: of the newest. None at all are a
+    sign of life, which says nothing of revisions: etcd before 3.4.25 and 3.5.8 names some whose events are still to come."""
 
     events: list[Any]
     revision: int
     is_whole: bool
+
+
+ALIVE: Final = Events([], 0, is_whole=False)
 
 
 class Watch:
@@ -53,6 +57,8 @@ class Watch:
                     raise CatalogUnavailable(f"etcd: the watch was cancelled: {answer.cancel_reason}")
                 if answer.events:
                     yield Events(list(answer.events), answer.events[-1].kv.mod_revision, not answer.fragment)
+                elif not answer.created:
+                    yield ALIVE
         finally:
             self.cancel()
         raise CatalogUnavailable("etcd: the watch has ended")

@@ -109,6 +109,13 @@ class SegmentLog:
         """A merge has written a segment."""
         self._note(shard, position, operations)
 
+    def merged(self, due: Due) -> None:
+        """That is done: nothing of it is there any more. What an attempt at a commit was to write that failed never was, and no merge finds
+        it: it would be due for ever."""
+        log = self._logs[due.shard]
+        for position in [position for position in log if due.first <= position <= due.last]:
+            del log[position]
+
     def oldest(self) -> Position:
         """Where blocks go that were there before any commit: behind this, in each shard."""
         return Position(0, max((position.part for log in self._logs for position in log if not position.number), default=0))

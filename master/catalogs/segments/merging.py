@@ -87,6 +87,7 @@ def _merge(log: SegmentLog, place: Place, due: Due) -> Iterator[None]:
         for key in old:
             log.removed(key)
         yield
+    log.merged(due)
 
 
 def _parts(blocks: form.Blocks) -> Iterator[form.Blocks]:

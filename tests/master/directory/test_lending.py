@@ -107,7 +107,7 @@ class Cluster:
     def check(self) -> None:
         for limit, name in enumerate(SHARED):
             whole = getattr(self.quota, name)
-            assert sum(max(one.share(limit), one.used[limit]) for one in self.partitions) <= whole
+            assert whole is None or sum(max(one.share(limit), one.used[limit]) for one in self.partitions) <= whole
 
 
 def cluster_of(count: int, *, pins: int | None = None, reservations: int | None = None) -> Cluster:
@@ -144,6 +144,38 @@ def test_a_tenant_whose_keys_are_all_of_one_partition_has_the_whole_limit_and_no
     assert cluster.insists(0, limit, 6), "what is free again goes to who wants it"
     assert not cluster.insists(3, limit, 1)
     cluster.check()
+
+
+def test_a_limit_that_is_lowered_is_not_exceeded_where_one_has_given_the_other_more_than_it_has_now() -> None:
+    cluster = cluster_of(2, pins=100)
+    assert cluster.insists(1, PINS, 100)
+    cluster.quota = Quota(pins=10)
+    assert [one.share(PINS) for one in cluster.partitions] == [0, 10]
+    cluster.partitions[1].used[PINS] = 9
+    assert cluster.insists(0, PINS, 1), "what the first owes it is given too"
+    assert [one.share(PINS) for one in cluster.partitions] == [1, 9]
+    cluster.partitions[1].used[PINS] = 0
+    assert cluster.insists(0, PINS, 9)
+    cluster.quota = Quota(pins=40)
+    assert sum(one.share(PINS) for one in cluster.partitions) == 40
+
+
+def test_who_gives_one_of_several_that_owe_what_it_owes_keeps_what_it_needs_itself() -> None:
+    cluster = cluster_of(4, pins=100)
+    for index in (2, 3):
+        assert cluster.insists(index, PINS, 50)
+    cluster.quota = Quota(pins=12)
+    assert [one.share(PINS) for one in cluster.partitions] == [0, 0, 6, 6]
+    cluster.partitions[2].used[PINS], cluster.partitions[3].used[PINS] = 5, 0
+    assert cluster.insists(0, PINS, 1)
+    cluster.check()
+    assert cluster.insists(1, PINS, 6)
+    cluster.check()
+
+
+def test_what_was_given_to_a_partition_that_there_is_not_counts_for_nobody() -> None:
+    damaged = {"red": records.LoansRecord("red", given={(PINS, 7): 3})}
+    assert Lending(0, 2, damaged, quota_of=lambda _tenant: Quota(pins=4)).share_of("red", PINS) == (2, 4)
 
 
 def test_more_than_the_whole_limit_is_not_asked_for() -> None:
@@ -201,6 +233,7 @@ def test_loans_of_so_many_tenants_are_kept_and_those_that_have_no_such_limit_any
     assert lent.ask("blue", PINS, 1, 2, 0) == []
     asking[1].take([records.put_loans(records.LoansRecord("blue", (records.Asked(1, 1), records.Asked())))])
     assert lent.give(lambda _tenant: (0, 0), 0) == []
+    assert [lent.share_of(tenant, PINS) for tenant in ("red", "blue", "red")] == [(2, 4)] * 3, "however many are kept in mind"
     quotas["red"] = Quota()
     ops = lent.ask("blue", PINS, 1, 2, 0)
     assert ops[0] == records.delete_loans("red")
@@ -236,3 +269,33 @@ def test_whatever_is_late_and_whoever_dies_all_together_never_have_more_than_the
         free = whole - sum(one.used[limit] for one in cluster.partitions)
         assert not free or cluster.insists(rng.randrange(count), limit, free), "what is free can be had, wherever it is"
         cluster.check()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 5), st.lists(st.integers(0, 1000), min_size=2, max_size=4), st.integers(0, 1 << 32))
+def test_whatever_limits_an_operator_sets_one_after_the_other_no_more_is_granted_than_the_last(
+    count: int, limits: list[int], seed: int
+) -> None:
+    rng, cluster = random.Random(seed), Cluster(count, Quota())
+    for whole in limits:
+        cluster.quota = Quota(pins=whole)
+        cluster.settle()
+        for one in cluster.partitions:
+            one.used[PINS] = min(one.used[PINS], one.share(PINS))  # what is above it stays until it is let go
+        for _ in range(60):
+            one = rng.choice(cluster.partitions)
+            match rng.choice(["take", "take", "free", "tick", "commit", "hear", "hear", "time"]):
+                case "take":
+                    one.take(PINS, rng.randint(1, whole // 2 + 1))
+                case "free":
+                    one.used[PINS] = rng.randint(0, one.used[PINS])
+                case "tick":
+                    one.tick()
+                case "commit":
+                    one.commit()
+                case "hear":
+                    one.hear(rng.randrange(count))
+                case "time":
+                    cluster.now_ns += ASK_INTERVAL_NS
+            cluster.check()
+        cluster.settle()

@@ -21,6 +21,7 @@ class Heard:
     def __init__(self) -> None:
         self.told: list[object] = []
         self.threads: set[int] = set()
+        self.refusal: Exception = Corrupt("a damaged record")
 
     def _keep(self, what: object) -> None:
         self.told.append(what)
@@ -31,7 +32,7 @@ class Heard:
 
     def take(self, changes: Sequence[Change]) -> None:
         if not changes:
-            raise Corrupt("a damaged record")
+            raise self.refusal
         self._keep(changes)
 
     def owned_by(self, owner: Owner | None) -> None:
@@ -82,8 +83,12 @@ def test_a_call_waits_until_the_loop_has_taken_it_or_the_relay_is_closed(reactor
     assert heard.told == [], "a closed relay carries nothing, not even what waited"
 
 
-def test_what_the_follower_refuses_is_told_once_and_the_last(reactor: Reactor) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "told"), [(Corrupt("a damaged record"), "a damaged record"), (MemoryError("full"), "internal error: MemoryError: full")]
+)
+def test_what_the_follower_does_not_take_is_told_once_and_the_last(reactor: Reactor, refusal: Exception, told: str) -> None:
     heard, failures = Heard(), list[KVStoreError]()
+    heard.refusal = refusal
     relay = Relay(reactor, heard, on_failure=failures.append)
 
     def tell() -> None:
@@ -94,4 +99,4 @@ def test_what_the_follower_refuses_is_told_once_and_the_last(reactor: Reactor) -
     telling = in_background(tell)
     while not telling.done():
         reactor.run_once(0.01)
-    assert ([str(failure) for failure in failures], heard.told) == (["a damaged record"], [])
+    assert ([str(failure) for failure in failures], heard.told) == ([told], [])

@@ -231,6 +231,25 @@ def test_a_follower_whose_etcd_compacted_what_it_missed_begins_again(make: MakeE
         following.wait(lambda: following.records == {b"a": b"1", b"c": b"2"})
 
 
+def test_who_was_kept_from_seeing_its_own_election_stands_again(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    """Between its listing and its watch etcd compacts the creation of its key away."""
+    compacted: list[int] = []
+
+    def compact_once(method: str) -> None:
+        if method == "Watch" and not compacted:
+            compacted.append(kv(etcd).Range(rpc_pb2.RangeRequest(key=b"x")).header.revision)
+            kv(etcd).Compact(rpc_pb2.CompactionRequest(revision=compacted[0]))
+
+    with FaultyEtcd(etcd) as faulty:
+        faulty.on_call = compact_once
+        catalog = make(faulty.host_port)
+        following = elected(catalog)
+        assert following.epoch > compacted[0]
+        assert following.told.count("begin") == 2
+        assert commit(catalog, Op(b"a", b"1")) is None
+        catalog.close()
+
+
 def test_a_follower_goes_on_after_a_short_outage_and_misses_nothing(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     owner = make(etcd.host_port)
     elected(owner)
@@ -247,6 +266,20 @@ def test_a_follower_goes_on_after_a_short_outage_and_misses_nothing(make: MakeEt
         following.wait(lambda: following.records == {b"a": b"1"})
         assert following.told == ["begin", "owned by me"]
         eventually(lambda: catalog.health == "ok", "health that is well again")
+
+
+def test_a_follower_is_well_again_once_etcd_is_though_nothing_happens(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
+    elected(make(etcd.host_port))
+    with FaultyEtcd(etcd) as faulty:
+        catalog = make(faulty.host_port)
+        following = opened(catalog)
+        following.await_told("owned by me")
+        faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE
+        faulty.hang_up()
+        eventually(lambda: catalog.health.startswith("etcd"), "health that tells of it")
+        faulty.on_call = lambda method: None
+        eventually(lambda: catalog.health == "ok", "health that is well again")
+        assert following.told == ["begin", "owned by me"]
 
 
 def test_a_page_that_proves_larger_than_a_message_may_be_is_read_in_smaller_ones(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:

@@ -1,5 +1,6 @@
 """Promises of keeping.py on real etcd: its history stays short, and what is about to stop it is told in the catalog's health."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,13 +9,17 @@ import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
+from kvstore.master.catalogs.etcd import following
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
-from kvstore.master.catalogs.etcd.keeping import CORRUPT, NO_SPACE, Bounds, trouble_of
-from kvstore.master.catalogs.interface import Op
+from kvstore.master.catalogs.etcd.channel import EtcdAccess
+from kvstore.master.catalogs.etcd.keeping import CORRUPT, NO_SPACE, Bounds, EtcdKeeper, trouble_of
+from kvstore.master.catalogs.interface import Candidate, Op
 from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import Outcomes, blocks, commit, elected, opened
+from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
+from tests.master.catalogs.following import Following
 
 EtcdServerFactory = Callable[..., EtcdServer]
 MakeCatalog = Callable[..., EtcdCatalog]
@@ -44,19 +49,85 @@ def revision_is_there(etcd: EtcdServer, revision: int) -> bool:
         return True
 
 
+def newest(etcd: EtcdServer) -> int:
+    with grpc.insecure_channel(etcd.host_port) as channel:
+        return int(rpc_pb2_grpc.KVStub(channel).Range(rpc_pb2.RangeRequest(key=b"x")).header.revision)
+
+
+def under(etcd: EtcdServer, part: bytes) -> list[Any]:
+    """Whatever has it in its key."""
+    with grpc.insecure_channel(etcd.host_port) as channel:
+        found = rpc_pb2_grpc.KVStub(channel).Range(rpc_pb2.RangeRequest(key=b"/", range_end=b"0"))
+        return [value for value in found.kvs if part in value.key]
+
+
 def test_the_owner_compacts_history_and_keeps_an_intervals_worth_whoever_else_compacts(
     make: MakeCatalog, etcd_server_factory: EtcdServerFactory
 ) -> None:
     etcd = etcd_server_factory()
     catalog = make(etcd.host_port, Bounds(compact_interval_s=0.05))
     first = elected(catalog).epoch
-    following = opened(make(etcd.host_port, Bounds(compact_interval_s=0.05)), "other")
+    followed = opened(make(etcd.host_port, Bounds(compact_interval_s=0.05)), "other")
     assert commit(catalog, Op(b"a", b"0")) is None
     eventually(lambda: not revision_is_there(etcd, first), "that what the election found is compacted away")
     assert commit(catalog, Op(b"a", b"1")) is None
-    following.wait(lambda: following.records == {b"a": b"1"})
+    followed.wait(lambda: followed.records == {b"a": b"1"})
     assert catalog.health == "ok"
-    assert following.told == ["begin", "owned by me"], "what it had been told already is what was compacted"
+    assert followed.told == ["begin", "owned by me"], "what it had been told already is what was compacted"
+
+
+class InTwoGoes(Following):
+    """Stops at the first value of each of its first two listings, until `hold` is set."""
+
+    def begin(self) -> None:
+        super().begin()
+        if self.told.count("begin") <= 2:
+            self.hold.clear()
+
+
+def test_a_listing_that_takes_longer_than_history_is_kept_has_it_kept_and_ends(
+    make: MakeCatalog, etcd_server_factory: EtcdServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "MAX_PAGE_KEYS", following.MIN_PAGE_KEYS)
+    etcd, asked, listed = etcd_server_factory(), list[str](), InTwoGoes()
+    with FaultyEtcd(etcd) as faulty:
+        faulty.on_answer = asked.append
+        owner = make(faulty.host_port, Bounds(compact_interval_s=0.05))
+        elected(owner)
+        records = {b"%03d" % number: b"" for number in range(100)}
+        assert commit(owner, *map(Op._make, records.items())) is None
+        slow = make(etcd.host_port, Bounds())
+        slow.open(deadline_s=60.0)
+        slow.follow(Candidate("slow", "slow:1"), listed)
+        listed.await_told("begin")
+        assert commit(owner, Op(b"000", b"1")) is None
+        seen = newest(etcd)
+        assert commit(owner, Op(b"000", b"2")) is None
+        eventually(lambda: not revision_is_there(etcd, seen - 1), "that what is listed is compacted away")
+        listed.hold.set()
+        listed.await_told("begin", times=2)
+        [listing] = under(etcd, b".listing/")
+        assert commit(owner, Op(b"000", b"3")) is None
+        looks = asked.count("Status")
+        eventually(lambda: asked.count("Status") > looks + 5, "several looks at etcd")
+        assert revision_is_there(etcd, listing.mod_revision)
+        listed.hold.set()
+        listed.wait(lambda: listed.records == {**records, b"000": b"3"})
+        assert listed.told == ["begin", "begin", "owned by me"]
+        eventually(lambda: not under(etcd, b".listing/"), "that the history is let go")
+        assert commit(owner, Op(b"000", b"4")) is None
+        eventually(lambda: not revision_is_there(etcd, listing.mod_revision), "that it is compacted away")
+        owner.close()
+
+
+def test_no_listing_keeps_history_in_an_etcd_that_is_about_to_be_full(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
+    etcd = etcd_server_factory()
+    catalog = make(etcd.host_port, Bounds(compact_interval_s=3600.0, quota_bytes=100_000))
+    first = elected(catalog).epoch
+    with grpc.insecure_channel(etcd.host_port) as channel:
+        rpc_pb2_grpc.KVStub(channel).Put(rpc_pb2.PutRequest(key=catalog._listing + b"slow:1"))
+    assert commit(catalog, *(Op(b"%d" % number, bytes(60_000)) for number in range(3))) is None
+    eventually(lambda: not revision_is_there(etcd, first), "that history is compacted away")
 
 
 def test_history_is_compacted_early_where_half_of_the_quota_is_in_use(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
@@ -97,6 +168,17 @@ def test_what_somebody_else_compacted_further_is_no_trouble_and_what_etcd_refuse
         eventually(lambda: "PERMISSION_DENIED" in catalog.health, "health that says why")
         refusing[0] = False
         eventually(lambda: catalog.health == "ok", "health that is well again")
+
+
+def test_who_finds_no_thread_for_a_call_goes_on_looking(etcd: EtcdServer) -> None:
+    with contextlib.closing(BreakingChannel([etcd.host_port], EtcdAccess())) as channel:
+        channel.is_broken = True
+        keeper = EtcdKeeper(channel, Bounds(compact_interval_s=0.05), b"/test.listing/", is_owner=lambda: False, timeout_s=30.0)
+        keeper.start()
+        eventually(lambda: "can't start new thread" in (keeper.health or ""), "health that says why")
+        channel.is_broken = False
+        eventually(lambda: keeper.health is None, "health that is well again")
+        keeper.stop()
 
 
 def test_a_full_etcd_is_told_of_before_and_when_it_bites_and_commits_wait_until_it_is_freed(

@@ -1,21 +1,24 @@
 """Promises of lease.py on a real etcd: it is over here before it is over there, whatever stopped the process or the network."""
 
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec, module_from_spec
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
-from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel, Stream
 from kvstore.master.catalogs.etcd.lease import Lease
-from kvstore.protocol.errors import StaleEpoch
+from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
+from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 
 
@@ -137,6 +140,47 @@ def test_one_renewal_that_fails_is_tried_again(etcd: EtcdServer, make: MakeLease
         eventually(lambda: not outcomes, "renewals")
         assert lease.is_valid
     assert lost == []
+
+
+def test_one_renewal_that_is_not_answered_is_tried_again_while_there_is_time(
+    etcd: EtcdServer, lost: list[StaleEpoch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    begun_s: list[float] = []
+
+    class Waiting(threading.Event):
+        """Time passes for who waits, and in no other way."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now_s
+            now_s += timeout or 0.0
+            return self.is_set()
+
+    class Silent(EtcdChannel):
+        def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> Stream:
+            nonlocal now_s
+            begun_s.append(now_s)
+            if len(begun_s) == 1:
+                now_s += timeout_s or 0.0
+                raise CatalogUnavailable("etcd unreachable: deadline exceeded")
+            return super().stream(method, requests, connect_timeout_s=60.0)
+
+    threads = SimpleNamespace(Event=Waiting, Thread=threading.Thread, current_thread=threading.current_thread)
+    monkeypatch.setattr("kvstore.master.catalogs.etcd.lease.threading", threads)
+    with contextlib.closing(Silent([etcd.host_port], EtcdAccess())) as channel:
+        with contextlib.closing(Lease(channel, 60.0, on_lost=lost.append, clock=lambda: now_s)):
+            eventually(lambda: len(begun_s) > 2 or bool(lost), "a renewal that was answered")
+    assert lost == []
+    assert begun_s[:3] == pytest.approx([20.0, 46.0, 66.0])
+
+
+def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: EtcdServer, lost: list[StaleEpoch]) -> None:
+    channel = BreakingChannel([etcd.host_port], EtcdAccess())
+    with contextlib.closing(channel), contextlib.closing(Lease(channel, 1.0, on_lost=lost.append)) as lease:
+        channel.is_broken = True
+        eventually(lambda: bool(lost), "that it is lost")
+        assert not lease.is_valid
+    assert "can't start new thread" in str(lost[0])
 
 
 def test_a_lease_that_was_revoked_is_lost_at_the_next_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:

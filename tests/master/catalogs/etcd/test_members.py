@@ -1,8 +1,10 @@
 """Promises of members.py, on a real etcd: who lives is known to all, and who ends or is not heard of is gone."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 
+import grpc
 import pytest
 from aetcd.rpc import rpc_pb2
 
@@ -11,16 +13,18 @@ from kvstore.master.catalogs.etcd.members import EtcdMembers
 from kvstore.master.catalogs.interface import Candidate, Contact, Fellow
 from kvstore.transfer.testing.waiting import eventually
 from tests.etcd_server import EtcdServer
+from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
+from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd
 
 MakeMember = Callable[[str], EtcdMembers]
 
 
 @pytest.fixture
 def member(etcd: EtcdServer) -> Iterator[MakeMember]:
-    prefix, made, channels = f"/test-{uuid.uuid4()}", list[EtcdMembers](), list[EtcdChannel]()
+    prefix, made, channels = f"/test-{uuid.uuid4()}", list[EtcdMembers](), list[BreakingChannel]()
 
     def member(address: str) -> EtcdMembers:
-        channels.append(EtcdChannel([etcd.host_port], EtcdAccess()))
+        channels.append(BreakingChannel([etcd.host_port], EtcdAccess()))
         contact = Contact(f"control of {address}", f"key of {address}")
         made.append(EtcdMembers(channels[-1], prefix, Candidate("name", address), contact, lease_ttl_s=2.0, timeout_s=30.0))
         made[-1].start()
@@ -61,3 +65,31 @@ def test_who_is_not_heard_of_lives_no_more_and_again_when_it_is(member: MakeMemb
     lease.close()
     eventually(lambda: second._lease is not lease, "another lease")
     eventually(lambda: first.living == {"a:1", "b:1"}, "both live")
+
+
+def test_who_finds_no_thread_for_a_call_goes_on_looking(member: MakeMember) -> None:
+    one = member("a:1")
+    eventually(lambda: one.living == {"a:1"}, "it lives")
+    assert isinstance(one._channel, BreakingChannel)
+    one._channel.is_broken = True
+    eventually(lambda: one.living == frozenset(), "who lives is not known")
+    one._channel.is_broken = False
+    eventually(lambda: one.living == {"a:1"}, "it lives")
+
+
+def test_who_could_not_write_its_key_lives_once_it_can(etcd: EtcdServer) -> None:
+    refused: list[str] = []
+
+    def refuse_once(method: str) -> grpc.StatusCode | None:
+        if method != "Txn" or refused:
+            return None
+        refused.append(method)
+        return grpc.StatusCode.UNAVAILABLE
+
+    with FaultyEtcd(etcd) as faulty, contextlib.closing(EtcdChannel([faulty.host_port], EtcdAccess())) as channel:
+        faulty.on_call = refuse_once
+        one = EtcdMembers(channel, f"/test-{uuid.uuid4()}", Candidate("name", "a:1"), Contact(), lease_ttl_s=2.0, timeout_s=30.0)
+        one.start()
+        eventually(lambda: one.living == {"a:1"}, "it lives")
+        one.stop()
+    assert refused

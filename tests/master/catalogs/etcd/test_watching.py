@@ -10,8 +10,9 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd import watching
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.owner_key import end_of
-from kvstore.master.catalogs.etcd.watching import CompactedError, Watch
+from kvstore.master.catalogs.etcd.watching import ALIVE, CompactedError, Events, Watch
 from kvstore.protocol.errors import CatalogUnavailable
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.etcd_server import EtcdServer
 
 EtcdServerFactory = Callable[..., EtcdServer]
@@ -25,6 +26,10 @@ class Watched:
         self.prefix = uuid.uuid4().bytes + b"/"
         self._channel = EtcdChannel([etcd.host_port], EtcdAccess())
         self.watch = Watch(self._channel, self.prefix, end_of(self.prefix), timeout_s=60.0)
+
+    def events(self, first_revision: int) -> Iterator[Events]:
+        """Without mere signs of life."""
+        return (events for events in self.watch.events(first_revision) if events.events)
 
     def put(self, name: bytes, value: bytes = b"") -> int:
         with grpc.insecure_channel(self._etcd.host_port) as channel:
@@ -53,7 +58,7 @@ def test_all_that_happened_since_comes_in_order_large_or_not(watched: Watched) -
         watched.put(name, bytes(200_000))
     found: list[bytes] = []
     parts = 0
-    for events in watched.watch.events(first + 1):
+    for events in watched.events(first + 1):
         found += [event.kv.key.removeprefix(watched.prefix) for event in events.events]
         parts += not events.is_whole
         assert events.revision == first + len(found)
@@ -72,11 +77,16 @@ def test_what_is_compacted_away_is_told_as_such(watched: Watched) -> None:
 
 def test_a_watch_that_is_cancelled_ends_with_an_error(watched: Watched) -> None:
     first = watched.put(b"a")
-    events = watched.watch.events(first)
+    events = watched.events(first)
     assert next(events).revision == first
     watched.watch.cancel()
     with pytest.raises(CatalogUnavailable):
         next(events)
+
+
+def test_where_nothing_happens_etcd_is_known_to_live(watched: Watched) -> None:
+    events = watched.watch.events(watched.put(b"a") + 1)
+    assert in_background(lambda: next(events)).result(PATIENCE_S) == ALIVE
 
 
 def test_an_etcd_that_hangs_is_given_up(etcd_server_factory: EtcdServerFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +95,7 @@ def test_an_etcd_that_hangs_is_given_up(etcd_server_factory: EtcdServerFactory, 
     etcd = etcd_server_factory()
     watched = Watched(etcd)
     first = watched.put(b"a")
-    events = watched.watch.events(first)
+    events = watched.events(first)
     assert next(events).revision == first
     etcd.freeze()
     with pytest.raises(CatalogUnavailable):

@@ -3,7 +3,7 @@
 import contextlib
 import random
 from collections.abc import Mapping
-from itertools import count
+from itertools import count, islice
 
 import pytest
 
@@ -156,6 +156,24 @@ def test_a_failed_merge_whose_write_took_effect_is_done_again_by_the_same_master
         catalog.check()
         catalog.merge()
         catalog.check()
+
+
+@pytest.mark.usefixtures("small_logs")
+@pytest.mark.parametrize("failures", [1, 40])
+def test_merging_ends_after_attempts_at_a_commit_that_failed(failures: int) -> None:
+    catalog = Catalog(0, shards=1)
+    catalog.commit([puts([b"%d" % key for key in range(100)], 1)])
+    catalog.values.writes_left = 0
+    for _failure in range(failures):
+        with pytest.raises(Stopped):
+            catalog.values.write(catalog.log.append([puts([b"0"], 2)]))
+    catalog.values.writes_left = -1
+    catalog.commit([puts([b"0"], 2)])
+    for generation in range(3, 20):
+        catalog.commit([puts([b"%d" % key for key in range(10)], generation)])
+    steps = sum(1 for _step in islice(work(catalog.log, catalog.values), 1000))
+    assert steps < 1000
+    assert catalog.log.counts() == catalog.check().counts()
 
 
 @pytest.mark.usefixtures("small_logs")
