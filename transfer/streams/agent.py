@@ -47,6 +47,8 @@ class _RemoteAgent:
 class ConnectionAgent(TransferAgent):
     """See the module. `exports` and `target` may be shared with agents of other rails; the target is then closed by its owner."""
 
+    honours_fences = True
+
     def __init__(
         self,
         name: str,
