@@ -16,6 +16,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.workers import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
@@ -208,9 +209,8 @@ class ConnectionAgent(TransferAgent):
     # --- running lanes ---
 
     def _start(self, lane: Lane) -> None:
-        try:
-            self._runners.submit(self._run, lane)
-        except RuntimeError:  # closed meanwhile
+        """Have a runner serve a lane that is marked as running; without one, closed or for want of threads, this thread does."""
+        if submit_once(self._runners, functools.partial(self._run, lane)) is None:
             self._run(lane)
 
     def _run(self, lane: Lane, until: Any = None) -> None:

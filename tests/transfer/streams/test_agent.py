@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -75,6 +76,38 @@ def stalled() -> Iterator[RawAnswerer]:
 
 def all_of(remote_region: RemoteRegion) -> list[Piece]:
     return [Piece(make_region(SIZE), 0, remote_region, 0, SIZE)]
+
+
+def test_a_lane_whose_runner_could_not_be_started_is_run_once(
+    owner: ConnectionAgent, remote_region: RemoteRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool that cannot start a thread keeps what it was given: two threads would read one connection."""
+    with an_agent(tcp_streams=1) as agent:
+        may_go, runs = threading.Event(), list[str]()
+        agent._runners.submit(may_go.wait)
+        run = agent._run
+        monkeypatch.setattr(agent, "_run", lambda lane: (runs.append(threading.current_thread().name), run(lane)))
+        remote = agent.load_remote(owner.metadata())
+        with no_thread_for("kvstore-tcp"):
+            assert outcome(submit(agent, READ, remote, all_of(remote_region))) is None
+        may_go.set()
+        agent.close()
+        assert runs == [threading.current_thread().name]
+
+
+@contextmanager
+def no_thread_for(name: str) -> Iterator[None]:
+    """The system has none for threads of this name."""
+    start = threading.Thread.start
+
+    def start_another(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_another)
+        yield
 
 
 def read_once(agent: ConnectionAgent, remote: Remote, remote_region: RemoteRegion) -> None:
