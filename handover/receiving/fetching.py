@@ -14,6 +14,7 @@ from kvstore.handover.movements.ending import Ending
 from kvstore.handover.movements.operations import OnEnd
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.workers import submit_once
 
 log = logging.getLogger("kvstore.handover")
 
@@ -35,15 +36,17 @@ class _Fetching:
         self._fetch = fetch
         self._deadline_ns = deadline_ns
         self._on_end: OnEnd
-        self._turn: Future[None]
+        self._turn: Future[None] | None = None
         self.tokens = 0
 
     def begin(self, on_end: OnEnd) -> None:
         self._on_end = on_end
-        self._turn = self._thread.submit(self._run)
+        self._turn = submit_once(self._thread, self._run)
+        if self._turn is None:  # no thread is to be had: the store has nothing
+            self._reactor.call_soon(lambda: on_end(None))
 
     def cancel(self) -> None:
-        if self._turn.cancel():
+        if self._turn is not None and self._turn.cancel():
             self._on_end(None)
 
     def _run(self) -> None:

@@ -160,6 +160,26 @@ def test_a_store_that_breaks_has_nothing_and_is_logged(error: BaseException, cap
     assert "a store of prefixes failed" in caplog.text
 
 
+def test_where_no_thread_is_to_be_had_the_store_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with scene() as on:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            on.begin(b"r", deadline_s=60)
+            on.begin(b"cancelled", deadline_s=60)
+        error = Cancelled("enough")
+        assert on.fetches.fail(b"cancelled", error)
+        on.may_go.set()
+        on.until_told(2)
+        assert on.told == [(b"r", 0, None, FENCED), (b"cancelled", 0, error, FENCED)]
+        on.begin(b"next", deadline_s=60)
+        on.until_told(3)
+        assert on.told[2] == (b"next", 32, None, FENCED)
+        assert on.began.qsize() == 1
+
+
 def test_to_close_waits_for_the_fetch_under_way() -> None:
     with scene() as on:
         on.begin(b"r", deadline_s=60)
