@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 
 
 def submit_once(pool: Executor, work: Callable[[], object]) -> "Future[None] | None":
-    """Have a thread of the pool do `work` in its turn; what that raises is lost. None: the pool is closed, or has no thread for it, and does
+    """Have a thread of the pool do `work` in its turn; what that raises is lost. None: the pool is closed, or has no thread, and does
     not do it later either. `cancel` of what is returned takes it back, unless it has begun."""
     turn: Future[None] = Future()
 

@@ -361,8 +361,10 @@ class TransferEngine:
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             self._carrier.end(peer, Closed("the engine is closed"))
-        self._rails.close()
-        self._target.close()
+        try:
+            self._rails.close()
+        finally:
+            self._target.close()
 
     def __enter__(self) -> "TransferEngine":
         return self

@@ -31,6 +31,7 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Runs, Span
 from kvstore.transfer.paths.transfers import Priority
+from kvstore.transfer.streams.tcp import TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
@@ -572,6 +573,15 @@ def test_a_closed_engine_ends_its_transfers_and_takes_no_more(scene: Scene) -> N
         engine.connect(scene.engine("third").describe())
     with pytest.raises((Closed, Unreachable)):
         engine.notify(remote.peer, b"")
+
+
+def test_an_agent_that_cannot_be_closed_leaves_nobody_served(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, *_ = scene.pair()
+    monkeypatch.setattr(only_agent(engine), "close", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.close()
+    with pytest.raises(Closed):
+        engine._target.attach(TcpListener("127.0.0.1", 0))
 
 
 def test_an_engine_that_cannot_be_made_leaves_nothing_behind() -> None:

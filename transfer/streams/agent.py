@@ -4,6 +4,7 @@ The passive side is target.py, the streams of the active side are lane.py. This 
 chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
 """
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -296,8 +297,10 @@ class ConnectionAgent(TransferAgent):
             raise
         with self._lock:
             if self._sweeper is None:
-                self._sweeper = threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True)
-                self._sweeper.start()
+                sweeper = threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread is to be had: idle connections stay open until one is
+                    sweeper.start()
+                    self._sweeper = sweeper
             self._pool.opened(lane, link)
             lane.link, lane.is_proven = link, True
             self._changed.notify_all()

@@ -95,6 +95,19 @@ def test_a_lane_whose_runner_could_not_be_started_is_run_once(
         assert runs == [threading.current_thread().name]
 
 
+def test_without_a_thread_that_closes_idle_connections_there_are_connections_all_the_same(
+    owner: ConnectionAgent, remote_region: RemoteRegion
+) -> None:
+    with an_agent(tcp_streams=1, idle_ttl_s=0.05) as agent:
+        remote = agent.load_remote(owner.metadata())
+        with no_thread_for("kvstore-sweep"):
+            read_once(agent, remote, remote_region)
+        assert agent.open_connections == 1
+        agent.unload_remote(remote)
+        read_once(agent, agent.load_remote(owner.metadata()), remote_region)
+        eventually(lambda: agent.open_connections == 0, "it is closed once there is a thread")
+
+
 @contextmanager
 def no_thread_for(name: str) -> Iterator[None]:
     """The system has none for threads of this name."""
