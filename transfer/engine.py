@@ -5,6 +5,7 @@ and failed ones elsewhere, agents (agent.py) move the bytes.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -255,7 +256,8 @@ class TransferEngine:
         except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
             try:
                 if transfer is not None:
-                    begin_thread(transfer.cancel)
+                    with contextlib.suppress(RuntimeError):  # no thread is to be had: it ends by its deadline
+                        begin_thread(transfer.cancel)
             finally:
                 gate.shut()
             raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 import sys
 import threading
 from collections import Counter
@@ -554,6 +555,24 @@ def test_what_peers_told_is_taken_once(scene: Scene) -> None:
     engine.notify(peer, b"two", deadline_s=1)
     assert other.notifications() == [("me", b"one"), ("me", b"two")]
     assert other.notifications() == []
+
+
+def test_a_submit_that_is_struck_raises_that_where_no_thread_is_to_be_had(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    engine, _, remote = scene.pair()
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        only_agent(engine).before_submit = lambda request: signal.raise_signal(signal.SIGUSR1)
+        monkeypatch.setattr("_thread.start_new_thread", no_thread)
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit([(remote, bytearray(8), 8)])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 # --- the beginning and the end ---
