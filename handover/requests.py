@@ -246,6 +246,7 @@ class Requests:
         self.sender.lost(peer, error)
         self.receiver.lost(peer, error)
         self.executor.lost(peer)
+        self.resources.lost(peer)
 
 
 def cancelled() -> Cancelled:
