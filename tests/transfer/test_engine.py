@@ -35,6 +35,7 @@ from kvstore.transfer.paths.transfers import Priority
 from kvstore.transfer.streams.tcp import TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails
+from tests.forks import told_by_child
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
 
 DOWN = Answer(Unreachable("down"), moved_bytes=10)
@@ -592,6 +593,32 @@ def test_a_closed_engine_ends_its_transfers_and_takes_no_more(scene: Scene) -> N
         engine.connect(scene.engine("third").describe())
     with pytest.raises((Closed, Unreachable)):
         engine.notify(remote.peer, b"")
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_a_forked_child_is_told_by_name_and_its_end_harms_no_peer_of_the_parent(transports: str) -> None:
+    config = TransferSettings(transports=transports, rails="lo")
+    with TransferEngine("parent", config) as parent, TransferEngine("user", config) as user:
+        region, mine = parent.allocate(64), user.allocate(64)
+        remote = user.import_region(user.connect(parent.describe()), parent.export(region))
+        theirs = parent.import_region(parent.connect(user.describe()), user.export(mine))
+        for engine, source in ((user, remote), (parent, theirs)):
+            engine.transfer([(source, bytearray(64), 64)])
+        for call in (
+            lambda: parent.transfer([(theirs, bytearray(64), 64)]),
+            lambda: parent.connect(user.describe()),
+            lambda: parent.export(region),
+            lambda: parent.disconnect(theirs.peer),
+            lambda: parent.forget_idle(),
+            lambda: parent.refresh(parent.topology),
+        ):
+            assert told_by_child(call) == "Forked"
+        assert told_by_child(parent.close) == "None"
+        assert told_by_child(region.close) == "None"
+        for engine, source in ((user, remote), (parent, theirs)):
+            engine.transfer([(source, bytearray(64), 64)])
+        with TransferEngine("other", config) as other:
+            other.transfer([(other.import_region(other.connect(parent.describe()), parent.export(region)), bytearray(64), 64)])
 
 
 def test_an_agent_that_cannot_be_closed_leaves_nobody_served(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
