@@ -38,6 +38,12 @@ class HandoverSettings(ServerTlsSettings):
     fence_timeout_s: float = setting(
         10.0, "After a failure: how long to wait for bytes under way to end before the blocks are given up for good.", minimum=0.001
     )
+    fetch_share: float = setting(
+        0.25,
+        "Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked.",
+        minimum=0.001,
+        maximum=1,
+    )
     copy_threads: int = setting(1, "Threads that gather, scatter and start transfers.", minimum=1, maximum=64)
     max_connections: int = setting(4096, "Control connections beyond this are refused.", minimum=1)
     hello_timeout_s: float = setting(

@@ -82,7 +82,7 @@ class Requests:
         )
         self._store = store
         self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
-        self.fetches = Fetches(reactor, settings.fence_timeout_s)
+        self.fetches = Fetches(reactor, settings.fence_timeout_s, settings.fetch_share)
         self.arriving: set[Handover] = set()
         """Handles whose request has not begun, put here by the thread that made them."""
         self._is_closing = False
