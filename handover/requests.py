@@ -61,7 +61,7 @@ class Requests:
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
         if tls is not None and connection is not None:
             connection = _encrypted(connection, tls)
-        streams = StreamListener(connection.listen(rail)) if connection is not None else None
+        streams = StreamListener(connection.listen(rail), settings.max_strangers) if connection is not None else None
         self.links = Links(reactor, settings, instance, self, tls)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
         self.resources = RankResources(
