@@ -14,7 +14,7 @@ from kvstore.handover.movements.windows import Window
 from kvstore.handover.ranks.links import Links
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError
 from kvstore.protocol.handover_messages import Stop
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
@@ -78,9 +78,17 @@ class RankResources:
         return self._pool
 
     def close(self) -> None:
-        """Nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on."""
-        for region in self._pool.regions if self._pool is not None else ():
-            region.close(deadline_s=self.settings.fence_timeout_s)
+        """Nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on; all else of it is closed then."""
+        if self._pool is None or self._pool.close():
+            return
+        deadline_ns, late = self.reactor.now_ns() + int(self.settings.fence_timeout_s * 1e9), None
+        for region in self._pool.regions:
+            try:
+                region.close(deadline_s=self.left_s(deadline_ns))
+            except DeadlineExceeded as error:
+                late = error
+        if late is not None:
+            raise late
 
     @property
     def dp(self) -> int:
