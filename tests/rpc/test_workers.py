@@ -60,9 +60,13 @@ def test_what_a_free_thread_has_taken_meanwhile_was_not_refused(pool: ThreadPool
         assert taken.wait(PATIENCE_S)
         raise RuntimeError("can't start new thread")
 
+    def work() -> None:
+        done.append("once")
+        taken.set()
+
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread_after_it_was_taken)
-        turn = submit_once(pool, lambda: (taken.set(), done.append("once")))
+        turn = submit_once(pool, work)
     assert turn is not None
     assert not turn.cancel()
     pool.shutdown()

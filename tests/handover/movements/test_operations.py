@@ -107,9 +107,14 @@ def test_without_a_worker_it_ends(scene: Scene) -> None:
 def test_one_that_got_no_thread_has_ended_and_does_not_begin_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that cannot start a thread keeps what it was given, for one of its threads that is free later."""
     may_go, prepared = threading.Event(), list[int]()
+
+    def prepare() -> list[Any]:
+        prepared.append(1)
+        return []
+
     with ThreadPoolExecutor(2) as worker:
         worker.submit(may_go.wait)
-        operation = Operation(scene.reactor, worker, scene.engine, lambda: prepared.append(1) or [], deadline_s=10)
+        operation = Operation(scene.reactor, worker, scene.engine, prepare, deadline_s=10)
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", no_thread)
             error, _ = ended(operation)

@@ -286,7 +286,12 @@ def test_of_those_that_wait_for_a_stopped_owner_only_the_first_waits_for_its_ans
 ) -> None:
     """They would keep the threads from everybody else's copies, one after the other."""
     attempts, attempt = list[Any](), agent._attempt
-    monkeypatch.setattr(agent, "_attempt", lambda *who: attempts.append(who) or attempt(*who))
+
+    def noted(*who: Any) -> Any:
+        attempts.append(who)
+        return attempt(*who)
+
+    monkeypatch.setattr(agent, "_attempt", noted)
     remote = agent.load_remote(owner.metadata)
     read(agent, remote, ours, owner.regions[0])
     owner.stop()

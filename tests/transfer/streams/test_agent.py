@@ -27,6 +27,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.lane import Lane
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.conformance import AgentConformance
@@ -86,7 +87,12 @@ def test_a_lane_whose_runner_could_not_be_started_is_run_once(
         may_go, runs = threading.Event(), list[str]()
         agent._runners.submit(may_go.wait)
         run = agent._run
-        monkeypatch.setattr(agent, "_run", lambda lane: (runs.append(threading.current_thread().name), run(lane)))
+
+        def noted(lane: Lane) -> None:
+            runs.append(threading.current_thread().name)
+            run(lane)
+
+        monkeypatch.setattr(agent, "_run", noted)
         remote = agent.load_remote(owner.metadata())
         with no_thread_for("kvstore-tcp"):
             assert outcome(submit(agent, READ, remote, all_of(remote_region))) is None
