@@ -9,6 +9,8 @@ from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_T
 from kvstore.security.tls.config import ServerTlsSettings
 
 SECTION: Final = "handover"
+MAX_SLOTS: Final = 64
+"""Of gathered parts from one rank to another, at either end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,18 @@ class HandoverSettings(ServerTlsSettings):
         Size(1 << 20), "Layers that are ready wait for the next ones until this much can go to a rank at once."
     )
     staging_part_bytes: Size = setting(Size(4 << 20), "Largest part that is gathered, sent and scattered at once.", minimum=4096)
-    staging_slots: int = setting(2, "Gathered parts under way from one rank to another.", minimum=1, maximum=64)
+    staging_slots: int = setting(2, "Gathered parts under way from one rank to another.", minimum=1, maximum=MAX_SLOTS)
     staging_bytes: Size = setting(Size(1 << 30), "Staging memory of one rank; a request that needs more is refused.", minimum=4096)
     deadline_s: float = setting(60.0, "Time of a request whose caller names none.", minimum=0.001, maximum=3600)
     connect_timeout_s: float = setting(2.0, "Time to connect to another rank.", minimum=0.001)
     fence_timeout_s: float = setting(
         10.0, "After a failure: how long to wait for bytes under way to end before the blocks are given up for good.", minimum=0.001
+    )
+    fetch_share: float = setting(
+        0.25,
+        "Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked.",
+        minimum=0.001,
+        maximum=1,
     )
     copy_threads: int = setting(1, "Threads that gather, scatter and start transfers.", minimum=1, maximum=64)
     max_connections: int = setting(4096, "Control connections beyond this are refused.", minimum=1)

@@ -24,7 +24,7 @@ _LATEST_S: Final = float(1 << 40)
 
 
 class _Time(ctypes.Structure):
-    """struct timespec, of the wall clock."""
+    """struct timespec."""
 
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -34,6 +34,8 @@ for _function in (_libc.pthread_rwlock_rdlock, _libc.pthread_rwlock_unlock):
     _function.argtypes = (ctypes.c_void_p,)
 for _function in (_libc.pthread_rwlock_init, _libc.pthread_rwlock_timedwrlock):
     _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_IS_STEADY: Final = hasattr(_libc, "pthread_rwlock_clockwrlock")
+"""The C library waits by a clock that nobody sets: glibc from 2.30 on. Elsewhere a step of the wall clock ends or prolongs a wait."""
 
 
 class Latch:
@@ -54,10 +56,14 @@ class Latch:
         address = ctypes.addressof(self._lock)
         _libc.pthread_rwlock_init(address, None)
         _libc.pthread_rwlock_rdlock(address)
-        parts_s, whole_s = math.modf(min(time.time() + limit_s, _LATEST_S))
+        if _IS_STEADY:
+            now_s, wait = time.monotonic(), partial(_libc.pthread_rwlock_clockwrlock, ctypes.c_void_p(address), time.CLOCK_MONOTONIC)
+        else:
+            now_s, wait = time.time(), partial(_libc.pthread_rwlock_timedwrlock, address)
+        parts_s, whole_s = math.modf(min(now_s + limit_s, _LATEST_S))
         self._end = _Time(int(whole_s), int(parts_s * 1e9))
         # A partial, since a method would be a function, at whose beginning a handler may raise.
-        self.sit_out: Callable[[], object] = partial(_libc.pthread_rwlock_timedwrlock, address, ctypes.addressof(self._end))
+        self.sit_out: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
 
     def open(self) -> None:
         """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""

@@ -61,7 +61,7 @@ class Requests:
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
         if tls is not None and connection is not None:
             connection = _encrypted(connection, tls)
-        streams = StreamListener(connection.listen(rail)) if connection is not None else None
+        streams = StreamListener(connection.listen(rail), settings.max_strangers) if connection is not None else None
         self.links = Links(reactor, settings, instance, self, tls)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
         self.resources = RankResources(
@@ -82,7 +82,7 @@ class Requests:
         )
         self._store = store
         self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
-        self.fetches = Fetches(reactor, settings.fence_timeout_s)
+        self.fetches = Fetches(reactor, settings.fence_timeout_s, settings.fetch_share)
         self.arriving: set[Handover] = set()
         """Handles whose request has not begun, put here by the thread that made them."""
         self._is_closing = False
@@ -246,6 +246,7 @@ class Requests:
         self.sender.lost(peer, error)
         self.receiver.lost(peer, error)
         self.executor.lost(peer)
+        self.resources.lost(peer)
 
 
 def cancelled() -> Cancelled:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
@@ -14,12 +14,13 @@ from kvstore.handover.movements.windows import Window
 from kvstore.handover.ranks.links import Links
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError
 from kvstore.protocol.handover_messages import Stop
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.streams.connection import Transport
 
 REASON_GRACE_S = 0.25
@@ -50,6 +51,21 @@ class RankResources:
     """(handle, deadline): tell the executor."""
 
     _pool: Window | None = None
+    _peers: dict[bytes, Peer] = field(default_factory=dict)
+    """The engine's, of ranks that are connected, by their instance."""
+
+    def connect(self, info: RankInfo) -> Peer:
+        """A rank as the engine's peer, until it is lost. Raises as `TransferEngine.connect`."""
+        assert self.engine is not None
+        peer = self._peers[info.instance] = self.engine.connect(info.engine)
+        return peer
+
+    def lost(self, info: RankInfo) -> None:
+        """A rank is gone, and its requests have failed: the engine is to keep nothing of it. A pool that is mapped stays in memory for as
+        long, and the process that takes its place has another."""
+        peer = self._peers.pop(info.instance, None)
+        if peer is not None and self.engine is not None and peer not in self._peers.values():
+            self.engine.disconnect(peer)
 
     def readable_pool(self) -> Window:
         """Leave to read the pool, for as long as this rank lives: peers of this host map it once, which costs them 50 ms a GiB.
@@ -62,9 +78,17 @@ class RankResources:
         return self._pool
 
     def close(self) -> None:
-        """Nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on."""
-        for region in self._pool.regions if self._pool is not None else ():
-            region.close(deadline_s=self.settings.fence_timeout_s)
+        """Nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on; all else of it is closed then."""
+        if self._pool is None or self._pool.close():
+            return
+        deadline_ns, late = self.reactor.now_ns() + int(self.settings.fence_timeout_s * 1e9), None
+        for region in self._pool.regions:
+            try:
+                region.close(deadline_s=self.left_s(deadline_ns))
+            except DeadlineExceeded as error:
+                late = error
+        if late is not None:
+            raise late
 
     @property
     def dp(self) -> int:

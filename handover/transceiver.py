@@ -4,6 +4,7 @@ One reactor thread holds all state. Worker threads gather, scatter and begin tra
 """
 
 import math
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from kvstore.handover.ranks.roll_call import Outcome
 from kvstore.handover.receiving.side import Wanted
 from kvstore.handover.requests import Requests, cancelled
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument
 from kvstore.rpc.address import host_id, parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
@@ -37,7 +38,8 @@ END_LOOK_S: Final = 0.005
 
 
 class CacheTransceiver:
-    """One rank's end of every hand-over. Thread-safe. A context manager that closes it.
+    """One rank's end of every hand-over. Thread-safe. A context manager that closes it. In a forked child calls raise Forked and `close`
+    does nothing.
 
     All ranks of an executor `describe` themselves; who wants their cache carries the descriptions over and `connect`s to all of them at
     once. With more than one rank, each is also told its own executor's descriptions (`join`), so that ranks learn of one another's failures
@@ -75,6 +77,7 @@ class CacheTransceiver:
         self.settings = settings or HandoverSettings()
         check_regions(layout, rank, regions)
         self._instance = secrets.token_bytes(INSTANCE_BYTES)
+        self._process_id = os.getpid()
         self._is_closing = self._is_closed = False
         self._closed = Latch(math.inf)
         self._failure: BaseException | None = None
@@ -203,6 +206,7 @@ class CacheTransceiver:
 
     def _begin(self, handle: Handover, begin: Callable[[], None]) -> None:
         """Have a request begun. Raises what `begin` does, and what a signal handler raises meanwhile: then it is over."""
+        self._check_process()
         try:
             self._requests.arriving.add(handle)
             self._call(lambda: self._requests.begin(handle, begin))
@@ -242,6 +246,8 @@ class CacheTransceiver:
         What a signal handler raises meanwhile comes out once it is closed. Raises DeadlineExceeded: a peer goes on reading the pool, whose
         regions must stay.
         """
+        if os.getpid() != self._process_id:  # the thread that would do it is the parent's
+            return
         try:
             self._is_closing = True
             self._reactor.call_soon(self._end)
@@ -288,6 +294,11 @@ class CacheTransceiver:
 
     # --- helpers ---
 
+    def _check_process(self) -> None:
+        """Raises Forked: the reactor's thread is the parent's."""
+        if os.getpid() != self._process_id:
+            raise Forked(f"this transceiver is that of process {self._process_id}, which process {os.getpid()} was forked from")
+
     def _deadline_ns(self, deadline_s: float | None) -> int:
         """Raises InvalidArgument."""
         left_s = self.settings.deadline_s if deadline_s is None else deadline_s
@@ -298,7 +309,8 @@ class CacheTransceiver:
         return (deadline_ns - self._reactor.now_ns()) / 1e9 + self.settings.fence_timeout_s
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Run it in the reactor's thread. Raises what it does, and Closed; DeadlineExceeded: that thread hangs."""
+        """Run it in the reactor's thread. Raises what it does, Closed and Forked; DeadlineExceeded: that thread hangs."""
+        self._check_process()
         answered, raised = Latch(CALL_S), list[BaseException]()
 
         def run() -> None:

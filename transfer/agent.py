@@ -129,6 +129,9 @@ class TransferAgent(ABC):
     window: int = 8
     """Requests to one peer that are worth having under way at once; the engine keeps the rest back, for a more urgent one to overtake."""
 
+    honours_fences: ClassVar[bool] = False
+    """Whether a request's `fences` are closed off before it moves: a write that has any goes by no other agent."""
+
     def __init__(self, name: str, rail: Rail) -> None:
         self.name = name
         """Of this side, unique among its peers."""

@@ -5,6 +5,7 @@ and failed ones elsewhere, agents (agent.py) move the bytes.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unreachable
+from kvstore.protocol.errors import Closed, Forked, InvalidArgument, KVStoreError, Unreachable
 from kvstore.rpc.address import network_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
@@ -48,7 +49,7 @@ log = logging.getLogger("kvstore.transfer")
 
 
 class TransferEngine:
-    """See the module. Thread-safe. A context manager that closes it.
+    """See the module. Thread-safe. A context manager that closes it. In a forked child calls raise Forked and `close` does nothing.
 
     `name` is told to peers; it must be unique among them, and is made up if none is given. An engine that does not `serve` reads and
     writes peers' memory but shows none of its own.
@@ -71,6 +72,7 @@ class TransferEngine:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         if len(self.name) > MAX_NAME:
             raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")
+        self._process_id = os.getpid()
         self.settings = settings or TransferSettings()
         self.topology = topology or Discovery.configured(self.settings).look()
         self._clock_ns = clock_ns
@@ -118,6 +120,7 @@ class TransferEngine:
     @shielded
     def export(self, region: Region, *, writable: bool = False) -> bytes:
         """Show a region to peers until it is closed. The result lets whoever has it read the region, and write it if `writable`."""
+        self._check_process()
         if not self._serves:
             raise InvalidArgument("this engine serves no peers: make it with serves=True")
         key = region.write_key if writable else region.read_key
@@ -143,6 +146,7 @@ class TransferEngine:
 
         Raises ProtocolError, or Unreachable when no transport is common to both.
         """
+        self._check_process()
         info = unpack_engine(description)
         with self._changing:
             if self._carrier.is_closed:
@@ -175,6 +179,7 @@ class TransferEngine:
     @shielded
     def disconnect(self, peer: Peer) -> None:
         """Forget a peer: transfers under way to it fail with Unreachable, its connections are closed. A second time is a no-op."""
+        self._check_process()
         with self._changing:
             if self._peers.get(peer.name) is not peer:
                 return
@@ -187,6 +192,7 @@ class TransferEngine:
     def forget_idle(self) -> None:
         """Disconnect the peers that have not been connected, nor read or written, for `peer_ttl_s`. For an owner who names them by their
         description each time, and is not told."""
+        self._check_process()
         since_ns = self._clock_ns() - int(self.settings.peer_ttl_s * 1e9)
         with self._changing, self._lock:
             idle = [peer for peer in self._peers.values() if peer.is_idle(since_ns)]
@@ -202,6 +208,7 @@ class TransferEngine:
         What is under way on a rail that is gone is tried elsewhere. A new rail that cannot be used is logged, and tried again with the
         next change.
         """
+        self._check_process()
         with self._changing:
             if self._carrier.is_closed:
                 return False
@@ -255,7 +262,8 @@ class TransferEngine:
         except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
             try:
                 if transfer is not None:
-                    begin_thread(transfer.cancel)
+                    with contextlib.suppress(RuntimeError):  # no thread is to be had: it ends by its deadline
+                        begin_thread(transfer.cancel)
             finally:
                 gate.shut()
             raise
@@ -344,7 +352,13 @@ class TransferEngine:
             peer = self._peers.get(name)
             return peer.chooser.bandwidth.measured() if peer is not None else None
 
+    def _check_process(self) -> None:
+        """Raises Forked: connections are the parent's, and threads were left behind."""
+        if os.getpid() != self._process_id:
+            raise Forked(f"this engine is that of process {self._process_id}, which process {os.getpid()} was forked from: make one here")
+
     def _deadline(self, deadline_s: float | None) -> Deadline:
+        self._check_process()
         if deadline_s is None:
             deadline_s = self.settings.deadline_s
         if not abs(deadline_s) <= MAX_DEADLINE_S:  # nor is NaN
@@ -354,6 +368,8 @@ class TransferEngine:
     @shielded
     def close(self) -> None:
         """End every transfer with Closed, and let go of connections, threads and mappings. A second close is a no-op."""
+        if os.getpid() != self._process_id:  # sockets, and what peers map, are the parent's too
+            return
         with self._changing, self._lock:
             if self._carrier.is_closed:
                 return
@@ -361,8 +377,10 @@ class TransferEngine:
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
             self._carrier.end(peer, Closed("the engine is closed"))
-        self._rails.close()
-        self._target.close()
+        try:
+            self._rails.close()
+        finally:
+            self._target.close()
 
     def __enter__(self) -> "TransferEngine":
         return self

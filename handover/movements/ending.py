@@ -59,10 +59,12 @@ class Ending:
         self._give_up_ns = max(self._reactor.now_ns(), moves_until_ns) + int(self._fence_timeout_s * 1e9)
         if self._timer is not None:
             self._timer.cancel()
-        if is_failed:
-            for movement in list(self._movements):
-                movement.cancel()
-        self._look_again()
+        try:
+            if is_failed:
+                for movement in list(self._movements):
+                    movement.cancel()
+        finally:  # a movement at fault must not keep the request from ever being over
+            self._look_again()
 
     def _look(self) -> bool:
         """Whether it is over by now."""

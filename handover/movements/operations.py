@@ -11,6 +11,7 @@ from typing import Protocol
 from kvstore.handover.movements.streams import Move, Stream, cancelled
 from kvstore.protocol.errors import Closed, KVStoreError, typed
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.workers import submit_once
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.spans import Batch
 from kvstore.transfer.paths.transfers import Transfer
@@ -99,10 +100,8 @@ class Operation:
                 log.exception("a hand-over failed")
                 self._end(typed(error))
 
-        try:
-            self._worker.submit(run)
-        except RuntimeError:
-            self._end(Closed("the transceiver is closed"))
+        if submit_once(self._worker, run) is None:
+            self._end(Closed("the transceiver is closed, or the system has no thread left for it"))
 
     def _end(self, error: KVStoreError | None) -> None:
         self._reactor.call_soon(lambda: self._on_end(error))

@@ -13,6 +13,7 @@ from typing import Final
 from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, ProtocolError, typed
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.server import MAX_STRANGERS
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener, Transport
 
@@ -115,13 +116,14 @@ class Stream:
 class StreamListener:
     """Accepts the streams of all requests of a rank, and gives each to who expects its ticket. Thread-safe."""
 
-    def __init__(self, listener: Listener) -> None:
-        """Owns the listener."""
+    def __init__(self, listener: Listener, max_strangers: int = MAX_STRANGERS) -> None:
+        """Owns the listener. Of more than `max_strangers` connections that have not shown a ticket the oldest is closed."""
         self._listener = listener
+        self._max_strangers = max_strangers
         self._lock = threading.Lock()
         self._expected: dict[bytes, Stream] = {}
-        self.arriving: set[Connection] = set()
-        """Those that have not shown their ticket."""
+        self.arriving: dict[Connection, None] = {}
+        """Those that have not shown their ticket, the oldest first; each has a thread for the while."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="kvstore-streams", daemon=True)
         self._thread.start()
@@ -151,13 +153,26 @@ class StreamListener:
                 _typed(error)
                 self._closing.wait(ACCEPT_PAUSE_S)
                 continue
-            if connection is not None and not _start(partial(self._introduce, connection)):
-                connection.close()
+            if connection is not None:
+                self._welcome(connection)
+
+    def _welcome(self, connection: Connection) -> None:
+        with self._lock:
+            oldest = next(iter(self.arriving)) if len(self.arriving) >= self._max_strangers else None
+            if oldest is not None:
+                del self.arriving[oldest]
+            self.arriving[connection] = None
+        if oldest is not None:
+            log.warning("%d streams have not shown a ticket (max_strangers): the oldest is closed", self._max_strangers)
+            oldest.close()
+        if not _start(partial(self._introduce, connection)):
+            with self._lock:
+                self.arriving.pop(connection, None)
+            connection.close()
 
     def _introduce(self, connection: Connection) -> None:
         ticket = bytearray(TICKET_BYTES)
         with self._lock:
-            self.arriving.add(connection)
             is_closed = self._closing.is_set()
         try:
             if is_closed:
@@ -173,7 +188,7 @@ class StreamListener:
             return
         finally:
             with self._lock:
-                self.arriving.discard(connection)
+                self.arriving.pop(connection, None)
         stream.serve(connection)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Requests whose beginning is being fetched from a store, one at a time in a thread of its own; then senders are asked for the rest.
 
-Fetches of one rank queue behind one another. The time that a fetch has is what is left of its request's deadline when its turn comes.
+Fetches of one rank queue behind one another. A fetch and its wait have a share of its request's time: the senders have everything, and are
+to have time to give it where a store hangs.
 """
 
 import logging
@@ -14,6 +15,7 @@ from kvstore.handover.movements.ending import Ending
 from kvstore.handover.movements.operations import OnEnd
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.workers import submit_once
 
 log = logging.getLogger("kvstore.handover")
 
@@ -35,15 +37,17 @@ class _Fetching:
         self._fetch = fetch
         self._deadline_ns = deadline_ns
         self._on_end: OnEnd
-        self._turn: Future[None]
+        self._turn: Future[None] | None = None
         self.tokens = 0
 
     def begin(self, on_end: OnEnd) -> None:
         self._on_end = on_end
-        self._turn = self._thread.submit(self._run)
+        self._turn = submit_once(self._thread, self._run)
+        if self._turn is None:  # no thread is to be had: the store has nothing
+            self._reactor.call_soon(lambda: on_end(None))
 
     def cancel(self) -> None:
-        if self._turn.cancel():
+        if self._turn is not None and self._turn.cancel():
             self._on_end(None)
 
     def _run(self) -> None:
@@ -61,7 +65,8 @@ class _Request:
     handle: Receiving
     fetching: _Fetching
     ending: Ending
-    deadline_ns: int
+    until_ns: int
+    """By when its fetch has ended, unless the store forgets the time."""
     error: KVStoreError | None = None
 
 
@@ -72,9 +77,11 @@ class Fetches:
     the fetch has ended. A store that goes on for `fence_timeout_s` after the deadline leaves it over, and not fenced.
     """
 
-    def __init__(self, reactor: Reactor, fence_timeout_s: float) -> None:
+    def __init__(self, reactor: Reactor, fence_timeout_s: float, share: float) -> None:
+        """`share`: of a request's time, for its fetch."""
         self._reactor = reactor
         self._fence_timeout_s = fence_timeout_s
+        self._share = share
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-prefix")
         self._requests: dict[bytes, _Request] = {}
 
@@ -86,18 +93,21 @@ class Fetches:
         return [request.handle for request in self._requests.values()]
 
     def begin(self, handle: Receiving, fetch: Fetch, then: Then, *, deadline_ns: int) -> None:
-        """Run `fetch` in the thread when its turn comes; a store that breaks has nothing."""
-        request_id = handle.request_id
+        """Run `fetch` in the thread when its turn comes; a store that breaks, or whose turn does not come in time, has nothing."""
+        request_id, now_ns = handle.request_id, self._reactor.now_ns()
+        until_ns = now_ns + int(self._share * (deadline_ns - now_ns))
 
         def over(is_fenced: bool) -> None:
+            too_late.cancel()
             del self._requests[request_id]
             then(fetching.tokens, request.error, is_fenced)
 
-        fetching = _Fetching(self._reactor, self._thread, fetch, deadline_ns=deadline_ns)
+        fetching = _Fetching(self._reactor, self._thread, fetch, deadline_ns=until_ns)
         ending = Ending(self._reactor, self._fence_timeout_s, over)
-        request = self._requests[request_id] = _Request(handle, fetching, ending, deadline_ns)
+        request = self._requests[request_id] = _Request(handle, fetching, ending, until_ns)
         late = DeadlineExceeded(f"request {request_id!r}: its beginning was not fetched from the store by its deadline")
         ending.expire_at(deadline_ns, lambda: self._fail(request, late))
+        too_late = self._reactor.call_at(until_ns, fetching.cancel)
         ending.track(fetching, lambda _: ending.begin([], is_failed=False))
 
     def fail(self, request_id: bytes, error: KVStoreError) -> bool:
@@ -110,7 +120,7 @@ class Fetches:
     def _fail(self, request: _Request, error: KVStoreError) -> None:
         if request.error is None:
             request.error = error
-            request.ending.begin([], is_failed=True, moves_until_ns=request.deadline_ns)
+            request.ending.begin([], is_failed=True, moves_until_ns=request.until_ns)
 
     def close(self) -> None:
         """For any thread; waits for the fetches of requests that have not failed. A second close is a no-op."""

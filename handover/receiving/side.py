@@ -84,6 +84,8 @@ class ReceiverSide:
         try:
             self._open(request)
             for rank, taking in takings.items():
+                if machine.error is not None:  # the one before is gone, which its socket says at once
+                    break
                 request.asked.add(rank)
                 self._ask(request, taking)
         except Exception as error:

@@ -25,7 +25,7 @@ def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -
     peer, failure = None, None
     if resources.engine is not None and info.engine and settings.way != "stream":
         try:
-            peer = resources.engine.connect(info.engine)
+            peer = resources.connect(info)
         except Unreachable as error:
             failure = error
     if peer is None:

@@ -64,7 +64,7 @@ class Giving:
         elif resources.engine is None:
             raise ConfigError("the receiver wants one-sided transfers, and this rank has no transfer engine")
         elif ask.way == PUSH:
-            peer = resources.engine.connect(self.info.engine)
+            peer = resources.connect(self.info)
             self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
         elif ask.way != PULL:
             raise InvalidArgument(f"way {ask.way} is unknown here: run the same release on both")

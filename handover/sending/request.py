@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvstore.handover.config import MAX_SLOTS
 from kvstore.handover.movements.parts import PartId, PartPlan
 from kvstore.handover.state import State
 from kvstore.protocol.errors import KVStoreError, ProtocolError
@@ -74,13 +75,13 @@ class CacheSender:
 
     def asked(self, rank: int, plan: PartPlan, *, slots: int) -> None:
         """A counterpart wants this. Raises ProtocolError: it takes nothing from this rank, has asked before, or has no
-        slots."""
+        slots, or more than there can be."""
         if self._expected is None or rank not in self._expected:
             raise ProtocolError(f"rank {rank} takes nothing from this one")
         if rank in self._receivers:
             raise ProtocolError(f"rank {rank} has asked already")
-        if plan.is_staged and not slots:
-            raise ProtocolError("gathered parts need staging of at least one slot; slots is 0")
+        if slots > MAX_SLOTS or (plan.is_staged and not slots):
+            raise ProtocolError(f"gathered parts need staging of 1 to {MAX_SLOTS} slots; slots is {slots}")
         self._receivers[rank] = _Receiver(plan, list(range(slots)), unacknowledged=plan.unit_count)
 
     def layer_ready(self, layer: int) -> None:

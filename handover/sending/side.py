@@ -184,6 +184,8 @@ class SenderSide:
 
     def _pump(self, request: _Request) -> None:
         for offer in request.machine.due():
+            if request.machine.error is not None:  # the rank of the one before is gone, which its socket says at once
+                break
             self._go(request, request.givings[offer.rank], offer)
         self._settle(request)
 
@@ -202,6 +204,8 @@ class SenderSide:
 
         if giving.tells_first:
             tell()
+        if request.machine.error is not None:  # the peer is gone: the request may be over by now, and its blocks another's
+            return
         movement = giving.movement(offer, message.size_bytes)
         if movement is not None:
             request.ending.track(movement, moved)

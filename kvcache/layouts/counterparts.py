@@ -11,11 +11,15 @@ Source: the prefix sums over layers and the rule that a head is sent by one of i
 from collections import defaultdict
 from collections.abc import Iterator
 from math import gcd, lcm
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.protocol.errors import InvalidArgument
+
+MAX_TURN: Final = 1 << 20
+"""Units after which positions lie on the same ranks again: a peer tells its layout, and all of a turn are looked at."""
 
 
 class Pair(NamedTuple):
@@ -32,6 +36,8 @@ def find_pairs(source: CacheLayout, destination: CacheLayout, *, source_dp: int,
 
     Every byte of every destination rank of the group comes from exactly one pair. Of source ranks with the same heads the receivers
     take the first, the second and so on in turn, per pipeline stage and context-parallel rank: load spreads as far as there are receivers.
+
+    Raises InvalidArgument: the blocks' sizes do not go together.
     """
     ours, theirs = source.parallel, destination.parallel
     meeting = _meeting_cp_ranks(source, destination)
@@ -75,10 +81,13 @@ def _holders(layout: CacheLayout, heads: range) -> Iterator[tuple[int, range]]:
 
 
 def _meeting_cp_ranks(source: CacheLayout, destination: CacheLayout) -> list[list[int]]:
-    """For each destination context-parallel rank, the source ones with tokens of the same sequence positions."""
+    """For each destination context-parallel rank, the source ones with tokens of the same sequence positions. Raises InvalidArgument."""
     ours, theirs = source.spec.block_tokens, destination.spec.block_tokens
     unit = gcd(ours, theirs)
     # Which ranks a position is on repeats after a turn of both.
-    starts = np.arange(0, lcm(ours * source.parallel.cp, theirs * destination.parallel.cp), unit)
+    turn = lcm(ours * source.parallel.cp, theirs * destination.parallel.cp)
+    if turn > MAX_TURN * unit:
+        raise InvalidArgument(f"blocks of {ours} and of {theirs} tokens do not go together: a turn of both is {turn} tokens")
+    starts = np.arange(0, turn, unit)
     met = {*zip((starts // theirs % destination.parallel.cp).tolist(), (starts // ours % source.parallel.cp).tolist(), strict=True)}
     return [sorted(cp for at, cp in met if at == rank) for rank in range(destination.parallel.cp)]

@@ -52,6 +52,19 @@ def check_next(source: Executor, destination: Executor, request_id: bytes) -> No
     assert set(outcomes((source, destination), request_id)) == {None}
 
 
+@pytest.mark.parametrize("way", ["pull", "push"])
+def test_of_a_rank_that_is_gone_the_other_sides_engine_keeps_nothing(way: str) -> None:
+    """Its pool above all, which stays in memory for as long as it is mapped: who takes its place has another one."""
+    with executor(layout_of(), way) as staying:
+        for number, stays_as in enumerate(("destination", "source")):
+            request_id = f"r{number}".encode()
+            with executor(layout_of(), way) as leaving:
+                pair = (leaving, staying) if stays_as == "destination" else (staying, leaving)
+                check_next(*pair, request_id)
+                assert any(executor.ranks[0].engine_peers() for executor in pair)
+            staying.until(lambda: not staying.ranks[0].engine_peers())
+
+
 def test_a_rank_that_cancels_before_the_other_side_has_the_request_cancels_it_for_all(pair: tuple[Executor, Executor]) -> None:
     source, destination = pair
     with within(1):

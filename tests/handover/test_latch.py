@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.handover import latch as latch_module
 from kvstore.handover.latch import Latch
 from kvstore.transfer.testing.waiting import in_background, is_quiet
 
@@ -59,3 +60,24 @@ def test_to_sit_out_ends_at_the_limit() -> None:
     latch.sit_out()
     assert time.monotonic_ns() - began_ns < 30 * 1_000_000_000
     assert not latch.is_open
+
+
+@pytest.mark.skipif(not latch_module._IS_STEADY, reason="this C library waits by the wall clock alone")
+def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)  # as if it had been set since, by half a century
+    latch = Latch(60)
+    monkeypatch.undo()
+    waiting = in_background(latch.sit_out)
+    assert is_quiet(waiting)
+    latch.open()
+    waiting.result(10)
+
+
+def test_where_the_c_library_has_the_wall_clock_alone_it_waits_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latch_module, "_IS_STEADY", False)
+    Latch(0.01).sit_out()
+    latch = Latch(60)
+    waiting = in_background(latch.sit_out)
+    assert is_quiet(waiting)
+    latch.open()
+    waiting.result(10)

@@ -15,6 +15,7 @@ from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.settings import Size
 from kvstore.transfer.memory.region import Region
+from tests.forks import told_by_child
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, Rank, executor, gathered, layout_of, make_consistent, outcomes
 
 QUANTISED = dataclasses.replace(SPEC, scheme=CacheScheme.parse("int8"))
@@ -268,3 +269,12 @@ def test_after_close_nothing_is_begun_and_what_was_under_way_has_ended() -> None
         for act in (lambda: one.send(b"c", [0], 16), lambda: one.ranks[0].transceiver.finished()):
             with pytest.raises(Closed):
                 act()
+
+
+def test_a_forked_child_is_told_by_name_and_its_end_harms_nobody() -> None:
+    with executor(layout_of(), "push") as source, executor(layout_of(), "push") as destination:
+        transceiver = source.ranks[0].transceiver
+        for call in (lambda: transceiver.send(b"r", [1], tokens=16), lambda: transceiver.join(source.descriptions)):
+            assert told_by_child(call) == "Forked"
+        assert told_by_child(transceiver.close) == "None"
+        hand_over(source, destination)

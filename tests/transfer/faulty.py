@@ -58,6 +58,7 @@ class FaultyAgent(TransferAgent):
 
     transport = "faulty"
     window = 2
+    honours_fences = True
     living: ClassVar[dict[tuple[str, str, str], "FaultyAgent"]] = {}
     """By transport, engine and device."""
     exported: ClassVar[dict[tuple[str, int], Region]] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 import sys
 import threading
 from collections import Counter
@@ -31,8 +32,10 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Runs, Span
 from kvstore.transfer.paths.transfers import Priority
+from kvstore.transfer.streams.tcp import TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails
+from tests.forks import told_by_child
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
 
 DOWN = Answer(Unreachable("down"), moved_bytes=10)
@@ -555,6 +558,24 @@ def test_what_peers_told_is_taken_once(scene: Scene) -> None:
     assert other.notifications() == []
 
 
+def test_a_submit_that_is_struck_raises_that_where_no_thread_is_to_be_had(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    engine, _, remote = scene.pair()
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        only_agent(engine).before_submit = lambda request: signal.raise_signal(signal.SIGUSR1)
+        monkeypatch.setattr("_thread.start_new_thread", no_thread)
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit([(remote, bytearray(8), 8)])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 # --- the beginning and the end ---
 
 
@@ -572,6 +593,41 @@ def test_a_closed_engine_ends_its_transfers_and_takes_no_more(scene: Scene) -> N
         engine.connect(scene.engine("third").describe())
     with pytest.raises((Closed, Unreachable)):
         engine.notify(remote.peer, b"")
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_a_forked_child_is_told_by_name_and_its_end_harms_no_peer_of_the_parent(transports: str) -> None:
+    config = TransferSettings(transports=transports, rails="lo")
+    with TransferEngine("parent", config) as parent, TransferEngine("user", config) as user:
+        region, mine = parent.allocate(64), user.allocate(64)
+        remote = user.import_region(user.connect(parent.describe()), parent.export(region))
+        theirs = parent.import_region(parent.connect(user.describe()), user.export(mine))
+        for engine, source in ((user, remote), (parent, theirs)):
+            engine.transfer([(source, bytearray(64), 64)])
+        for call in (
+            lambda: parent.transfer([(theirs, bytearray(64), 64)]),
+            lambda: parent.connect(user.describe()),
+            lambda: parent.export(region),
+            lambda: parent.disconnect(theirs.peer),
+            lambda: parent.forget_idle(),
+            lambda: parent.refresh(parent.topology),
+        ):
+            assert told_by_child(call) == "Forked"
+        assert told_by_child(parent.close) == "None"
+        assert told_by_child(region.close) == "None"
+        for engine, source in ((user, remote), (parent, theirs)):
+            engine.transfer([(source, bytearray(64), 64)])
+        with TransferEngine("other", config) as other:
+            other.transfer([(other.import_region(other.connect(parent.describe()), parent.export(region)), bytearray(64), 64)])
+
+
+def test_an_agent_that_cannot_be_closed_leaves_nobody_served(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, *_ = scene.pair()
+    monkeypatch.setattr(only_agent(engine), "close", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.close()
+    with pytest.raises(Closed):
+        engine._target.attach(TcpListener("127.0.0.1", 0))
 
 
 def test_an_engine_that_cannot_be_made_leaves_nothing_behind() -> None:

@@ -40,6 +40,7 @@ class LiveRegions:
         with contextlib.suppress(OSError):  # an older kernel: peers are trusted not to write then
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._max_regions = max_regions
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._next = CLOSED_COUNT + 1
@@ -55,7 +56,9 @@ class LiveRegions:
             return place
 
     def remove(self, place: int) -> None:
-        """The region is closed."""
+        """The region is closed; in a forked child, which shares the table, its owner has it still."""
+        if os.getpid() != self._process_id:
+            return
         with self._lock:
             self._table[place] = 0
             self._table[CLOSED_COUNT] += 1

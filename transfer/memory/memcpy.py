@@ -130,7 +130,10 @@ class _Helpers:
         for _ in range(count):
             self._calls.put(shared)
         for _ in range(self._running, self._limit):
-            begin_thread(self._serve)
+            try:
+                begin_thread(self._serve)
+            except RuntimeError:  # the system has none: the next call tries again
+                break
 
     def _serve(self) -> None:
         with self._lock:

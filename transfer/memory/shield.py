@@ -11,6 +11,7 @@ but what comes while it goes down is raised at once, so it cannot wait for what 
 
 import _signal  # type: ignore[import-not-found]
 import _thread
+import contextlib
 import functools
 import os
 import signal
@@ -91,7 +92,8 @@ class Shield:
             self.raised = error
             if self._cancel is not None:
                 # Of the interpreter's own, for threading.Thread takes locks. Without a thread the work ends by its deadline.
-                _thread.start_new_thread(self._cancel, ())
+                with contextlib.suppress(RuntimeError):
+                    _thread.start_new_thread(self._cancel, ())
 
 
 class _Keeper:

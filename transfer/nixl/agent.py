@@ -246,6 +246,8 @@ class NixlAgent(TransferAgent):
             self._initiator.forget(remote.server)
 
     def _begin(self, request: Request, exported: Sequence[ExportedRegion], local: Rows, remote: Rows) -> None:
+        if not request.caller_runs:
+            self._need_thread()  # before a byte moves
         initiator = self._know(request.remote, exported)
         for region in regions_here(request.pieces):
             self._register(initiator, region)
@@ -254,7 +256,7 @@ class NixlAgent(TransferAgent):
         request.state = self._under_way[handle] = transfer
         self._settle(transfer, initiator.post(handle))
         if not transfer.is_attended and self._under_way:
-            self._wake_thread()
+            self._work.notify()
 
     def _look_after(self, transfers: Iterable[_Transfer]) -> None:
         with suppress(Closed), self._locked():
@@ -300,13 +302,21 @@ class NixlAgent(TransferAgent):
     def _leave_to_thread(self, transfer: _Transfer) -> None:
         with suppress(Closed), self._locked():
             transfer.is_attended = False
-            self._wake_thread()
+            try:
+                self._need_thread()
+            except Unreachable:  # nobody would see its end
+                self._give_up_initiator(_shared_fate(transfer.peer))
+            self._work.notify()
 
-    def _wake_thread(self) -> None:
+    def _need_thread(self) -> None:
+        """Raises Unreachable: the system has none."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._attend, name=f"nixl-{self.name}", daemon=True)
-            self._thread.start()
-        self._work.notify()
+            thread = threading.Thread(target=self._attend, name=f"nixl-{self.name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise Unreachable(f"no thread can be had to look after NIXL's transfers: {error}") from None
+            self._thread = thread
 
     def _unattended(self) -> list[_Transfer]:
         return [transfer for transfer in self._under_way.values() if not transfer.is_attended]

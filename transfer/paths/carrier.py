@@ -164,7 +164,7 @@ class Carrier:
             self.rails.failed(path, rests=chooser.failed(path, part.size_bytes, now_ns))
             transfer.retries += 1
             part.tried += (path,)
-            part.fences += tuple(request.unsettled)
+            part.fences = (*request.fences, *request.unsettled)  # its agent may have begun more than one attempt
             part.error = error
             if part.peer.is_connected:
                 part.peer.push_first(part)

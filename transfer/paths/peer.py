@@ -95,11 +95,13 @@ class Peer:
     def choose(self, part: Slice, now_ns: int) -> Path | None:
         """The path for a slice: the chooser's, else one that rests, for otherwise it would fail without having been tried everywhere.
 
-        None when every path that reaches its regions has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
+        None when every path that may take it has failed it TRIES_A_PATH times, or its transport `max_attempts` times; those that
         failed it less often go first.
         """
         regions = regions_there(part.pieces)
         reaching = [path for path in self.routes if _is_reached(regions, path)]
+        if part.fences:  # late bytes of an earlier attempt could land over what another agent writes, or what is written after it
+            reaching = [path for path in reaching if self.routes[path].agent.honours_fences]
         if part.tried:  # a transport's many rails must not use up the tries of the one to fall back to
             attempts = Counter(path.transport for path in part.tried)
             reaching = [path for path in reaching if attempts[path.transport] < self._settings.max_attempts]

@@ -4,6 +4,7 @@ Not thread-safe but for `agents`: the engine makes one change at a time.
 """
 
 import logging
+from contextlib import ExitStack
 
 from kvstore.protocol.errors import KVStoreError, Unreachable
 from kvstore.rpc.address import network_id
@@ -128,6 +129,7 @@ class Rails:
         return PathFacts(self._preference[agent.transport], min(speeds, default=0.0) * 1e9 / 8)
 
     def close(self) -> None:
-        """Requests under way end with Closed. A second close is a no-op."""
-        for agent in self.agents:
-            agent.close()
+        """Requests under way end with Closed. A second close is a no-op. What one agent raises comes once all others are closed."""
+        with ExitStack() as closing:
+            for agent in self.agents:
+                closing.callback(agent.close)

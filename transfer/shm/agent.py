@@ -6,6 +6,7 @@ The caller's thread copies if it waits anyway; otherwise, and for the rest of a 
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -61,6 +62,8 @@ class _Process:
         """What the table said when it was last looked through."""
         self.mapped: dict[tuple[int, int, bool], tuple[Slab, int]] = {}
         """With its place, by id, key and whether it is writable."""
+        self.failed_ns = 0
+        """When it last gave no answer within an attempt's time."""
         self.is_loaded = True
 
     def is_live(self, region_id: int, place: int) -> bool:
@@ -158,6 +161,7 @@ class SharedMemoryAgent(TransferAgent):
         try:
             check_pieces(request.pieces, is_read=request.direction is Direction.READ)
             request.deadline.left_s()
+            request.state = time.monotonic_ns()
             with self._lock:
                 if self._is_closed:
                     raise Closed("the agent is closed")
@@ -218,6 +222,8 @@ class SharedMemoryAgent(TransferAgent):
         places: list[int] = []
         _lock(peer, request.deadline)
         try:
+            if peer.failed_ns >= request.state:  # found while this one waited: one such wait after the other would keep all threads
+                raise self._no_answer()
             channel = self._connected(peer, request.deadline)
             peer.unmap_closed()
             for region in regions:
@@ -239,12 +245,12 @@ class SharedMemoryAgent(TransferAgent):
 
     def _connect(self, peer: _Process, deadline: Deadline) -> None:
         """A channel is kept only with its table: without one every region would look closed."""
-        with self._attempt(deadline) as attempt:
+        with self._attempt(peer, deadline) as attempt:
             channel = Channel.open(Address(unix=peer.path), Hello(ROLE_AGENT, name=self.name), attempt)
         try:
             if channel.welcome.host_id != peer.host_id:
                 raise Unreachable(f"at {peer.path} there is another process by now, {channel.welcome.name!r}")
-            table = self._map(channel, Attach(0, 0), deadline).memory
+            table = self._map(peer, channel, Attach(0, 0), deadline).memory
             if len(table) % _WORD_BYTES:
                 raise ProtocolError(f"the peer's table of live regions has {len(table)} bytes")
         except BaseException:
@@ -265,13 +271,13 @@ class SharedMemoryAgent(TransferAgent):
         descriptor = remote.descriptors.get(self.transport, b"")
         if len(descriptor) != _PLACE.size or not remote.region_id:
             raise InvalidArgument(f"region {remote.region_id} is not shared memory")
-        slab = self._map(channel, Attach(remote.region_id, remote.key, int(writable)), deadline)
+        slab = self._map(peer, channel, Attach(remote.region_id, remote.key, int(writable)), deadline)
         [place] = _PLACE.unpack(descriptor)
         peer.mapped[remote.region_id, remote.key, writable] = slab, place
         return slab, place
 
-    def _map(self, channel: Channel, message: Attach, deadline: Deadline) -> Slab:
-        with self._attempt(deadline) as attempt:
+    def _map(self, peer: _Process, channel: Channel, message: Attach, deadline: Deadline) -> Slab:
+        with self._attempt(peer, deadline) as attempt:
             answer, fds = channel.call_for_fds(message, attempt)
         if len(fds) != 1 or len(answer.sizes) != 1:
             for fd in fds:
@@ -283,15 +289,20 @@ class SharedMemoryAgent(TransferAgent):
             raise Unreachable(str(error)) from None
 
     @contextmanager
-    def _attempt(self, deadline: Deadline) -> Iterator[Deadline]:
-        """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried."""
+    def _attempt(self, peer: _Process, deadline: Deadline) -> Iterator[Deadline]:
+        """The time for one question: a peer that does not answer is unreachable, and another transport may still be tried. Called with the
+        peer's lock held."""
         try:
             yield Deadline(min(deadline.left_s(), self._settings.connect_timeout_s))
         except DeadlineExceeded:
             deadline.left_s()
-            raise Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s (connect_timeout_s)") from None
+            peer.failed_ns = time.monotonic_ns()
+            raise self._no_answer() from None
         except Unavailable as error:
             raise Unreachable(str(error)) from None
+
+    def _no_answer(self) -> Unreachable:
+        return Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s (connect_timeout_s)")
 
     # --- notifications ---
 

@@ -4,6 +4,7 @@ The passive side is target.py, the streams of the active side are lane.py. This 
 chooses the lane of each request and the thread that runs it: the caller's own if it waits anyway, else one of a few.
 """
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -16,6 +17,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.workers import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
@@ -46,6 +48,8 @@ class _RemoteAgent:
 
 class ConnectionAgent(TransferAgent):
     """See the module. `exports` and `target` may be shared with agents of other rails; the target is then closed by its owner."""
+
+    honours_fences = True
 
     def __init__(
         self,
@@ -206,9 +210,8 @@ class ConnectionAgent(TransferAgent):
     # --- running lanes ---
 
     def _start(self, lane: Lane) -> None:
-        try:
-            self._runners.submit(self._run, lane)
-        except RuntimeError:  # closed meanwhile
+        """Have a runner serve a lane that is marked as running; without one, closed or for want of threads, this thread does."""
+        if submit_once(self._runners, functools.partial(self._run, lane)) is None:
             self._run(lane)
 
     def _run(self, lane: Lane, until: Any = None) -> None:
@@ -294,8 +297,10 @@ class ConnectionAgent(TransferAgent):
             raise
         with self._lock:
             if self._sweeper is None:
-                self._sweeper = threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True)
-                self._sweeper.start()
+                sweeper = threading.Thread(target=self._sweep, name="kvstore-sweep", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread is to be had: idle connections stay open until one is
+                    sweeper.start()
+                    self._sweeper = sweeper
             self._pool.opened(lane, link)
             lane.link, lane.is_proven = link, True
             self._changed.notify_all()

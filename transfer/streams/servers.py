@@ -13,6 +13,8 @@ from typing import Final
 
 RELIEF_NS: Final = 50_000_000
 """What has waited for a thread for this long gets one more: well before its peer's `stall_timeout_s`."""
+RETRY_NS: Final = 1_000_000_000
+"""After the system had no thread: how long until it is asked again."""
 log = logging.getLogger("kvstore.transfer")
 
 
@@ -29,6 +31,8 @@ class Servers:
         self._threads: set[threading.Thread] = set()
         self._free = 0
         """Threads that will take what is first in the line: idle ones and those that have just been made."""
+        self._retry_ns = 0
+        """No thread is made before this: the system had none."""
         self._is_closed = False
 
     def submit(self, work: Callable[[], None]) -> None:
@@ -36,8 +40,9 @@ class Servers:
         with self._changed:
             if self._is_closed:
                 return
-            self._line.append((time.monotonic_ns(), work))
-            if self._free < len(self._line) and len(self._threads) < self._usual:
+            now_ns = time.monotonic_ns()
+            self._line.append((now_ns, work))
+            if self._free < len(self._line) and len(self._threads) < self._usual and now_ns >= self._retry_ns:
                 self._start()
             self._changed.notify()
 
@@ -45,14 +50,15 @@ class Servers:
         """When `relieve` is due; None: not before the next `submit`."""
         with self._changed:
             waits = len(self._line) > self._free and len(self._threads) < self._most
-            return self._line[self._free][0] + RELIEF_NS if waits else None
+            return max(self._line[self._free][0] + RELIEF_NS, self._retry_ns) if waits else None
 
     def relieve(self, now_ns: int) -> None:
         """Make a thread more for each that has waited for long."""
         with self._changed:
             late = sum(since_ns + RELIEF_NS <= now_ns for since_ns, _ in self._line) - self._free
             for _ in range(min(late, self._most - len(self._threads))):
-                self._start()
+                if now_ns >= self._retry_ns:
+                    self._start()
 
     def _start(self) -> None:
         """One more, if the system has one."""
@@ -60,8 +66,8 @@ class Servers:
         try:
             thread.start()
         except RuntimeError as error:
-            log.error("the transfer engine has %d threads and gets no more: %s", len(self._threads), error)
-            self._most = len(self._threads)
+            log.error("the transfer engine has %d threads and gets no more for now: %s", len(self._threads), error)
+            self._retry_ns = time.monotonic_ns() + RETRY_NS
             return
         self._threads.add(thread)
         self._free += 1

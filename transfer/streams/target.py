@@ -137,14 +137,13 @@ class Target:
         while not self._closing.is_set():
             try:
                 connection = listener.accept(ACCEPT_POLL_S)
+                if connection is not None:
+                    self._welcome(connection)
             except Closed:
                 return
-            except Exception as error:  # out of descriptors, say, or a fault of a plug-in: the next one may be luckier
+            except Exception as error:  # out of descriptors or threads, say, or a fault of a plug-in: the next one may be luckier
                 log.error("the transfer engine cannot accept: %r", error)
                 self._closing.wait(ACCEPT_POLL_S)
-                continue
-            if connection is not None:
-                self._welcome(connection)
 
     def _welcome(self, connection: Connection) -> None:
         connection.stall_timeout_s = self._settings.stall_timeout_s
@@ -163,10 +162,15 @@ class Target:
             self._drop(displaced)
         if not is_welcome:
             connection.close()
-        elif connection.fileno() >= 0:
-            self._park(peer)
-        else:
-            threading.Thread(target=self._serve, args=(peer,), name="kvstore-serve", daemon=True).start()
+            return
+        try:
+            if connection.fileno() >= 0:
+                self._park(peer)
+            else:
+                threading.Thread(target=self._serve, args=(peer,), name="kvstore-serve", daemon=True).start()
+        except Exception:
+            self._forget(peer)
+            raise
 
     def _park(self, peer: _Inbound) -> None:
         """Leave an idle connection to epoll."""
@@ -176,9 +180,9 @@ class Target:
                 return
             # Whoever drops it closes it afterwards: until then its descriptor is no other connection's.
             if peer.connection.is_open and not peer.is_dropped and not self._closing.is_set():
-                fd = peer.parked_fd = peer.connection.fileno()
-                self._parked[fd] = peer
+                fd = peer.connection.fileno()
                 self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+                self._parked[fd], peer.parked_fd = peer, fd
                 return
         self._forget(peer)
 
@@ -191,19 +195,29 @@ class Target:
             for fd, _ in self._epoll.poll(max(min(due_ns) - time.monotonic_ns(), 0) / 1e9 if due_ns else None):
                 if fd == self._wake_fd:
                     os.eventfd_read(fd)
-                    continue
-                with self._lock:
-                    peer = self._unpark(fd)
-                    has_joined = peer is not None and bool(peer.key[0])
-                    if peer is not None and has_joined:
-                        self._queue(peer)
-                if peer is not None and not has_joined:
-                    self._greet(peer)
+                else:
+                    self._take_up(fd)
             with self._lock:
                 late = self._strangers.expire(time.monotonic_ns())
             for peer in late:
                 self._drop(peer)
             self._servers.relieve(time.monotonic_ns())
+
+    def _take_up(self, fd: int) -> None:
+        """Something came by a connection. What goes wrong with one is no end of the others."""
+        peer: _Inbound | None = None
+        try:
+            with self._lock:
+                peer = self._unpark(fd)
+                has_joined = peer is not None and bool(peer.key[0])
+                if peer is not None and has_joined:
+                    self._queue(peer)
+            if peer is not None and not has_joined:
+                self._greet(peer)
+        except Exception:
+            log.exception("serving a peer failed")
+            if peer is not None:
+                self._forget(peer)
 
     def _queue(self, peer: _Inbound) -> None:
         """Have a thread serve it. Called with the lock held."""

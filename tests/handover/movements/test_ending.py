@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from kvstore.handover.movements.ending import Ending
 from kvstore.handover.movements.windows import Window
 from kvstore.protocol.errors import Cancelled, KVStoreError
@@ -92,6 +94,17 @@ def test_what_does_not_end_is_given_up_and_said_so() -> None:
     scene.pass_time(0.1)
     assert scene.told == [False]
     moving.on_end(None)
+    assert scene.told == [False]
+    scene.reactor.close()
+
+
+def test_a_movement_that_cannot_be_cancelled_for_a_mistake_is_awaited_like_any_other() -> None:
+    scene, moving = Scene(), Moving()
+    moving.cancel = lambda: 1 // 0  # type: ignore[method-assign, assignment]
+    scene.ending.track(moving, lambda error: None)
+    with pytest.raises(ZeroDivisionError):
+        scene.ending.begin([], is_failed=True)
+    scene.pass_time(10)
     assert scene.told == [False]
     scene.reactor.close()
 

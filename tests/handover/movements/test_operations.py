@@ -104,6 +104,29 @@ def test_without_a_worker_it_ends(scene: Scene) -> None:
     assert isinstance(ended(scene.operation(list))[0], Closed)
 
 
+def test_one_that_got_no_thread_has_ended_and_does_not_begin_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that cannot start a thread keeps what it was given, for one of its threads that is free later."""
+    may_go, prepared = threading.Event(), list[int]()
+
+    def prepare() -> list[Any]:
+        prepared.append(1)
+        return []
+
+    with ThreadPoolExecutor(2) as worker:
+        worker.submit(may_go.wait)
+        operation = Operation(scene.reactor, worker, scene.engine, prepare, deadline_s=10)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            error, _ = ended(operation)
+        assert isinstance(error, Closed)
+        may_go.set()
+    assert not prepared
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_part_of_a_stream_ends_as_its_move_does(scene: Scene) -> None:
     stream, connection = Stream(), Hung()
     serving = threading.Thread(target=stream.serve, args=(connection,))

@@ -187,6 +187,20 @@ def test_a_connection_that_never_says_whose_it_is_is_closed(listener: StreamList
         connection.recv_into([memoryview(bytearray(1))], Deadline(10))
 
 
+def test_of_too_many_strangers_the_oldest_is_closed() -> None:
+    with closing(StreamListener(TcpConnection.listen(Rail()), max_strangers=1)) as listener:
+        first = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
+        eventually(lambda: bool(listener.arriving), "the first arrives")
+        theirs, ours = listener.expect(TICKET), connected(listener)
+        with pytest.raises(Unreachable):
+            first.recv_into([memoryview(bytearray(1))], Deadline(1))
+        assert put(ours, sending(b"x")).result(10) is None
+        assert put(theirs, receiving(bytearray(1))).result(10) is None
+        assert not listener.arriving
+        for stream in (ours, theirs):
+            stream.close()
+
+
 def test_a_second_connection_for_a_stream_is_closed(listener: StreamListener) -> None:
     theirs = listener.expect(TICKET)
     ours = connected(listener)

@@ -26,10 +26,10 @@ class Clock:
 class Scene:
     """Fetches on a clock of their own, whose reactor the test runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
         self.clock = Clock()
         self.reactor = Reactor(lambda: self.clock.now_ns)
-        self.fetches = Fetches(self.reactor, FENCE_S)
+        self.fetches = Fetches(self.reactor, FENCE_S, share)
         self.told: list[tuple[bytes, int, KVStoreError | None, bool]] = []
         self.may_go = threading.Event()
         self.began = SimpleQueue[tuple[bytes, float]]()
@@ -54,8 +54,8 @@ class Scene:
 
 
 @contextmanager
-def scene() -> Iterator[Scene]:
-    made = Scene()
+def scene(*, share: float = 1.0) -> Iterator[Scene]:
+    made = Scene(share)
     try:
         yield made
     finally:
@@ -84,6 +84,23 @@ def test_a_fetch_has_what_is_left_of_its_requests_deadline_when_its_turn_comes()
         on.may_go.set()
         on.until_told(2)
         assert on.began.get(timeout=10) == (b"second", 3.0)
+
+
+def test_a_store_that_hangs_takes_a_share_of_the_time_of_its_request_and_of_those_that_wait() -> None:
+    with scene(share=0.25) as on:
+        on.begin(b"first", deadline_s=60)
+        assert on.began.get(timeout=10) == (b"first", 15.0)
+        on.begin(b"second", deadline_s=20)
+        on.pass_time(4.9)
+        assert on.told == []
+        on.pass_time(0.1)
+        assert on.told == [(b"second", 0, None, FENCED)], "the senders have it"
+        on.pass_time(10)
+        assert len(on.told) == 1, "the store may still write its blocks"
+        on.may_go.set()
+        on.until_told(2)
+        assert on.told[1] == (b"first", 32, None, FENCED)
+        assert on.began.empty()
 
 
 def test_a_fetch_whose_turn_comes_after_its_deadline_never_begins() -> None:
@@ -158,6 +175,26 @@ def test_a_store_that_breaks_has_nothing_and_is_logged(error: BaseException, cap
         on.until_told(2)
         assert on.told == [(b"r", 0, None, FENCED), (b"next", 32, None, FENCED)]
     assert "a store of prefixes failed" in caplog.text
+
+
+def test_where_no_thread_is_to_be_had_the_store_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with scene() as on:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            on.begin(b"r", deadline_s=60)
+            on.begin(b"cancelled", deadline_s=60)
+        error = Cancelled("enough")
+        assert on.fetches.fail(b"cancelled", error)
+        on.may_go.set()
+        on.until_told(2)
+        assert on.told == [(b"r", 0, None, FENCED), (b"cancelled", 0, error, FENCED)]
+        on.begin(b"next", deadline_s=60)
+        on.until_told(3)
+        assert on.told[2] == (b"next", 32, None, FENCED)
+        assert on.began.qsize() == 1
 
 
 def test_to_close_waits_for_the_fetch_under_way() -> None:

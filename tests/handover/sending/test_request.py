@@ -125,6 +125,14 @@ def test_gathered_parts_need_a_slot() -> None:
         machine.asked(0, GATHERED, slots=0)
 
 
+@pytest.mark.parametrize("plan", [GATHERED, DIRECT])
+def test_nobody_has_more_slots_than_there_can_be(plan: PartPlan) -> None:
+    machine = CacheSender(range(4), batch_bytes=0)
+    machine.expect([0])
+    with pytest.raises(ProtocolError, match="4294967295"):
+        machine.asked(0, plan, slots=0xFFFF_FFFF)
+
+
 def test_after_a_failure_nothing_goes_and_the_first_reason_stays() -> None:
     machine = sender(0)
     ready(machine, 0, 1, 2, 3)

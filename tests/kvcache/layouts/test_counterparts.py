@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvstore.kvcache.layouts.counterparts import Pair, find_pairs, intersect
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.protocol.errors import InvalidArgument
 from tests.kvcache.layouts.pools import layout_of, spec_of
 
 
@@ -124,3 +125,10 @@ def exchanged(source: CacheLayout, destination: CacheLayout, pair: Pair, token: 
     if not has(source, pair.source_rank, token) or not has(destination, pair.destination_rank, token):
         return []
     return [(pair.destination_rank, layer, head) for layer in pair.layers for head in pair.heads]
+
+
+def test_blocks_whose_sizes_do_not_go_together_are_refused_and_not_looked_through() -> None:
+    """A peer tells its layout: a turn of this one is sixteen million units."""
+    ours, theirs = layout_of(spec_of(block_tokens=16)), layout_of(spec_of(block_tokens=(1 << 20) - 1))
+    with pytest.raises(InvalidArgument, match="1048575"):
+        find_pairs(ours, theirs, source_dp=0, destination_dp=0)

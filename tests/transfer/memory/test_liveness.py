@@ -110,3 +110,11 @@ def test_where_the_kernel_lacks_that_seal_there_is_a_table_all_the_same(monkeypa
 def test_without_a_descriptor_left_it_says_so() -> None:
     with no_descriptor_left(), pytest.raises(Full, match="no descriptor is left"):
         LiveRegions()
+
+
+def test_a_forked_child_closes_no_region_of_its_parents(regions: LiveRegions, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, place = as_seen(regions), regions.add(7)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        regions.remove(place)
+    assert (seen[place], seen[CLOSED_COUNT]) == (7, 0)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 import xxhash
 
+from kvstore.transfer.memory import memcpy
 from kvstore.transfer.memory.memcpy import COPY_BYTES, PARALLEL_BYTES, PART_BYTES, MemcpyPool, copy
 from kvstore.transfer.testing.waiting import eventually
 
@@ -20,6 +21,24 @@ def copier(request: pytest.FixtureRequest) -> Iterator[MemcpyPool]:
     found = MemcpyPool(request.param)
     yield found
     found.close()
+
+
+def test_without_threads_the_caller_copies_alone_and_with_them_later_is_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    copier = MemcpyPool(2)
+    source = os.urandom(PARALLEL_BYTES)
+    half = PARALLEL_BYTES // 2
+    for can_start in (False, True):
+        destination = bytearray(PARALLEL_BYTES)
+        with monkeypatch.context() as patch:
+            if not can_start:
+                patch.setattr(memcpy, "begin_thread", no_thread)
+            copier.copy([(memoryview(destination)[at : at + half], memoryview(source)[at : at + half]) for at in (0, half)])
+        assert destination == source
+    eventually(lambda: copier._helpers._running == 1, "a helper is there")
+    copier.close()
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,19 @@ def test_what_is_raised_cancels_the_work_from_another_thread(handler: Handler) -
     assert threads != [threading.get_ident()]
 
 
+def test_where_no_thread_is_to_be_had_to_cancel_it_the_work_goes_on(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", no_thread)
+    steps = []
+    with pytest.raises(Struck, match="1"), Shield() as shield:
+        shield.cancels(lambda: steps.append("cancelled"))
+        strike()
+        steps.append("went on")
+    assert steps == ["went on"]
+
+
 def test_what_was_raised_before_the_work_could_be_cancelled_cancels_it_at_once(handler: Handler) -> None:
     calls = []
     with pytest.raises(Struck), Shield() as shield:

@@ -331,6 +331,23 @@ def test_a_caller_that_runs_its_request_needs_no_thread(pair: Pair, monkeypatch:
     assert threading.active_count() == before
 
 
+def test_where_no_thread_is_to_be_had_nothing_moves_that_nobody_looks_after(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    _, ours, described = pair.regions(4096)
+    pieces = [Piece(ours, 0, described, 0, 4096)]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        assert isinstance(outcome(ask(pair.user, Direction.READ, pair.remote, pieces)), Unreachable)
+        patch.setattr(NativeAgent, "post", lambda *_: Progress.UNDER_WAY)
+        request = Request(Direction.READ, pair.remote, pieces, Deadline(PATIENCE_S), caller_runs=True)
+        pair.user.submit(request)
+        pair.user.cancel(request)
+        assert isinstance(outcome(request), Unreachable)
+    assert outcome(ask(pair.user, Direction.READ, pair.remote, pieces)) is None
+
+
 def test_a_callback_may_use_and_close_its_agent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the agent's own thread, which cannot wait for itself."""
     _, ours, described = pair.regions(4096)

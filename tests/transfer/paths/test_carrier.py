@@ -24,7 +24,7 @@ from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S
-from tests.transfer.faulty import DELIVER, FAULTY, SPARE, WAIT, Answer, FaultyAgent, RaisingAgent, agents, settings, topology
+from tests.transfer.faulty import DELIVER, FAULTY, SPARE, WAIT, Answer, FaultyAgent, RaisingAgent, SpareAgent, agents, settings, topology
 
 SLICE = 64
 
@@ -144,6 +144,34 @@ def test_a_retried_write_fences_off_what_may_still_arrive(scene: Scene) -> None:
     scene.agent.end(request, Answer(Unreachable("down"), 0))
     assert transfer.is_over
     assert [list(request.fences) for request in scene.spare.begun] == [[7]]
+
+
+def test_a_retried_write_fences_off_what_its_agent_had_tried_by_itself_before(scene: Scene) -> None:
+    """An agent asks anew by itself where a connection broke for another request's sake; then it cannot connect any more."""
+    scene.agent.default = scene.spare.default = WAIT
+    transfer = scene.engine.submit([(b"w" * SLICE, scene.remote, SLICE)])
+    [request] = scene.agent.under_way
+    request.fences = (7,)
+    scene.agent.end(request, Answer(Unreachable("down"), 0))
+    [request] = scene.spare.under_way
+    assert request.fences == (7,)
+    request.unsettled = (8,)
+    scene.agent.default = DELIVER
+    scene.spare.end(request, Answer(Unreachable("down"), 0))
+    assert transfer.is_over
+    assert scene.agent.begun[-1].fences == (7, 8)
+
+
+def test_a_write_that_may_still_arrive_goes_by_no_agent_that_cannot_fence_it_off(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpareAgent, "honours_fences", False)
+    scene.agent.default = WAIT
+    transfer = scene.engine.submit([(b"w" * SLICE, scene.remote, SLICE)])
+    [request] = scene.agent.under_way
+    request.unsettled = (7,)
+    scene.agent.default = DELIVER
+    scene.agent.end(request, Answer(Unreachable("down"), 0))
+    assert (transfer.is_over, transfer.error) == (True, None)
+    assert not scene.spare.begun
 
 
 def test_an_error_of_a_transfer_that_has_failed_already_is_no_fault_of_the_path(scene: Scene) -> None:

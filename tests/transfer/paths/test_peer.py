@@ -112,6 +112,17 @@ def test_a_path_must_reach_every_region_of_the_slice() -> None:
     assert peer.choose(one, 0) == SHM
 
 
+def test_a_slice_with_fences_goes_only_by_agents_that_honour_them() -> None:
+    peer, plain = peer_with(SHM, FIRST), FaultyAgent("plain", Rail())
+    plain.close()
+    plain.honours_fences = False  # type: ignore[misc]
+    peer.routes[SHM] = peer.routes[SHM]._replace(agent=plain)
+    part = waiting(peer, Priority.FOREGROUND, "shm,tcp")
+    assert peer.choose(part, 0) == SHM
+    part.fences = (7,)
+    assert peer.choose(part, 0) == FIRST
+
+
 def test_a_slice_goes_by_the_path_that_failed_it_least_and_by_none_a_third_time() -> None:
     peer = peer_with(FIRST, SECOND)
     part = waiting(peer)

@@ -18,7 +18,7 @@ from kvstore.transfer.paths.rails import Rails
 from kvstore.transfer.paths.transports import Maker
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.model import Nic
-from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, settings, topology
+from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent, settings, topology
 
 
 class Opened:
@@ -190,3 +190,17 @@ def test_a_region_is_described_once_a_transport_or_once_a_rail_where_rails_diffe
     assert opened(keyed, "rail0", "rail9").export(region) == {"keyed@rail0": b"rail0"}
     assert opened(keyed, "rail0").export(region) == {"keyed": b"rail0"}
     assert opened(keyed, "rail9").export(region) == {}
+
+
+def test_an_agent_that_cannot_be_closed_leaves_no_other_open(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    rails = opened(f"{FAULTY},{SPARE}", "rail0", "rail1")
+
+    def fail(agent: FaultyAgent) -> None:
+        raise RuntimeError("a mistake in a plug-in")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpareAgent, "close", fail)
+        patch.setattr(rails.agents[0], "close", lambda: fail(rails.agents[0]))  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="plug-in"):
+            rails.close()
+    assert [agent.is_closed for agent in rails.agents if isinstance(agent, FaultyAgent)] == [False, True, False, False]

@@ -281,6 +281,31 @@ def test_others_wait_for_a_stopped_owner_no_longer_than_their_deadline(owner: Sh
     agent.close()
 
 
+def test_of_those_that_wait_for_a_stopped_owner_only_the_first_waits_for_its_answer(
+    agent: SharedMemoryAgent, owner: SharedOwner, busy: threading.Event, ours: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would keep the threads from everybody else's copies, one after the other."""
+    attempts, attempt = list[Any](), agent._attempt
+
+    def noted(*who: Any) -> Any:
+        attempts.append(who)
+        return attempt(*who)
+
+    monkeypatch.setattr(agent, "_attempt", noted)
+    remote = agent.load_remote(owner.metadata)
+    read(agent, remote, ours, owner.regions[0])
+    owner.stop()
+    requests = [asked(remote, allocate(SIZE), owner.regions[1]) for _ in range(5)]
+    for request in requests:
+        agent.submit(request)
+    attempts.clear()
+    busy.set()
+    assert [type(ending(request)) for request in requests] == [Unreachable] * 5
+    assert len(attempts) == 1
+    owner.go_on()
+    read(agent, remote, ours, owner.regions[1])
+
+
 def test_the_read_key_reads_and_cannot_write(agent: SharedMemoryAgent, tmp_path: Path, ours: Region) -> None:
     with SharedOwner(tmp_path, count=2, size_bytes=SIZE, can_write=False) as owner:
         remote = agent.load_remote(owner.metadata)

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -26,6 +27,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
+from kvstore.transfer.streams.lane import Lane
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.conformance import AgentConformance
@@ -75,6 +77,56 @@ def stalled() -> Iterator[RawAnswerer]:
 
 def all_of(remote_region: RemoteRegion) -> list[Piece]:
     return [Piece(make_region(SIZE), 0, remote_region, 0, SIZE)]
+
+
+def test_a_lane_whose_runner_could_not_be_started_is_run_once(
+    owner: ConnectionAgent, remote_region: RemoteRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool that cannot start a thread keeps what it was given: two threads would read one connection."""
+    with an_agent(tcp_streams=1) as agent:
+        may_go, runs = threading.Event(), list[str]()
+        agent._runners.submit(may_go.wait)
+        run = agent._run
+
+        def noted(lane: Lane) -> None:
+            runs.append(threading.current_thread().name)
+            run(lane)
+
+        monkeypatch.setattr(agent, "_run", noted)
+        remote = agent.load_remote(owner.metadata())
+        with no_thread_for("kvstore-tcp"):
+            assert outcome(submit(agent, READ, remote, all_of(remote_region))) is None
+        may_go.set()
+        agent.close()
+        assert runs == [threading.current_thread().name]
+
+
+def test_without_a_thread_that_closes_idle_connections_there_are_connections_all_the_same(
+    owner: ConnectionAgent, remote_region: RemoteRegion
+) -> None:
+    with an_agent(tcp_streams=1, idle_ttl_s=0.05) as agent:
+        remote = agent.load_remote(owner.metadata())
+        with no_thread_for("kvstore-sweep"):
+            read_once(agent, remote, remote_region)
+        assert agent.open_connections == 1
+        agent.unload_remote(remote)
+        read_once(agent, agent.load_remote(owner.metadata()), remote_region)
+        eventually(lambda: agent.open_connections == 0, "it is closed once there is a thread")
+
+
+@contextmanager
+def no_thread_for(name: str) -> Iterator[None]:
+    """The system has none for threads of this name."""
+    start = threading.Thread.start
+
+    def start_another(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_another)
+        yield
 
 
 def read_once(agent: ConnectionAgent, remote: Remote, remote_region: RemoteRegion) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.transfer.streams.servers import RELIEF_NS, Servers
+from kvstore.transfer.streams.servers import RELIEF_NS, RETRY_NS, Servers
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
 
 USUAL, MOST = 2, 4
@@ -91,21 +91,41 @@ def test_there_are_no_more_threads_than_the_most(servers: Servers) -> None:
     eventually(lambda: begun(held) == MOST + 2, "the others had their turn")
 
 
-def test_where_the_system_has_no_thread_more_the_others_do(
+def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     held = submit(servers, USUAL)
-    waiting = submit(servers, 1)
+    waiting, before_ns = submit(servers, 1), time.monotonic_ns()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         servers.relieve(later_ns())
-    assert "has 2 threads and gets no more" in caplog.text
-    assert servers.next_ns() is None
+        assert caplog.text.count("has 2 threads and gets no more for now") == 1
+        due_ns = servers.next_ns()
+        assert due_ns is not None
+        assert due_ns >= before_ns + RETRY_NS
+        waiting += submit(servers, 1)
+        servers.relieve(due_ns - 1)
+        assert len(servers._threads) == USUAL
+    servers.relieve(due_ns + RETRY_NS * int(PATIENCE_S))
+    eventually(lambda: begun(waiting) == 2, "they have threads of their own")
     let_go(held + waiting)
-    eventually(lambda: begun(waiting) == 1, "it had its turn")
+
+
+def test_what_waits_without_any_thread_gets_one_once_there_is_one(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        works = submit(servers, 1)
+    due_ns = servers.next_ns()
+    assert due_ns is not None
+    servers.relieve(due_ns)
+    eventually(lambda: begun(works) == 1, "it is served")
+    let_go(works)
 
 
 def test_close_waits_for_what_is_at_work_and_takes_no_more() -> None:

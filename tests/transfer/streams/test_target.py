@@ -22,7 +22,7 @@ from kvstore.transfer.streams import answering
 from kvstore.transfer.streams import servers as servers_module
 from kvstore.transfer.streams import target as target_module
 from kvstore.transfer.streams.connection import Connection
-from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES
+from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES, Greeting
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, SOON_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
@@ -366,6 +366,46 @@ def test_a_listener_that_fails_is_tried_again_later(target: Target, caplog: pyte
     with RawAsker(listener.metadata()) as raw:
         raw.join()
     assert "out of descriptors" in caplog.text
+
+
+@pytest.mark.usefixtures("quick_polls")
+def test_a_connection_for_which_there_is_no_thread_is_closed_and_the_next_one_served(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    listener = Wrapping(WithoutDescriptor)
+    target.attach(listener)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with RawAsker(listener.metadata()) as raw:
+            assert raw.is_refused()
+    assert target.connections == 0
+    assert "can't start new thread" in caplog.text
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+
+
+def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
+    target: Target, metadata: bytes, raw: RawAsker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hear, failures = Greeting.hear, [MemoryError("no memory")]
+
+    def hear_or_fail(self: Greeting, connection: Connection) -> Join | None:
+        if failures:
+            raise failures.pop()
+        return hear(self, connection)
+
+    monkeypatch.setattr(Greeting, "hear", hear_or_fail)
+    with RawAsker(metadata) as other:
+        other.socket.sendall(b"x")
+        assert other.is_refused()
+    assert "MemoryError" in caplog.text
+    assert raw.works()
+    with RawAsker(metadata) as other:
+        other.join(number=2)
+    eventually(lambda: target.connections == 1, "the others have left")
 
 
 @pytest.mark.usefixtures("quick_polls")

@@ -5,6 +5,7 @@ A class's `caught_by` names the tests of the suite that are to find the fault ou
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -276,6 +277,7 @@ class MovesAfterFinish(SharedMemoryAgent):
             self._waiting.append(request)
             return
         for late in self._waiting:
+            late.state = time.monotonic_ns()
             with suppress(KVStoreError):
                 self._copy(late.remote, late)
         super().submit(request)

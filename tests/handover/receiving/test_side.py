@@ -1,0 +1,48 @@
+"""Promises of the taking side where one sender rank is gone while several are asked."""
+
+import socket
+
+import pytest
+
+from kvstore.handover.config import HandoverSettings
+from kvstore.handover.description import RankInfo
+from kvstore.handover.handles import Receiving
+from kvstore.handover.ranks.links import Links
+from kvstore.handover.receiving.side import ReceiverSide, Wanted
+from kvstore.protocol.errors import Unreachable
+from kvstore.protocol.handover_messages import Ask
+from kvstore.protocol.message import Message
+from tests.handover.scene import Executor, layout_of
+
+BLOCKS, TOKENS = [1, 2], 32
+
+
+def test_once_a_sender_is_found_gone_the_others_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were told that the request is over already, and would keep an ask that nobody takes back."""
+    settings = HandoverSettings(deadline_s=20, way="push")
+    with Executor(layout_of(tp=2), settings) as source, Executor(layout_of(), settings) as destination:
+        [handle] = destination.receive(b"first", BLOCKS, TOKENS, source)
+        for given in source.send(b"first", BLOCKS, TOKENS):
+            given.all_ready()
+        handle.wait()
+        links = destination.ranks[0].transceiver._requests.links
+        gone = links._sessions[source.ranks[0].transceiver._instance]
+        begin, tell, asked = ReceiverSide.begin, Links.tell, list[int]()
+
+        def begin_when_the_first_is_gone(self: ReceiverSide, handle: Receiving, wanted: Wanted) -> None:
+            gone._sock.shutdown(socket.SHUT_WR)
+            begin(self, handle, wanted)
+
+        def noted(self: Links, info: RankInfo, message: Message, **how: object) -> None:
+            if isinstance(message, Ask):
+                asked.append(info.rank)
+            tell(self, info, message, **how)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ReceiverSide, "begin", begin_when_the_first_is_gone)
+        monkeypatch.setattr(Links, "tell", noted)
+        [handle] = destination.receive(b"second", BLOCKS, TOKENS, source)
+        with pytest.raises(Unreachable):
+            handle.wait()
+        assert handle.is_fenced
+        assert asked == [0]
+        monkeypatch.undo()

@@ -1,0 +1,25 @@
+"""What the sides of a rank share, and how it ends."""
+
+import pytest
+
+from kvstore.protocol.errors import DeadlineExceeded
+from tests.handover.scene import executor, layout_of
+
+
+@pytest.mark.parametrize("busy", [0, 3])
+def test_a_reader_that_goes_on_keeps_one_region_open_and_no_other(busy: int) -> None:
+    with executor(layout_of(order="vllm-flash-hnd"), "pull", fence_timeout_s=0.05) as source:
+        resources = source.ranks[0].transceiver._requests.resources
+        resources.close()
+        regions = resources.readable_pool().regions
+        closed = list[int]()
+        for number, region in enumerate(regions):
+            region.on_close(lambda _, number=number: closed.append(number))  # type: ignore[misc]
+        regions[busy].hold()
+        with pytest.raises(DeadlineExceeded):
+            resources.close()
+        assert all(region.is_closed for region in regions)
+        assert closed == [number for number in range(len(regions)) if number != busy]
+        regions[busy].release()
+        resources.close()
+        assert len(closed) == len(regions) == 4
