@@ -60,6 +60,7 @@ def test_the_others_are_known_with_how_they_are_asked_and_one_of_a_release_befor
 def test_who_is_not_heard_of_lives_no_more_and_again_when_it_is(member: MakeMember) -> None:
     first, second = member("a:1"), member("b:1")
     eventually(lambda: first.living == {"a:1", "b:1"}, "both live")
+    eventually(lambda: second._lease is not None, "it knows that its key is there")
     lease = second._lease
     assert lease is not None
     lease.close()
