@@ -127,7 +127,8 @@ async def asked(function: Callable[[], T]) -> T:
     Each has a thread of its own, so that none waits in line, health least of all, behind one whose answer does not come; and the process
     waits for none of them when it ends.
     """
-    if not _asking.acquire(blocking=False):
+    asking = _asking  # what is taken is given back there
+    if not asking.acquire(blocking=False):
         raise Full(f"{MAX_ASKED} questions wait for their answers, which is the most")
     answer: Future[T] = Future()
     answer.set_running_or_notify_cancel()  # it is not called off
@@ -138,13 +139,13 @@ async def asked(function: Callable[[], T]) -> T:
             tell = partial(answer.set_result, here.run(function))
         except BaseException as error:
             tell = partial(answer.set_exception, error)
-        _asking.release()
+        asking.release()
         tell()
 
     try:
         threading.Thread(target=ask, name="http-asked", daemon=True).start()
     except RuntimeError as error:
-        _asking.release()
+        asking.release()
         raise Full(f"there is no thread to ask in: {error}") from None
     return await asyncio.wrap_future(answer)
 
