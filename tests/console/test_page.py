@@ -75,7 +75,7 @@ def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(
     with Watched(browser, sixty.address, theme="dark") as watched:
         page = watched.show(view)
         page.wait_for_selector(".icicle rect" if view == "contents" else "main .panel")
-        assert set(page.evaluate(LOOKS)) >= looks
+        eventually(lambda: set(page.evaluate(LOOKS)) >= looks, "what is drawn with the answers that the view asks for is there")
         assert watched.violations() == ""
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         assert watched.wrong == []
