@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -14,12 +15,18 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.replay_run import run
 from kvstore.kvcache.traces.mooncake import count_requests, read_trace
-from kvstore.protocol.errors import Corrupt
+from kvstore.protocol.errors import ConfigError, Corrupt
 from kvstore.protocol.settings import parse_size
 from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
 """Options that describe a cluster of the replay's own."""
+DRAM_BYTES: Final = 1 << 30
+"""Of each node's tier, unless told."""
+TABLE_BYTES: Final = 800
+"""Memory of a node's table for each block, and for what the policy remembers of others."""
+MIN_TABLE_SHARE, MAX_TABLE_SHARE = 0.5, 16.0
+"""What a node has by default, and at most."""
 
 
 @click.command(short_help="Replay a production trace, every byte checked.")
@@ -44,7 +51,7 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
     size = parse_size(block_bytes)
     total = min(count_requests(trace), limit or 1 << 62)
     requests = itertools.islice(read_trace(trace), limit)
-    with _cluster(settings, own) as (chosen, cluster):
+    with _cluster(settings, own, size) as (chosen, cluster):
         report = run(chosen, requests, total=total, block_bytes=size, cluster=cluster)
     if as_json:
         echo_json(report.as_dict())
@@ -55,7 +62,7 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
 
 
 @contextlib.contextmanager
-def _cluster(settings: ClientSettings, own: dict[str, Any]) -> Iterator[tuple[ClientSettings, Cluster | None]]:
+def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) -> Iterator[tuple[ClientSettings, Cluster | None]]:
     """The cluster to use, by its settings; a Cluster if it is the replay's own."""
     context = click.get_current_context()
     described = [name for name in OWN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
@@ -64,9 +71,22 @@ def _cluster(settings: ClientSettings, own: dict[str, Any]) -> Iterator[tuple[Cl
     if not described and names_master():
         yield settings, None
         return
-    with Cluster(ClusterPlan(**own, is_private=True), on_log=show_trouble) as cluster:
+    plan = ClusterPlan(**own, table_share=table_share(block_bytes, own["dram"], own["nvme"], own["hbm"]), is_private=True)
+    with Cluster(plan, on_log=show_trouble) as cluster:
         cluster.wait_ready()
         yield dataclasses.replace(settings, master=cluster.address), cluster
+
+
+def table_share(block_bytes: int, dram: str, *lower: str) -> str:
+    """What share of its DRAM a node's table may take besides, so that its tiers, of these sizes, hold as many blocks as there is room for;
+    "": what it has by default is enough, or a size is none, which the node says."""
+    try:
+        dram_bytes = parse_size(dram) if dram else DRAM_BYTES
+        room_bytes = dram_bytes + sum(parse_size(tier.rpartition(":")[2]) for tier in lower if tier)
+    except ConfigError:
+        return ""
+    share = math.ceil(100 * room_bytes * TABLE_BYTES / max(1, block_bytes * dram_bytes)) / 100
+    return f"{min(share, MAX_TABLE_SHARE)}" if share > MIN_TABLE_SHARE else ""
 
 
 def show_trouble(name: str, line: str) -> None:

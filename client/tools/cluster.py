@@ -48,6 +48,7 @@ class ClusterPlan:
     nodes: int = 1
     catalog: str = ""
     policy: str = ""
+    table_share: str = ""
     config: str = ""
     is_private: bool = False
     """For this program alone: on free ports of the loopback, sockets in a temporary folder, KVSTORE_* variables ignored."""
@@ -203,6 +204,7 @@ class Cluster:
             nvme=self._nvme(name),
             hbm=plan.hbm,
             policy=plan.policy,
+            table_share=plan.table_share,
             config=plan.config,
             run_dir=self._run_dir(),
         )

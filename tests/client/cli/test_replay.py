@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
+from kvstore.client.cli.replay import table_share
 from kvstore.client.tools.block_bytes import block_key
 from tests.client.embedded import embedded
 from tests.refusals import refused_alone
@@ -54,6 +55,24 @@ def test_nvme_without_a_folder_is_temporary_and_holds_what_dram_does_not(trace: 
     assert report["prefix_hit_ratio"] == pytest.approx(5 / 11)
     assert (report["hits"], report["stored"], report["evictions"]) == (5, 6, 0)
     assert sum(report["hits_by_tier"].values()) == 5
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "tiers", "share"),
+    [
+        (1 << 20, ("", "100GiB", ""), ""),
+        (4096, ("", "", ""), ""),
+        (1024, ("", "", ""), "0.79"),
+        (4096, ("4096", "1TiB", ""), "16.0"),
+        (4096, ("1GiB", "1GiB", "cuda:0:1GiB"), "0.59"),
+        (4096, ("40960000", "819200000", ""), "4.11"),
+        (4096, ("40960000", "/folder:819200000", ""), "4.11"),
+        (4096, ("much", "", ""), ""),
+        (4096, ("0", "", ""), ""),
+    ],
+)
+def test_a_table_has_room_for_what_its_tiers_hold_as_far_as_a_node_takes_that(block_bytes: int, tiers: tuple[str, ...], share: str) -> None:
+    assert table_share(block_bytes, *tiers) == share
 
 
 def test_against_a_running_cluster_only_the_difference_is_counted(trace: Path, master: str) -> None:

@@ -103,6 +103,12 @@ def test_several_nodes_share_an_nvme_folder_without_meeting(tmp_path: Path) -> N
     assert all(0 <= done <= whole for done, whole in progress)
 
 
+def test_nodes_have_the_room_for_their_tables_that_the_plan_says() -> None:
+    with embedded(ClusterPlan(dram="64MiB", table_share="4", is_private=True)) as cluster, cluster.control() as control:
+        [node] = control.status().nodes
+        assert node.counters["max_table_bytes"] == 256 << 20
+
+
 def test_daemons_settings_from_the_environment_do_not_reach_a_private_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_NODE_NVME", "/no/such/folder:1MiB")
     monkeypatch.setenv("KVSTORE_MASTER_LISTEN", "nonsense")
