@@ -13,7 +13,7 @@ import grpc
 from kvstore.client.config import ClientSettings
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.errors import ProtocolError, Unavailable
 from kvstore.protocol.merging import merged_status
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello, Welcome
@@ -81,7 +81,10 @@ class Control:
         """Do what concerns a node at the owner of each partition that knows it, of the first one, which says whether that may be, last."""
         try:
             for partition in self._others:
-                if any(known.name == node for known in self.status_of(partition).nodes):
+                status = self.status_of(partition)
+                if status.role == "following":  # which knows no nodes: the node would be left out where it is known
+                    raise Unavailable(f"partition {partition} changes hands: ask again")
+                if any(known.name == node for known in status.nodes):
                     call(partition)
             call(0)
         except grpc.RpcError as error:

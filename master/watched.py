@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kvstore.console.source import Look, MasterSeen
 from kvstore.master.control_service import IT_GOES_ON
@@ -20,15 +20,19 @@ from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.node_status import node_topology
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import CatalogUnavailable, KVStoreError
+from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.merging import merged_status
+from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 
+T = TypeVar("T")
 LOOK_S: Final = 2.0
 """For each fellow to answer: one that does not is no reason to wait long."""
 REST_S: Final = 10.0
 """Between two looks at a cluster of which others own a part, or of several partitions, while nobody wants to see it: each owner would be
 asked each second by all masters, about each."""
+ELECTION_POLL_S: Final = 0.1
+"""Between two looks at who owns a partition that changes hands, while an action waits for its next owner."""
 
 
 class Watched:
@@ -189,7 +193,7 @@ class Watched:
     # --- what owners do ---
 
     def _owner_elsewhere(self, number: int) -> str:
-        """Where the partition's owner is; "" for this master. Raises Unavailable: nobody owns it."""
+        """Where the partition's owner is; "" for this master. Raises NoOwner."""
 
         def look() -> str:
             standing = self._standings[number]
@@ -202,12 +206,46 @@ class Watched:
         found: str = self._in_loop(look)
         return found
 
+    def _at_owner(self, number: int, call: Callable[[str, Deadline], T]) -> T:
+        """What comes of a call at the partition's owner, whose address it is given, "" for this master. While the partition changes hands
+        its next owner is waited for: an operator cannot know of it, and would only ask again."""
+        deadline = Deadline(self._action_timeout_s)
+        while True:
+            owner = self._await_owner(number, deadline)
+            try:
+                return call(owner, deadline)
+            except Unavailable:
+                time.sleep(deadline.up_to_s(ELECTION_POLL_S))  # it may know of its end before this master does
+                if not deadline.up_to_s(1.0) or not self._is_no_longer(number, owner):
+                    raise
+
+    def _await_owner(self, number: int, deadline: Deadline) -> str:
+        """As `_owner_elsewhere`. Raises NoOwner: there is none until the deadline."""
+        while True:
+            try:
+                return self._owner_elsewhere(number)
+            except NoOwner:
+                pause_s = deadline.up_to_s(ELECTION_POLL_S)
+                if not pause_s:
+                    raise
+                time.sleep(pause_s)
+
+    def _is_no_longer(self, number: int, owner: str) -> bool:
+        """Whether the partition is another one's, or nobody's, by now."""
+        try:
+            return self._owner_elsewhere(number) != owner
+        except NoOwner:
+            return True
+
     def _do(self, number: int, begin: Callable[[Leading], "Future[Any]"], method: str, request: Any) -> Any:
         """Have the partition's owner do it: what comes of it, once that is durable."""
-        owner = self._owner_elsewhere(number)
-        if owner:
-            return self._fellows.ask(owner, method, request, partition=number, timeout_s=self._action_timeout_s)
-        return self._wait(lambda: begin(self._standings[number].leading()))
+
+        def do(owner: str, deadline: Deadline) -> Any:
+            if owner:
+                return self._fellows.ask(owner, method, request, partition=number, timeout_s=deadline.left_s())
+            return self._wait(lambda: begin(self._standings[number].leading()), deadline)
+
+        return self._at_owner(number, do)
 
     def _of_blocks(self, begin: Callable[[Leading], "Future[int]"], method: str, request: Any) -> int:
         """Of all partitions: of how many blocks."""
@@ -222,20 +260,25 @@ class Watched:
         self._do(0, begin, method, request)
 
     def _knows(self, number: int, node: str) -> bool:
-        owner = self._owner_elsewhere(number)
-        if owner:
-            reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=self._timeout_s)
-        else:
-            reply = self._in_loop(partial(self._status, number))
-        return any(known.name == node for known in reply.nodes)
+        def look(owner: str, deadline: Deadline) -> bool:
+            if owner:
+                timeout_s = deadline.up_to_s(self._timeout_s)
+                reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
+            else:
+                reply = self._in_loop(partial(self._status, number))
+            if reply.role == Role.FOLLOWING:  # which knows no nodes
+                raise refusal(None)
+            return any(known.name == node for known in reply.nodes)
+
+        return self._at_owner(number, look)
 
     def _in_loop(self, function: Callable[[], Any]) -> Any:
         return self._reactor.call(function, deadline_s=self._timeout_s)
 
-    def _wait(self, begin: Callable[[], "Future[Any]"]) -> Any:
+    def _wait(self, begin: Callable[[], "Future[Any]"], deadline: Deadline) -> Any:
         """What comes of it, once that is durable. Raises what `begin` raises, Unavailable, CatalogUnavailable: it takes too long."""
         try:
-            return self._in_loop(begin).result(self._action_timeout_s)
+            return self._in_loop(begin).result(deadline.left_s())
         except TimeoutError:
             raise CatalogUnavailable(IT_GOES_ON) from None
 

@@ -11,6 +11,7 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, find_control
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology.json_form import parse_topology
@@ -76,6 +77,41 @@ def test_a_master_of_a_release_without_settable_quotas_is_told_of_in_one_line() 
                 control.clear_quota("red")
     finally:
         server.stop(None)
+
+
+def test_a_node_is_not_left_out_of_a_partition_that_changes_hands() -> None:
+    """Two stubs of a ControlServicer, of which the second one follows by now."""
+
+    class Stub(ControlServicer):
+        def __init__(self, role: str) -> None:
+            self.role = role
+            self.drained = 0
+
+        def Status(self, _request: object, _context: object) -> pb.StatusReply:  # noqa: N802
+            return pb.StatusReply(role=self.role)
+
+        def Drain(self, _request: object, _context: object) -> pb.DrainReply:  # noqa: N802
+            self.drained += 1
+            return pb.DrainReply()
+
+    servers, ports, stubs = [], [], [Stub("owner"), Stub("following")]
+    for stub in stubs:
+        server = grpc.server(ThreadPoolExecutor(1))
+        add_ControlServicer_to_server(stub, server)  # type: ignore[no-untyped-call]
+        ports.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        server.start()
+        servers.append(server)
+    try:
+        with Control(ports[0], ClientSettings(deadline_s=60.0), ports[1]) as control:
+            with pytest.raises(Unavailable, match="partition 1 changes hands: ask again"):
+                control.drain("n0")
+            assert [stub.drained for stub in stubs] == [0, 0]
+            stubs[1].role = "owner"
+            control.drain("n0")
+            assert [stub.drained for stub in stubs] == [1, 0], "which does not know it"
+    finally:
+        for server in servers:
+            server.stop(None)
 
 
 def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.console.source import MasterSeen
 from kvstore.master.catalogs.interface import Contact, Fellow
-from kvstore.master.watched import REST_S, Watched
+from kvstore.master.watched import ELECTION_POLL_S, REST_S, Watched
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.protocol.errors import InvalidArgument, NoOwner, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
@@ -103,6 +103,73 @@ def test_each_does_what_an_operator_says_at_whoever_owns_it(pair: tuple[Places, 
             source.drain("n0", to="peers", cancel=False)
         with pytest.raises(InvalidArgument, match="there is no node 'n0'"):
             source.forget("n0")
+
+
+def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with master_in_thread(tmp_path) as places:
+        source = watched(places)
+        standing = source._standings[0]
+        waits = list[float]()
+
+        def elected_meanwhile(seconds: float) -> None:
+            waits.append(seconds)
+            standing._is_open = len(waits) > 1
+
+        with monkeypatch.context() as patched:
+            patched.setattr("kvstore.master.watched.time.sleep", elected_meanwhile)
+            standing._is_open = False
+            assert source.pin("red", "ns", pinned=True) == 0
+            assert waits == [ELECTION_POLL_S] * 2
+        source._action_timeout_s = 0.0
+        standing._is_open = False
+        with pytest.raises(NoOwner, match="no master owns the catalog now"):
+            source.pin("red", "ns", pinned=True)
+        standing._is_open = True
+
+
+class ChangingHands:
+    """What a master knows of a partition's owner, look by look ("" for nobody), and its calls, which the owner of before refuses."""
+
+    def __init__(self, source: Watched, *owners: str) -> None:
+        self._owners = list(owners)
+        self.calls: list[tuple[str, str]] = []
+        source._owner_elsewhere = self.known  # type: ignore[method-assign]
+        source._fellows.ask = self.ask  # type: ignore[method-assign]
+
+    def known(self, _partition: int) -> str:
+        owner = self._owners.pop(0) if len(self._owners) > 1 else self._owners[0]
+        if not owner:
+            raise NoOwner("nobody owns it")
+        return owner
+
+    def ask(self, address: str, method: str, _request: object, **_how: object) -> object:
+        self.calls.append((address, method))
+        if method == "Status":
+            return (
+                pb.StatusReply(role="following") if address == "before" else pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n0")])
+            )
+        if address == "before":
+            raise Unavailable("this master stands by")
+        return pb.PinNamespaceReply(blocks=3)
+
+
+def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path) as places:
+        source = watched(places)
+        for between in ((), ("",), ("", "", "")):
+            changing = ChangingHands(source, "before", *between, "next")
+            assert source.pin("red", "ns", pinned=True) == 3
+            assert changing.calls == [("before", "PinNamespace"), ("next", "PinNamespace")]
+        stays = ChangingHands(source, "before")
+        with pytest.raises(Unavailable, match="stands by"):
+            source.pin("red", "ns", pinned=True)
+        assert stays.calls == [("before", "PinNamespace")], "of one that refuses and stays the owner nothing more is asked"
+        source._standings = [*source._standings] * PARTITIONS
+        drained = ChangingHands(source, "before", "next")
+        source.drain("n0", to="peers", cancel=False)
+        assert drained.calls == [("before", "Status"), ("next", "Status"), ("next", "Drain"), ("next", "Drain")], (
+            "who follows knows no nodes"
+        )
 
 
 def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair: tuple[Places, Places]) -> None:

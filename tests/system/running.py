@@ -20,6 +20,7 @@ from kvstore.client.control import Control
 from kvstore.client.local.nodes import PROBE_NS
 from kvstore.client.sync import Client
 from kvstore.client.tools.child import Child, launched
+from kvstore.master.roles.sharing import shares
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from tests.credentials import JOIN
@@ -143,6 +144,18 @@ class System:
         except KVStoreError:
             self._forget_control()
             raise
+
+    def is_shared_out(self, partitions: int) -> bool:
+        """Whether each partition is owned by the master whose share it is, so that none moves any more: how many each owns may be even
+        before."""
+        wanted = shares(frozenset(f"127.0.0.1:{listen}" for listen, _ in self._master_ports), partitions)
+        for listen, control in self._master_ports:
+            place = f"127.0.0.1:{control}"
+            with contextlib.suppress(KVStoreError), Control(place, self.settings, *[place] * (partitions - 1)) as asked:
+                if all((asked.status_of(each).role == "owner") == (wanted[each] == f"127.0.0.1:{listen}") for each in range(partitions)):
+                    continue
+            return False
+        return True
 
     def node_status(self, name: str = "n0") -> pb.NodeStatus:
         return next(node for node in self.status().nodes if node.name == name)

@@ -49,7 +49,7 @@ def shared(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> It
             system.start_master(index, *FLAGS, *LEASE)
         for name in ("n0", "n1"):
             system.start_node(name, "--dram", "32MiB")
-        until(lambda: shares(system) == [1, 1, 2], "even shares", every_s=STATUS_POLL_S)
+        until(lambda: system.is_shared_out(PARTITIONS), "shares that stay", every_s=STATUS_POLL_S)
         system.await_alive("n0", "n1")
         yield system
 
@@ -66,11 +66,6 @@ def owners(system: System, *indexes: int) -> dict[int, int]:
     """Which of these masters owns each partition, of those that one of them says to own."""
     told = {(index, partition): status_of(system, index, partition) for index in indexes for partition in range(PARTITIONS)}
     return {partition: index for (index, partition), one in told.items() if one is not None and one.role == "owner"}
-
-
-def shares(system: System) -> list[int]:
-    found = owners(system, 0, 1, 2)
-    return sorted(Counter(found.values()).values()) if len(found) == PARTITIONS else []
 
 
 def key_of(partition: int) -> bytes:
