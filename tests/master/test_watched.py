@@ -133,8 +133,8 @@ class ChangingHands:
     def __init__(self, source: Watched, *owners: str) -> None:
         self._owners = list(owners)
         self.calls: list[tuple[str, str]] = []
-        source._owner_elsewhere = self.known  # type: ignore[method-assign]
-        source._fellows.ask = self.ask  # type: ignore[method-assign]
+        source._owner_elsewhere = self.known  # type: ignore[assignment, method-assign]
+        source._fellows.ask = self.ask  # type: ignore[assignment, method-assign]
 
     def known(self, _partition: int) -> str:
         owner = self._owners.pop(0) if len(self._owners) > 1 else self._owners[0]
@@ -144,10 +144,10 @@ class ChangingHands:
 
     def ask(self, address: str, method: str, _request: object, **_how: object) -> object:
         self.calls.append((address, method))
+        if method == "Status" and address == "before":
+            return pb.StatusReply(role="following")
         if method == "Status":
-            return (
-                pb.StatusReply(role="following") if address == "before" else pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n0")])
-            )
+            return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n0")])
         if address == "before":
             raise Unavailable("this master stands by")
         return pb.PinNamespaceReply(blocks=3)
