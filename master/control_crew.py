@@ -9,11 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, Protocol
 
 from kvstore.master.control_lines import Line, Lines
+from kvstore.rpc.workers import started
 
 SEND_TIMEOUT_S: Final = 30.0
 """Time that a peer has to take one message."""
@@ -31,8 +31,9 @@ class Crew:
     """See the module. Thread-safe."""
 
     def __init__(self, threads: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Raises ConfigError: the system does not give so many threads."""
         self._lines = Lines[Callable[[], None]](threads)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="control")
+        self._threads = started(threads, "control")
         self._lock = threading.Lock()
         self._clock_s = clock_s
         self._waits: dict[Cancellable, float] = {}

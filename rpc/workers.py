@@ -1,11 +1,31 @@
-"""Work for a pool of threads that is done once or not at all, also where the system has no thread left.
+"""Pools of threads where the system may have no thread left to give (pids.max of a container, memory).
 
-`ThreadPoolExecutor.submit` raises where it cannot start a thread, and keeps what it was given all the same: whichever of its threads is
-free next does it, behind the back of who has been refused.
+A pool of Python's starts its threads as work comes, after it has queued that. Where it cannot start one, `submit` raises and the work is
+done all the same, by whichever thread is free next, behind the back of who has been refused: into memory that is another's by then, say. So
+either all threads are there before there is any work (`started`), or work that was refused is taken back (`submit_once`).
 """
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+
+from kvstore.protocol.errors import ConfigError
+
+
+def started(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool of so many threads, which are there. Raises ConfigError: the system does not give them."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    all_there = threading.Barrier(threads)
+    try:
+        for _ in range(threads):
+            pool.submit(all_there.wait)
+    except (RuntimeError, MemoryError) as error:
+        all_there.abort()
+        pool.shutdown(cancel_futures=True)
+        raise ConfigError(
+            f"{threads} threads ({name}) cannot be had: {error}; raise the limit of processes, pids.max of a container"
+        ) from error
+    return pool
 
 
 def submit_once(pool: Executor, work: Callable[[], object]) -> "Future[None] | None":

@@ -13,12 +13,12 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, Unavailable
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.workers import started
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.moves.job import MoveJob, fetch
-from kvstore.store.threads import started
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec
 

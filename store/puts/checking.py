@@ -11,8 +11,8 @@ from typing import Final
 import xxhash
 
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.workers import started
 from kvstore.store.blocks.open_puts import OpenPut
-from kvstore.store.threads import started
 
 AT_ONCE_BYTES: Final = 256 << 10
 """Up to this much, some 20 us, the way to a thread and back takes longer than the work."""

@@ -18,6 +18,7 @@ from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span, on_behalf
+from kvstore.rpc.workers import started
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.columns import Loss
@@ -26,7 +27,6 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
 from kvstore.store.replicas.rates import SourceRates
-from kvstore.store.threads import started
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine

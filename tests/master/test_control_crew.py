@@ -7,6 +7,7 @@ import pytest
 from kvstore.master.control_crew import Crew
 from kvstore.master.control_lines import Line
 from kvstore.security.identity import Kind
+from tests.no_threads import no_more_threads
 
 RED, NODES = Line(Kind.TENANT, "red"), Line(Kind.NODE)
 TIMEOUT_S = 30.0
@@ -81,6 +82,20 @@ def test_whose_peer_is_waited_for_in_vain_is_cancelled_and_nobody_else() -> None
     finally:
         for call in calls:
             call.cancel()
+        crew.close()
+
+
+def test_calls_are_served_where_the_system_has_no_thread_left_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew(4)
+    calls = [Call(crew) for _ in range(2)]
+    no_more_threads(monkeypatch)
+    try:
+        for call in calls:
+            crew.serve(RED, call)
+        for call in calls:
+            assert call.began.wait(TIMEOUT_S)
+            call.go_on()
+    finally:
         crew.close()
 
 

@@ -1,4 +1,4 @@
-"""What a pool is given is done once, or never where it was refused."""
+"""Promises of workers.py: a pool's threads are there from its start, or what it is given is done once, or never where it was refused."""
 
 import threading
 from collections.abc import Iterator
@@ -6,18 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvstore.rpc.workers import submit_once
-from kvstore.transfer.testing.waiting import PATIENCE_S
+from kvstore.protocol.errors import ConfigError
+from kvstore.rpc.workers import started, submit_once
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
+from tests.no_threads import no_more_threads
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
-
-
-def no_thread(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_what_a_pool_takes_is_done(pool: ThreadPoolExecutor) -> None:
@@ -43,7 +41,7 @@ def test_what_was_refused_for_want_of_a_thread_is_not_done_later(pool: ThreadPoo
     may_go, done = threading.Event(), list[str]()
     submit_once(pool, lambda: may_go.wait(PATIENCE_S))
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
+        no_more_threads(patch)
         assert submit_once(pool, lambda: done.append("refused")) is None
     may_go.set()
     pool.shutdown()
@@ -71,3 +69,21 @@ def test_what_a_free_thread_has_taken_meanwhile_was_not_refused(pool: ThreadPool
     assert not turn.cancel()
     pool.shutdown()
     assert done == ["once"]
+
+
+def test_all_its_threads_work_where_the_system_has_none_to_give_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(3, "crew") as crew:
+        no_more_threads(monkeypatch)
+        together = threading.Barrier(3, timeout=PATIENCE_S)
+        for done in [crew.submit(together.wait) for _ in range(3)]:
+            done.result(PATIENCE_S)
+
+
+def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def there() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("crew-of-few")]
+
+    no_more_threads(monkeypatch, after=2)
+    with pytest.raises(ConfigError, match=r"3 threads \(crew-of-few\) cannot be had: can't start new thread"):
+        started(3, "crew-of-few")
+    eventually(lambda: not there(), "its threads have ended")

@@ -166,7 +166,7 @@ class SimFuture:
 
 
 class Executor:
-    """kvstore.store.threads.started, a pool of one thread, whatever it is asked for: each piece of work takes a while to begin."""
+    """kvstore.rpc.workers.started, a pool of one thread, whatever it is asked for: each piece of work takes a while to begin."""
 
     def __init__(self, world: World) -> None:
         self._world = world

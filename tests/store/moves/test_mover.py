@@ -13,9 +13,9 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.tiers.tier import TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S
+from tests.no_threads import no_more_threads
 from tests.rpc.wires import pump
 from tests.store.failing_tier import FailingHbm, FailingNvme
-from tests.store.no_threads import no_more_threads
 from tests.store.tables import Store, value_of
 
 

@@ -13,9 +13,9 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.puts.checking import AT_ONCE_BYTES, Checker
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import PATIENCE_S
+from tests.no_threads import no_more_threads
 from tests.store.engines import LOOPBACK, FarClient
 from tests.store.made import made
-from tests.store.no_threads import no_more_threads
 from tests.store.served import Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 

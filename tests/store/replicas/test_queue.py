@@ -20,10 +20,10 @@ from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas import queue as copies
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from tests.no_threads import no_more_threads
 from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
 from tests.store.made import made
-from tests.store.no_threads import no_more_threads
 from tests.store.served import Client, Master, Served, digest, in_background, served
 from tests.store.tensors import after, tensor_value
 
