@@ -165,7 +165,12 @@ class EtcdCatalog(Catalog):
     @property
     def health(self) -> str:
         writing = self._committer.health
-        found = (self._following.health if self._following is not None else None, None if writing == "ok" else writing, self._keeper.health)
+        found = (
+            self._following.health if self._following is not None else None,
+            None if writing == "ok" else writing,
+            self._keeper.health,
+            self._members.health if self._members is not None else None,
+        )
         return "; ".join(trouble for trouble in found if trouble) or "ok"
 
     @property

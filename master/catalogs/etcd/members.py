@@ -27,8 +27,8 @@ log = logging.getLogger("kvstore.master")
 
 
 class EtcdMembers:
-    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last. `stop`
-    may be called from any thread."""
+    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last. `health`:
+    None, or why that is not known. `stop` may be called from any thread."""
 
     def __init__(self, channel: EtcdChannel, prefix: str, me: Candidate, contact: Contact, *, lease_ttl_s: float, timeout_s: float) -> None:
         self._channel = channel
@@ -41,6 +41,7 @@ class EtcdMembers:
         self._lease: Lease | None = None
         self.living: frozenset[str] = frozenset()
         self.fellows: Mapping[str, Fellow] = NO_FELLOWS
+        self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-members", daemon=True)
 
     def start(self) -> None:
@@ -54,7 +55,7 @@ class EtcdMembers:
             self._lease.close()
 
     def _run(self) -> None:
-        backoff, is_told = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S), False
+        backoff = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S)
         while not self._stopped.is_set():
             try:
                 if self._lease is None or not self._lease.is_valid:
@@ -62,14 +63,14 @@ class EtcdMembers:
                 told = self._look()
                 self.living = frozenset(told)
                 self.fellows = {address: fellow for address, fellow in told.items() if address != self._me.address}
+                self.health = None
                 backoff.reset()
-                is_told = False
                 self._stopped.wait(LOOK_S)
             except Exception as error:  # also of gRPC's, which there was no thread for
                 self.living = frozenset()  # the others are asked by what was told last: it holds for as long as they live
-                if not is_told:
-                    log.warning("which masters live is not known: %s", typed(error))
-                is_told = True
+                was, self.health = self.health, f"which masters live is not known: {typed(error)}"
+                if was is None:
+                    log.warning(self.health)
                 self._stopped.wait(backoff.next_s())
 
     def _enter(self) -> None:
