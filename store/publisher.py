@@ -262,14 +262,10 @@ class Publisher:
         """Send what there is, as far as the window allows: events and parts of the inventory by turns."""
         while self._send is not None and len(self._in_flight) < self._max_in_flight:
             if self._has_parts and (self._is_inventorys_turn or not self._queue):
-                try:
-                    self._say_inventory()
-                except Exception as error:  # what it had taken would not be there any more once the inventory ends
-                    log.exception("a part of the inventory could not be said")
-                    self._begin_anew(typed(error))
+                self._wholly(self._say_inventory)
                 self._is_inventorys_turn = False
             elif self._queue:
-                self._say_events()
+                self._wholly(self._say_events)
                 self._is_inventorys_turn = True
             else:
                 self._is_due = False
@@ -280,7 +276,15 @@ class Publisher:
         gone."""
         self.flush_now()
         while self._unsaid_gone and not self._unsaid_gone.keys().isdisjoint((block.tenant, block.key) for block in blocks):
-            self._say_events()
+            self._wholly(self._say_events)
+
+    def _wholly(self, say: Callable[[], None]) -> None:
+        """Say a message, or have the link made anew: what was taken for one that could not be said would be said by none."""
+        try:
+            say()
+        except Exception as error:
+            log.exception("what the node holds could not be said")
+            self._begin_anew(typed(error))
 
     def _say_events(self) -> None:
         first = self._seq - len(self._queue) + 1

@@ -742,3 +742,29 @@ def test_an_inventory_that_cannot_be_read_to_its_end_does_not_end_but_has_the_li
     node.publisher._parts = read
     node.synced_link()
     assert node.publisher.is_synced
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_events_for_which_there_was_no_memory_are_told_by_the_inventory_of_a_link_that_is_made_anew(is_claimed: bool) -> None:
+    """Else they would be said by nobody, and what comes after them would never be durable."""
+    node = Node(max_in_flight=1)
+    node.commit("a")
+    link = node.synced_link()
+    if is_claimed:
+        node.commit("b")
+        node.publisher.flush_now()  # the window is full
+    node.gone("a")
+    node.commit("c")
+    node.wait_for("c")
+    with patch("kvstore.store.publisher._message", side_effect=MemoryError):
+        if is_claimed:
+            node.publisher.say_gone(blocks("a"))
+        else:
+            node.publisher.flush()
+    assert [type(error) for error in node.refusals] == [KVStoreError]
+    link.answer_all()
+    assert node.heard == []
+    new = node.link_up()
+    new.answer_all()
+    assert [keys for _phase, keys in new.said()] == ["", "bc" if is_claimed else "c", ""]
+    assert node.heard == ["c"]
