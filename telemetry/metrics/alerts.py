@@ -112,6 +112,15 @@ ALERTS: Final = (
         "The cache is too small for its load: more nodes, more dram or nvme; kvstore plan says how much.",
     ),
     Alert(
+        "KvstoreTableFull",
+        'sum by (instance) (rate(kvstore_node_tier_evictions_total{reason="table"}[10m])) > 0'
+        " and sum by (instance) (kvstore_node_tier_used_bytes) < 0.8 * sum by (instance) (kvstore_node_tier_capacity_bytes)",
+        "15m",
+        WARNING,
+        "{{ $labels.instance }} evicts blocks for want of room in its block table, while its tiers have room.",
+        "Its blocks are smaller than the table was made for: give it a larger table_share.",
+    ),
+    Alert(
         "KvstorePutsWait",
         "min_over_time(kvstore_node_waiting_requests[5m]) > 0",
         "0s",

@@ -157,6 +157,10 @@ def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: Cluster, tmp_pat
             after[series] = 1e6
         if series.startswith("kvstore_node_corrupt_reads_total{"):
             after[series] += 1
+        if series.startswith("kvstore_node_tier_used_bytes{"):
+            after[series] /= 2
+        if series.startswith("kvstore_node_tier_evictions_total{") and 'reason="table"' in series:
+            rises[series] = 5
         if series.startswith(("kvstore_master_takeovers_total{", "kvstore_router_failures_total{")):
             rises[series] = 1
         if series.startswith("kvstore_router_requests_total{"):
