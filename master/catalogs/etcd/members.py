@@ -27,8 +27,8 @@ log = logging.getLogger("kvstore.master")
 
 
 class EtcdMembers:
-    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last. `health`:
-    None, or why that is not known. `stop` may be called from any thread."""
+    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last.
+    `health`: None, or why that is not known. `stop` may be called from any thread."""
 
     def __init__(self, channel: EtcdChannel, prefix: str, me: Candidate, contact: Contact, *, lease_ttl_s: float, timeout_s: float) -> None:
         self._channel = channel
