@@ -181,6 +181,7 @@ class Directory:
         former = known.description if known else NO_DESCRIPTION
         node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
         self._publishing.registered(node, same_process=same_process)
+        self.replication.left(node.node_id)
         node.known_blocks = self._rows.sets.blocks_at(node.node_id)
         self._set_live()
         ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []
@@ -235,6 +236,7 @@ class Directory:
         """The node's link broke: its blocks are out of reach until it registers again. Whether it died of that."""
         has_died = self.members.disconnected(node_id, epoch, now_ns)
         if has_died:
+            self.replication.left(node_id)
             self._set_live()
         return has_died
 
@@ -243,6 +245,8 @@ class Directory:
         self._reservations.expire(self._tenants, now_ns)
         self.replication.expire(now_ns)
         silent = self.members.expire(now_ns)
+        for node in silent:
+            self.replication.left(node.node_id)
         if silent:
             self._set_live()
         for node in self.members.write_off(now_ns, _ns(self._timing.forget_node_s)):

@@ -142,12 +142,14 @@ class Draining:
         return self._order(going) if self._wanted else []
 
     def _look(self, going: dict[int, Member]) -> None:
-        """Count what only nodes have that are to be stopped, those that end by a signal among them."""
+        """Count what only nodes have that are to be stopped, those that end by a signal among them. What others have yet to say that they
+        have is left, and not copied yet: they have just registered, and are about to say."""
         sets = self._rows.sets
-        self._wanted = sets.only_at(node.node_id for node in self._members.live() if not node.takes_blocks)
+        ending = [node.node_id for node in self._members.live() if not node.takes_blocks]
+        self._wanted = sets.only_at(ending)
         counts = {node_id: [0, 0] for node_id in going}
-        for index, count in self._wanted.items():
-            is_kept = any(state & NVME and not state & HINT for _node_id, state in sets[index])
+        for index, count in sets.only_at(ending, surely=False).items():
+            is_kept = any(state & NVME and not state & HINT and node_id in sets.live_nodes for node_id, state in sets[index])
             for node_id, _state in sets[index]:
                 if node_id in counts:
                     counts[node_id][is_kept] += count

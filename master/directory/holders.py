@@ -6,7 +6,7 @@ inventory ends) rewrites the sets that it is in and touches no block.
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 HINT: Final = 0x40
@@ -100,6 +100,10 @@ class HolderSets:
             rest = without_holder(pairs, node_id)
             self._place(index, rest if changed is None else with_holder(rest, node_id, changed))
 
+    def sets_of(self, node_id: int) -> Collection[int]:
+        """The sets that it is in."""
+        return self._of_node.get(node_id, ())
+
     def hinted_at(self, node_id: int) -> list[int]:
         """The sets that name the node as one that has yet to name the block itself. O(its sets)."""
         return [index for index in self._of_node.get(node_id, ()) if dict(self._pairs[index])[node_id] & HINT]
@@ -130,18 +134,21 @@ class HolderSets:
         """Blocks thought to be at `node_id`. O(its sets)."""
         return sum(map(self._rows.__getitem__, self._of_node.get(node_id, ())))
 
-    def only_at(self, node_ids: Iterable[int]) -> dict[int, int]:
-        """The sets whose blocks can be read now, and from these nodes alone: index to rows. O(sets of these nodes)."""
+    def only_at(self, node_ids: Iterable[int], *, surely: bool = True) -> dict[int, int]:
+        """The sets whose blocks can be read now, and from these nodes alone: index to rows. Without `surely` also those of which others
+        have yet to say that they have them. O(sets of these nodes)."""
         asked = frozenset(node_ids)
         theirs = set[int]().union(*(self._of_node.get(node_id, ()) for node_id in asked))
-        return {index: self._rows[index] for index in sorted(theirs) if self.live[index] and self._live_nodes_of(index) <= asked}
+        found = [index for index in sorted(theirs) if self.live[index] and self._readable(index, named=not surely) <= asked]
+        return {index: self._rows[index] for index in found}
 
     def mask(self, index: int) -> int:
         """All nodes that a block with this set can be read from, the bit 1 << node id each. Not kept: of 1,000 nodes it takes 140 bytes."""
-        return sum(1 << node_id for node_id in self._live_nodes_of(index))
+        return sum(1 << node_id for node_id in self._readable(index))
 
-    def _live_nodes_of(self, index: int) -> set[int]:
-        return {node_id for node_id, _state in self._pairs[index] if node_id in self.live_nodes}
+    def _readable(self, index: int, *, named: bool = False) -> set[int]:
+        """The nodes that a block with this set can be read from; `named`: and that have said that they have it."""
+        return {node_id for node_id, state in self._pairs[index] if node_id in self.live_nodes and not (named and state & HINT)}
 
     def check_integrity(self, column: Iterable[int]) -> None:
         """Assert that `column` (the set of every row) agrees with the counts and flags. For tests; O(rows)."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import compress, repeat
 from typing import Final
 
+import numpy as np
+
 from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
@@ -28,6 +30,7 @@ from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.frames import MAX_BATCH
 
 MIN_NEW: Final = 4
 """Commits that are taken in together where they can be: one takes half as long by itself."""
@@ -347,10 +350,14 @@ class Publishing:
             )
 
     def _hold_pinned(self, plan: Plan) -> None:
+        held = np.array(list(self._rows.sets.sets_of(plan.node_id)), np.uint32)
         for tenant in self._tenants:
-            for key in tenant.pins:
-                if any(pair[0] == plan.node_id for pair in self._rows.pairs(tenant.rows.get(key, NO_ROW))):
-                    plan.commands.hold(plan.node_id, tenant, key, pinned=True)
+            pinned = list(tenant.pins)
+            for begin in range(0, len(pinned), MAX_BATCH):
+                keys = pinned[begin : begin + MAX_BATCH]
+                is_here = np.isin(np.frombuffer(self._rows.holders, np.uint32)[tenant.rows.find(keys)], held)
+                if is_here.any():
+                    plan.commands.hold_all(plan.node_id, tenant, compress(keys, is_here.tolist()), pinned=True)
 
 
 def _are_new(tenant: Tenant, keys: Sequence[bytes]) -> bool:

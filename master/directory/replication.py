@@ -25,6 +25,7 @@ from kvstore.protocol.message import TIER_BITS
 
 ORDER_TTL_S: Final = 60.0
 """A node that has not reported by then has lost the order, or has so much before it that the copy comes too late to be of use."""
+SPARE_ENDS: Final = 1024
 MAX_ORDERS: Final = 1 << 18
 """Blocks that may be under way at once, over all nodes: about 100 MB of memory. More are not ordered."""
 
@@ -63,6 +64,7 @@ class Replication:
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
         """The nodes with an order for a block."""
         self._expiry: deque[tuple[_Where, _Order]] = deque()
+        """Every order, and some that are over."""
 
     def __len__(self) -> int:
         return len(self._orders)
@@ -136,15 +138,22 @@ class Replication:
         for node_id in self._nodes.pop((tenant.name, key), ()):
             del self._orders[tenant.name, key, node_id]
 
+    def left(self, node_id: int) -> None:
+        """The node's registration is over, and with it its orders. O(orders)."""
+        for where in [where for where in self._orders if where[2] == node_id]:
+            self._end(where, self._orders[where].generation)
+
     def expire(self, now_ns: int) -> None:
         """Forget the orders whose time is over."""
         while self._expiry:
             where, order = self._expiry[0]
             if self._orders.get(where) is order:
                 if order.expires_ns > now_ns:
-                    return
+                    break
                 self._end(where, order.generation)
             self._expiry.popleft()
+        if len(self._expiry) > 2 * len(self._orders) + SPARE_ENDS:  # behind one that stands
+            self._expiry = deque(one for one in self._expiry if self._orders.get(one[0]) is one[1])
 
     def check_integrity(self) -> None:
         """Assert that every order is found by its block and will expire. For tests; O(orders)."""
@@ -188,7 +197,7 @@ class Replication:
             return False
         if former is not None:
             self._end(where, former.generation)
-        if len(self._expiry) >= self._max_orders:
+        if len(self._orders) >= self._max_orders:
             return False
         self._orders[where] = order
         self._nodes.setdefault(where[:2], []).append(where[2])

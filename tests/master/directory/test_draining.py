@@ -279,4 +279,37 @@ def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Clust
     cluster.step()
     die(cluster.master, cluster.one)
     assert cluster.step() == []
-    assert cluster.progress() == Progress("peers", False, 0, 0, 3, False), "the orders stand until they expire"
+    assert cluster.progress() == Progress("peers", False, 0, 0, 3, False), "the orders stand until their nodes have reported"
+
+
+def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_before_it_has_said(cluster: Cluster) -> None:
+    two = cluster.node("two", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
+    cluster.drain()
+    cluster.beat(cluster.one)
+    assert not cluster.step()
+    assert cluster.progress() == Progress("peers", True, 0, 0, 0, False)
+    die(cluster.master, two)
+    two = cluster.master.register("two", 1, ROOM)
+    assert not cluster.step(), "it is about to say"
+    assert cluster.progress() == Progress("peers", False, 3, 0, 0, False)
+    cluster.master.sync(two, Event(b"a", 1))
+    assert [order.keys for order in cluster.step()] == [[b"b", b"c"]]
+    assert cluster.progress().left_blocks == 2
+
+
+def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None:
+    two = cluster.node("two", Event(b"a", 1, tiers=NVME))
+    cluster.drain(to="nvme")
+    cluster.beat(cluster.one)
+    die(cluster.master, two)
+    cluster.step()
+    assert cluster.progress() == Progress("nvme", False, 3, 0, 0, False)
+
+
+def test_what_was_on_its_way_to_a_node_that_died_goes_to_another_at_once(cluster: Cluster) -> None:
+    two = cluster.node("two")
+    cluster.drain()
+    assert [order.node_id for order in cluster.step()] == [two.node_id]
+    three = cluster.node("three")
+    die(cluster.master, two)
+    assert [(order.node_id, order.keys) for order in cluster.step()] == [(three.node_id, KEYS)]

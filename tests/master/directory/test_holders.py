@@ -112,6 +112,10 @@ def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() 
     first, both, other = sets.enter(((1, 2),), 5), sets.enter(((1, 2), (2, 2))), sets.enter(((1, 2), (3, 2)))
     assert sets.only_at([1]) == {first: 5}
     assert sets.only_at([1, 2]) == {first: 5, both: 1}
+    hinted = sets.enter(((1, 2), (3, HINT | 2)))
+    assert sets.only_at([1, 2]) == {first: 5, both: 1}
+    assert sets.only_at([1, 2], surely=False) == {first: 5, both: 1, hinted: 1}, "the third has yet to say that it has it"
+    sets.leave(hinted)
     sets.set_live([1, 2])
     assert sets.only_at([1, 2]) == {first: 5, both: 1, other: 1}, "the third is dead"
     sets.set_live([])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockPuts, Change
-from kvstore.master.directory import publishing
+from kvstore.master.directory import commands, publishing
 from kvstore.master.directory.publishing import MIN_NEW, Plan
 from kvstore.master.directory.recording import MEMBERSHIP
 from kvstore.protocol.catalog_messages import (
@@ -355,6 +355,21 @@ def test_holders_that_cannot_be_asked_are_taken_off() -> None:
     master.directory.disconnected(1, one.epoch, 0)
     master.commit(master.directory.removing.plan(TENANT, [b"k", b"none"], force=False).ops)
     assert blocks(master)[0].holders == [(2,)]
+
+
+def test_more_pinned_blocks_than_a_message_has_room_for_are_all_held_again() -> None:
+    master = Master()
+    node = master.register("a")
+    events = [Event(b"%d" % number, 1) for number in range(10)]
+    master.publish(node, *events)
+    master.directory.pins.pin(TENANT, [event.key for event in events], pinned=True)
+    node = master.register("a")
+    master.publish(node, phase=PHASE_SYNC_BEGIN)
+    master.publish(node, *events, phase=PHASE_SYNC)
+    with patch.object(publishing, "MAX_BATCH", 4), patch.object(commands, "MAX_BATCH", 4):
+        held = [message for _node_id, message in master.publish(node, phase=PHASE_SYNC_END)]
+    assert [len(message.keys) for message in held] == [4, 4, 2]
+    assert [key for message in held for key in message.keys] == [event.key for event in events]
 
 
 def test_only_the_nodes_own_pinned_blocks_are_held_at_the_end_of_its_inventory() -> None:

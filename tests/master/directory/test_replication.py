@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.removing import Removal
-from kvstore.master.directory.replication import ORDER_TTL_S, Replication
+from kvstore.master.directory.replication import ORDER_TTL_S, SPARE_ENDS, Replication
 from kvstore.protocol import frames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Copied, Copy, Drop, Hold
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
@@ -125,6 +125,38 @@ def test_there_are_no_more_orders_than_the_limit(pair: Pair) -> None:
     assert not pair.plan()
     assert pair.report(b"a", b"b") == [1, 1]
     assert [order.keys for order in pair.plan()] == [[b"c"]]
+
+
+def test_orders_that_are_over_count_no_more_behind_one_that_stands(pair: Pair) -> None:
+    directory = pair.master.directory
+    directory.replication = Replication(
+        directory._rows, directory._tenants, directory.members, directory.recording, master_epoch=1, max_orders=2
+    )
+    assert pair.plan(b"a")
+    for _ in range(2 * SPARE_ENDS):
+        [order] = pair.plan(b"b")
+        pair.copying.answered(pair.target.node_id, order, None)
+    assert len(pair.copying) == 1
+    assert len(pair.copying._expiry) <= SPARE_ENDS + 3
+
+
+@pytest.mark.parametrize("end", ["its link breaks", "it is silent", "it registers again"])
+def test_the_orders_of_a_node_end_with_its_registration(pair: Pair, end: str) -> None:
+    directory, third = pair.master.directory, pair.register("third")
+    pair.master.sync(third)
+    pair.plan()
+    pair.plan(to=third)
+    if end == "its link breaks":
+        assert directory.disconnected(third.node_id, third.epoch, 0)
+    elif end == "it registers again":
+        pair.register("third")
+    else:
+        pair.master.now_ns = int(directory._timing.node_ttl_s * S)
+        for node in (pair.source, pair.target):
+            directory.heartbeat(node.node_id, node.epoch, (), {}, pair.master.now_ns)
+        assert directory.tick(pair.master.now_ns) == [third]
+    assert len(pair.copying) == 3
+    assert pair.report() == [1, 1, 1]
 
 
 def test_a_node_that_is_not_alive_and_a_node_that_copies_from_itself_are_refused(pair: Pair) -> None:
