@@ -44,8 +44,8 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
 def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
     """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
 
-    def told(**drain: int | bool) -> pb.StatusReply:
-        return pb.StatusReply(role="owner", nodes=[status(to="peers", **drain)])
+    def told(**drain: int | bool | str) -> pb.StatusReply:
+        return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])
 
     said = [
         told(left_blocks=500),
