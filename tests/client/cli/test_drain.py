@@ -1,6 +1,7 @@
 """Promises of drain.py: what it says of each state a drain may be in, and when it ends. The way through: system/test_leaving.py."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -44,7 +45,7 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
 def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
     """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
 
-    def told(**drain: int | bool | str) -> pb.StatusReply:
+    def told(**drain: Any) -> pb.StatusReply:
         return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])
 
     said = [
