@@ -22,10 +22,13 @@ def started(threads: int, name: str) -> ThreadPoolExecutor:
     except (RuntimeError, MemoryError) as error:
         all_there.abort()
         pool.shutdown(cancel_futures=True)
-        raise ConfigError(
-            f"{threads} threads ({name}) cannot be had: {error}; raise the limit of processes, pids.max of a container"
-        ) from error
+        raise not_given(threads, name, error) from error
     return pool
+
+
+def not_given(threads: int, name: str, error: Exception) -> ConfigError:
+    """What comes of `error`, of the start of one of so many threads."""
+    return ConfigError(f"{threads} threads ({name}) cannot be had: {error}; raise the limit of processes, pids.max of a container")
 
 
 def submit_once(pool: Executor, work: Callable[[], object]) -> "Future[None] | None":
