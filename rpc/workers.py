@@ -35,14 +35,16 @@ def submit_once(pool: Executor, work: Callable[[], object]) -> "Future[None] | N
     """Have a thread of the pool do `work` in its turn; what that raises is lost. None: the pool is closed, or has no thread, and does
     not do it later either. `cancel` of what is returned takes it back, unless it has begun."""
     turn: Future[None] = Future()
+    held = [work]
 
     def run() -> None:
         if turn.set_running_or_notify_cancel():
-            work()
+            held.pop()()
 
     try:
         pool.submit(run)
     except RuntimeError:
         if turn.cancel():
+            held.clear()  # the pool keeps `run` until it has a thread
             return None
     return turn
