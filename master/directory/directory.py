@@ -8,6 +8,7 @@ costs a miss and never a wrong byte.
 
 import random
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -111,7 +112,7 @@ class Directory:
         self.targets = Targets(
             self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
         )
-        guests: dict[tuple[str, bytes], Guest] = {}
+        guests: OrderedDict[tuple[str, bytes], Guest] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
         self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests, hot)
         self.spilling = Spilling(
