@@ -156,6 +156,7 @@ class Directory:
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
+        self._set_live()  # who only followed had others' nodes taken to be alive, for questions
 
     def columns(self) -> tuple[Rows, Tenants]:
         """What contents.py copies."""
