@@ -394,8 +394,11 @@ class Directory:
         granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns, share=share)
         for index, node_id, generation in zip(wanted.values(), placed, granted, strict=True):
             nodes[index], generations[index] = node_id, generation
+        taken: dict[int, int] = {}
+        for size, node_id in zip(wanted_sizes, placed, strict=True):
+            taken[node_id] = taken.get(node_id, 0) + size
         for node in candidates:
-            node.reserved_bytes += sum(size for size, node_id in zip(wanted_sizes, placed, strict=True) if node_id == node.node_id)
+            node.reserved_bytes += taken.get(node.node_id, 0)
 
 
 def _ns(seconds: float) -> int:
