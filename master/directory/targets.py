@@ -1,8 +1,8 @@
 """Replica targets: how many nodes a block is to be at, and which copies are made for it. Sans-I/O; `now_ns` is passed in.
 
 A target is a record beside the block's: it outlives the master, and ends with the block. Copies are ordered when a target is set, and
-again when nodes come or go, a bounded amount at once (copying.py). A replica that its node evicted for want of room is not made anew
-before that: it would have another one leave. Never two at one host where there is a choice.
+again when nodes come or go or somebody asks again, a bounded amount at once (copying.py). A replica that its node evicted for want of
+room is not made anew before that: it would have another one leave. Never two at one host where there is a choice.
 """
 
 from collections import OrderedDict
@@ -80,6 +80,8 @@ class Targets:
             holders = self._holders(row, takers)
             is_there, may_be = len(holders) >= count, len(takers) >= count
             flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
+            if not is_there and may_be and (tenant, key) not in self._no_room and not self._replication.is_ordered(tenant, key):
+                self._due[tenant, key] = None  # one was evicted since, say: who waits for it would do so in vain
         return Asked(bytes(flags), ops)
 
     def step(self, now_ns: int) -> list[CopyOrder]:

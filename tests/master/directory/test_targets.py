@@ -288,3 +288,28 @@ def test_what_has_found_room_for_one_of_two_copies_waits_for_the_other(cluster: 
     assert [order.node_id for order in cluster.step()] == [two.node_id]
     three.tiers = (ROOM,)
     assert [order.node_id for order in cluster.step(PAUSE_NS)] == [three.node_id]
+
+
+def test_a_replica_that_was_evicted_is_made_anew_where_it_is_asked_for_again(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.ask(2, b"a")
+    cluster.arrive(*cluster.step())
+    cluster.step()
+    cluster.master.publish(two, Event(b"a", 1, kind=EVENT_GONE))
+    assert cluster.ask(2, b"a") == cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    [order] = cluster.step()
+    assert (order.node_id, order.keys) == (two.node_id, [b"a"])
+    assert cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    assert cluster.step() == [], "it is on its way"
+    cluster.arrive(order)
+    assert cluster.ask(2, b"a") == [REPLICAS_THERE]
+
+
+def test_who_asks_again_does_not_hasten_what_has_found_no_room(cluster: Cluster) -> None:
+    two = cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=990))
+    cluster.ask(2, b"a")
+    assert cluster.step() == []
+    two.tiers = (ROOM,)
+    assert cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    assert cluster.step(PAUSE_NS - 1) == []
+    assert len(cluster.step(1)) == 1
