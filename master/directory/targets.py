@@ -68,8 +68,8 @@ class Targets:
         owner = self._tenants.asked(tenant)
         takers = self._takers()
         flags, ops = bytearray(), list[Change]()
-        for key in keys:
-            row = owner.rows.get(key)
+        there: dict[int, int] = {}  # of each set of holders, how many have the block and stay
+        for key, row in zip(keys, owner.rows.find(keys).tolist(), strict=True):
             if not self._rows.sets.live[self._rows.holders[row]]:
                 flags.append(REPLICAS_ABSENT)
                 continue
@@ -77,8 +77,10 @@ class Targets:
                 owner.targets[key] = count
                 ops.append(records.put_target(owner.prefix, key, count))
                 self._due[tenant, key] = None
-            holders = self._holders(row, takers)
-            is_there, may_be = len(holders) >= count, len(takers) >= count
+            held = self._rows.holders[row]
+            if held not in there:
+                there[held] = sum(node_id in takers and not state & HINT for node_id, state in self._rows.pairs(row))
+            is_there, may_be = there[held] >= count, len(takers) >= count
             flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
             if not is_there and may_be and (tenant, key) not in self._no_room and not self._replication.is_ordered(tenant, key):
                 self._due[tenant, key] = None  # one was evicted since, say: who waits for it would do so in vain
@@ -120,10 +122,6 @@ class Targets:
 
     def _takers(self) -> dict[int, Member]:
         return {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
-
-    def _holders(self, row: int, takers: dict[int, Member]) -> list[int]:
-        """Nodes that have the block and stay."""
-        return [node_id for node_id, state in self._rows.pairs(row) if node_id in takers and not state & HINT]
 
     def _all(self) -> Iterator[_Where]:
         """All that there are now, tenant by tenant."""
