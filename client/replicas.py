@@ -16,6 +16,8 @@ from kvstore.rpc.deadline import Deadline
 FIRST_PAUSE_S: Final = 0.001
 MAX_PAUSE_S: Final = 0.05
 """Between questions whether the copies are there: doubles from the first to the last."""
+PAUSE_A_KEY_S: Final = 20e-6
+"""And no less for each block that is asked about, so that whoever waits for many does not keep the master busy."""
 
 
 def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Deadline, *, waits: bool) -> Operation[None]:
@@ -41,5 +43,5 @@ def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Dea
                 raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
             pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_NOT_YET]
             if pending:
-                yield Sleep(min(pause_s, deadline.left_s()))
+                yield Sleep(min(max(pause_s, len(pending) * PAUSE_A_KEY_S), deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -59,6 +59,7 @@ def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Columns
         masks += map(_mask, rows.sets.live[begin : begin + slice_rows], rows.sets.tiers[begin : begin + slice_rows])
         yield None
     parents, tenant_indexes, namespaces, holders = others
+    parents[parents >= count] = NO_ROW  # of a row that was used again meanwhile, whose parent came after the copy was begun
     yield Columns(
         sizes,
         parents,

@@ -3,11 +3,12 @@
 It chooses nothing: draining.py and targets.py say which blocks go where, as far as this has room; replication.py keeps the orders.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvstore.master.directory.membership import Membership
+from kvstore.master.directory.load import shares
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
@@ -16,11 +17,13 @@ FULL_SHARE: Final = 0.05
 """Of its capacity a node keeps free: slots of one size are of no use to another, and copies are not to have others' blocks leave."""
 REFUSED_NS: Final = 2_000_000_000
 """For so long a node counts as full to which a copy was ordered that did not arrive."""
+LOOK_COST: Final = 8
+"""Rows of a pace as which a block counts that is looked at by itself: some ten microseconds, where a row of a column takes next to none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much is on its way at once, over all nodes, and how many rows are looked at in one step."""
+    """How much is on its way at once, over all nodes, and how many rows are looked at in one step: nobody else is served meanwhile."""
 
     blocks: int = 4096
     bytes: int = 256 << 20
@@ -98,10 +101,6 @@ class Copying:
         """As much is on its way as may be."""
         return len(self._copies) >= self.pace.blocks or self._bytes >= self.pace.bytes
 
-    def is_under_way(self, tenant: str, key: bytes, node_id: int) -> bool:
-        """The block is on its way to the node, for this purpose or another, or has just been added."""
-        return (tenant, key, node_id) in self._copies or self._replication.is_under_way(tenant, key, node_id)
-
     def add(self, tenant: str, key: bytes, size_bytes: int, *, node_id: int, source_node_id: int) -> None:
         """Have the node fetch the block, for which it has room."""
         self.room[node_id] -= size_bytes
@@ -126,3 +125,39 @@ class Copying:
         holders: Sequence[int] = self._rows.readable_at(owner, key) if owner is not None else ()
         if holders and node_id not in holders:
             self._full_until_ns[node_id] = now_ns + REFUSED_NS
+
+
+class Receivers:
+    """The nodes that copies may go to in one step of `copying`. Not thread-safe."""
+
+    def __init__(self, copying: Copying, nodes: Mapping[int, Member]) -> None:
+        self._copying, self._nodes = copying, nodes
+        self._share: dict[int, float] = {}
+        self._most_bytes: int | None = None
+        """The largest room at the first choice, which only gets smaller in a step."""
+        self.looked_at = 0
+        """Nodes that were looked at one by one."""
+
+    def choose(self, size_bytes: int, *, has: Collection[int], hosts: Collection[str], last: Collection[int]) -> int:
+        """A node with room that is none of `has`; of another host than `hosts` if there is one, then one of `last`, then the one with most
+        room for how busy it is. 0: none has room. O(1) where nobody has, and where one of `last` is as good as any."""
+        room = self._copying.room
+        if self._most_bytes is None:
+            self._most_bytes = max((room.get(node_id, 0) for node_id in self._nodes), default=0)
+            self._share = shares(self._nodes.values())
+        if size_bytes > self._most_bytes:
+            return 0
+        fitting = [node for node in self._fitting(last, has, size_bytes) if node.host not in hosts]
+        if not fitting:
+            self.looked_at += len(self._nodes)
+            fitting = self._fitting(self._nodes, has, size_bytes)
+        best = max(
+            fitting,
+            key=lambda node: (node.host not in hosts, node.node_id in last, self._share[node.node_id] * room[node.node_id]),
+            default=None,
+        )
+        return best.node_id if best is not None else 0
+
+    def _fitting(self, node_ids: Collection[int], has: Collection[int], size_bytes: int) -> list[Member]:
+        room, nodes = self._copying.room, self._nodes
+        return [nodes[one] for one in node_ids if one in nodes and one not in has and room.get(one, 0) >= size_bytes]

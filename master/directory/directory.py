@@ -8,6 +8,7 @@ costs a miss and never a wrong byte.
 
 import random
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -111,7 +112,7 @@ class Directory:
         self.targets = Targets(
             self._rows, self._tenants, self.members, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s)
         )
-        guests: dict[tuple[str, bytes], Guest] = {}
+        guests: OrderedDict[tuple[str, bytes], Guest] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
         self.last_copies = LastCopies(self._rows, self._tenants, self.members, guests, hot)
         self.spilling = Spilling(
@@ -155,6 +156,7 @@ class Directory:
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
+        self._set_live()  # who only followed had others' nodes taken to be alive, for questions
 
     def columns(self) -> tuple[Rows, Tenants]:
         """What contents.py copies."""
@@ -392,8 +394,11 @@ class Directory:
         granted = self._reservations.grant(self._tenants.of(tenant), list(wanted), wanted_sizes, placed, now_ns, share=share)
         for index, node_id, generation in zip(wanted.values(), placed, granted, strict=True):
             nodes[index], generations[index] = node_id, generation
+        taken: dict[int, int] = {}
+        for size, node_id in zip(wanted_sizes, placed, strict=True):
+            taken[node_id] = taken.get(node_id, 0) + size
         for node in candidates:
-            node.reserved_bytes += sum(size for size, node_id in zip(wanted_sizes, placed, strict=True) if node_id == node.node_id)
+            node.reserved_bytes += taken.get(node.node_id, 0)
 
 
 def _ns(seconds: float) -> int:

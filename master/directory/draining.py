@@ -14,7 +14,7 @@ import numpy as np
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
-from kvstore.master.directory.copying import Copying, CopyOrder, Pace
+from kvstore.master.directory.copying import LOOK_COST, Copying, CopyOrder, Pace
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.membership import ALIVE, Member, Membership
 from kvstore.master.directory.records import DRAINS, TO_NVME, TO_PEERS
@@ -23,6 +23,7 @@ from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.message import TIER_BITS
 
 LOOK_NS: Final = 500_000_000
@@ -73,6 +74,8 @@ class Draining:
         self._row = 0
         self._target = 0
         """Who got the last block."""
+        self._most_bytes = 0
+        """No node has more room than this in this step."""
 
     # --- what operators say ---
 
@@ -163,13 +166,14 @@ class Draining:
         end = min(begin + self._copying.pace.rows, len(self._rows))
         if begin == 0:
             self._begin_pass()
+        self._most_bytes = MAX_VALUE_BYTES
         is_wanted = np.zeros(max(self._wanted) + 1, bool)
         is_wanted[list(self._wanted)] = True
         held = np.frombuffer(self._rows.holders, np.uint32)[begin:end].copy()  # a view would forbid the column to grow
         found: Sequence[int] = (np.flatnonzero(is_wanted[np.minimum(held, len(is_wanted) - 1)] & (held < len(is_wanted))) + begin).tolist()
         self._row = end
-        for row in found:
-            if self._copying.is_busy:
+        for looked_at, row in enumerate(found):
+            if self._copying.is_busy or looked_at * LOOK_COST >= self._copying.pace.rows:
                 self._row = row  # from here on, once some have arrived
                 break
             self._order_one(row, going)
@@ -190,8 +194,9 @@ class Draining:
         if source is None or going[source].drain != TO_PEERS or going[source].state != ALIVE:
             return
         room = self._copying.room
-        if room.get(self._target, 0) < size_bytes:  # else the same one: chains stay together
+        if room.get(self._target, 0) < size_bytes <= self._most_bytes:  # else the same one: chains stay together
             self._target = max(room, key=room.__getitem__, default=0)
+            self._most_bytes = room.get(self._target, 0)
         if room.get(self._target, 0) < size_bytes:
             self._drains[source].lacks_room = True
             return

@@ -114,9 +114,9 @@ class HolderSets:
         for index in set[int]().union(*(self._of_node.get(node_id, ()) for node_id in former ^ self.live_nodes)):
             self._refresh(index)
 
-    def readable_at(self, index: int) -> "array[int]":
-        """The node ids that a block with this set can be read from."""
-        return array("I", self.nodes[index])
+    def readable_at(self, index: int) -> list[int]:
+        """The node ids that a block with this set can be read from, more of them than an answer tells too."""
+        return [node_id for node_id, _state in self._pairs[index] if node_id in self.live_nodes]
 
     def node_ids(self) -> set[int]:
         """All that are in any set."""
@@ -162,7 +162,7 @@ class HolderSets:
         for index, pairs in enumerate(self._pairs):
             for node_id, _state in pairs:
                 of_node.setdefault(node_id, set()).add(index)
-            assert list(self.readable_at(index)) == [node_id for node_id, _state in pairs if node_id in self.live_nodes], index
+            assert list(array("I", self.nodes[index])) == self.readable_at(index)[:MAX_REPLICAS], index
             assert self.live[index] == bool(self.replicas[index]), index
             named = any(node_id in self.live_nodes and not state & HINT for node_id, state in pairs)
             assert self.standing[index] == (NAMED if named else HINTED if self.live[index] else NOBODY), index

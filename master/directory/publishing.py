@@ -34,6 +34,9 @@ from kvstore.protocol.frames import MAX_BATCH
 
 MIN_NEW: Final = 4
 """Commits that are taken in together where they can be: one takes half as long by itself."""
+MAX_GENERATION: Final = 1 << 62
+"""No owner grants a newer one, unless its clock is beyond the year 2116: they begin at the wall clock in ns. One that a node makes up is
+followed by all that are granted later, and would leave none to grant."""
 _MASKS: Final = bytes(tiers & TIERS for tiers in range(256))
 
 
@@ -92,7 +95,7 @@ class Publishing:
         Raises StaleEpoch (the registration is over) or InvalidArgument (an index, kind or tenant is wrong); nothing was taken in.
         """
         node = self._members.check(node_id, message.epoch)
-        _check_columns(message)
+        _check_columns(message, max(MAX_GENERATION, self._reservations.last_generation))
         tenants = [self._tenants.of(name) for name in message.tenants]
         plan = Plan(self._next_ticket, node_id, message.epoch, Commands(self._master_epoch))
         self._next_ticket += 1
@@ -374,8 +377,10 @@ def _unqueue(tenant: Tenant, key: bytes, is_over: Callable[[Pending], bool]) -> 
     return len(rest) < len(waiting)
 
 
-def _check_columns(message: Publish) -> None:
+def _check_columns(message: Publish, last_generation: int) -> None:
     """Raises InvalidArgument before anything is taken in: a message is taken whole or not at all."""
+    if message.keys and max(message.generations) > last_generation:
+        raise InvalidArgument(f"a block of generation {max(message.generations)}, which nobody can have granted")
     if message.keys and max(message.tenant_indexes) >= len(message.tenants):
         raise InvalidArgument(f"a tenant index of {max(message.tenant_indexes)} for {len(message.tenants)} tenants")
     if message.keys and max(message.namespace_indexes) >= len(message.namespaces):

@@ -101,6 +101,10 @@ class Replication:
         """A copy of the block is under way, to whichever node."""
         return (tenant, key) in self._nodes
 
+    def receivers(self, tenant: str, key: bytes) -> Sequence[int]:
+        """The nodes that a copy of the block is under way to."""
+        return self._nodes.get((tenant, key), ())
+
     def is_under_way(self, tenant: str, key: bytes, node_id: int) -> bool:
         """A copy of the block is under way to that node."""
         return (tenant, key, node_id) in self._orders

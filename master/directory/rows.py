@@ -105,7 +105,7 @@ class Rows:
     def pairs(self, row: int) -> Pairs:
         return self.sets[self.holders[row]]
 
-    def readable_at(self, tenant: Tenant, key: bytes) -> "array[int]":
+    def readable_at(self, tenant: Tenant, key: bytes) -> list[int]:
         """The node ids that the block can be read from."""
         return self.sets.readable_at(self.holders[tenant.rows.get(key)])
 

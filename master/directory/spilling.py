@@ -7,14 +7,14 @@ there, which that node keeps: so the one that was short of room is told, when it
 blocks are guests is known here only as long as their source has them, too; the receiver knows its own, and offers none of them again.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvstore.master.directory.copying import Copying, CopyOrder, Pace
+from kvstore.master.directory.copying import LOOK_COST, Copying, CopyOrder, Pace, Receivers
 from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import ALIVE, Member, Membership
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
@@ -37,7 +37,7 @@ class Spilling:
         tenants: Tenants,
         members: Membership,
         replication: Replication,
-        guests: dict[tuple[str, bytes], Guest],
+        guests: OrderedDict[tuple[str, bytes], Guest],
         pace: Pace,
         *,
         free_share: float,
@@ -47,10 +47,10 @@ class Spilling:
         self._copying = Copying(rows, tenants, members, replication, pace, full_share=free_share)
         self._free_share = free_share
         self.guests = guests
-        self._offers: dict[tuple[str, bytes], int] = {}
+        self._offers: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """Tenant and key to the node that would spill the block; the oldest first."""
         self._under_way: dict[tuple[str, bytes], Guest] = {}
-        self._last = 0
+        self._last: frozenset[int] = frozenset()
         """Who got the block before: chains stay together, and there are few sets of holders."""
         self.spilled_blocks = 0
         """Since this master owns the catalog, as the next."""
@@ -80,12 +80,12 @@ class Spilling:
         takers = {
             node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE and takes_guests(node.node_id)
         }
-        share = shares(takers.values())
-        for _ in range(self._copying.pace.rows):
-            if self._copying.is_busy or not self._offers:
-                break
-            where = next(iter(self._offers))
-            self._look_at(where, self._offers.pop(where), takers, share)
+        receivers = Receivers(self._copying, takers)
+        cost = 0
+        while self._offers and not self._copying.is_busy and cost + receivers.looked_at < self._copying.pace.rows:
+            cost += LOOK_COST
+            where, source = self._offers.popitem(last=False)
+            self._look_at(where, source, takers, receivers)
         return self._copying.take_orders()
 
     def _ended(self, where: tuple[str, bytes]) -> None:
@@ -101,19 +101,19 @@ class Spilling:
         self.spilled_bytes += size_bytes
         self.guests.pop(where, None)
         if len(self.guests) >= MAX_GUESTS:
-            del self.guests[next(iter(self.guests))]
+            self.guests.popitem(last=False)
         self.guests[where] = guest
 
     def _tidy(self) -> None:
         """Forget the guests that are their blocks' only copies by now, or are gone."""
         for _ in range(min(TIDIED_GUESTS, len(self.guests))):
-            where = next(iter(self.guests))
-            guest, owner = self.guests.pop(where), self._tenants.get(where[0])
+            where, guest = self.guests.popitem(last=False)
+            owner = self._tenants.get(where[0])
             holders = dict(self._rows.pairs(owner.rows.get(where[1], NO_ROW))) if owner is not None else {}
             if {guest.node_id, guest.source_node_id} <= holders.keys():
                 self.guests[where] = guest  # as the last to be looked at again
 
-    def _look_at(self, where: tuple[str, bytes], source: int, takers: dict[int, Member], share: dict[int, float]) -> None:
+    def _look_at(self, where: tuple[str, bytes], source: int, takers: dict[int, Member], receivers: Receivers) -> None:
         """Order a copy, unless others keep the block by now, or nobody has room for it: then it is offered again."""
         tenant, key = where
         owner = self._tenants.get(tenant)
@@ -124,18 +124,7 @@ class Spilling:
         others = sum(node_id in takers and node_id != source and not state & HINT for node_id, state in holders.items())
         if others >= owner.targets.get(key, 1) or self._replication.is_ordered(tenant, key):
             return
-        receiver = self._choose(node, holders.keys(), takers, share, self._rows.sizes[row])
+        receiver = receivers.choose(self._rows.sizes[row], has=holders, hosts=(node.host,), last=self._last)
         if receiver:
-            self._last, self._under_way[where] = receiver, Guest(receiver, source)
+            self._last, self._under_way[where] = frozenset((receiver,)), Guest(receiver, source)
             self._copying.add(tenant, key, self._rows.sizes[row], node_id=receiver, source_node_id=source)
-
-    def _choose(self, source: Member, holders: Set[int], takers: dict[int, Member], share: dict[int, float], size_bytes: int) -> int:
-        """A node with room, of another host if there is one, the one with most for how busy it is; 0: none has room."""
-        room = self._copying.room
-        fitting = [node for node_id, node in takers.items() if node_id not in holders and room.get(node_id, 0) >= size_bytes]
-        best = max(
-            fitting,
-            key=lambda node: (node.host != source.host, node.node_id == self._last, share[node.node_id] * room[node.node_id]),
-            default=None,
-        )
-        return best.node_id if best is not None else 0

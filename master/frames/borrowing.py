@@ -20,8 +20,10 @@ WAIT_NS: Final = 1_000_000_000
 """For others to give: two commits, and a tick of each master, some 0.3 s."""
 QUIET_NS: Final = 1_000_000_000
 """After somebody has waited in vain: so long nobody waits for the same."""
+MAX_WAITING: Final = 1024
+"""Wishes, which are looked at ten times a second. Who comes beyond is refused at once."""
 MAX_WAITING_KEYS: Final = 1 << 15
-"""Of all that wait: they are tried ten times a second, some milliseconds. Who comes beyond is refused at once."""
+"""Of all that wait. What can be had now takes some milliseconds then."""
 
 
 class Wish(NamedTuple):
@@ -42,6 +44,8 @@ class Wish(NamedTuple):
 class _Waiting(NamedTuple):
     wish: Wish
     until_ns: int
+    error: QuotaExceeded
+    """What it was refused for."""
 
 
 class Borrowing:
@@ -54,6 +58,7 @@ class Borrowing:
         self._lending = lending
         self._committer = committer
         self._waiting: list[_Waiting] = []
+        self._waiting_keys = 0
         self._vain_ns: dict[tuple[str, int], int] = {}
         """Until when nobody waits, by tenant and limit."""
 
@@ -64,7 +69,7 @@ class Borrowing:
         except QuotaExceeded as error:
             now_ns = self._now_ns()
             if self._may_wait(wish, now_ns):
-                self._waiting.append(_Waiting(wish, now_ns + WAIT_NS))
+                self._keep(_Waiting(wish, now_ns + WAIT_NS, error))
             else:
                 wish.refuse(error)
         except KVStoreError as error:
@@ -76,43 +81,61 @@ class Borrowing:
         self.attempt(Wish(tenant, limit, wanted, act, refuse, is_wanted=lambda: session.is_open, end=session.close))
 
     def tick(self, now_ns: int) -> None:
-        """Give others what they ask for, and look who need not wait any more."""
+        """Give others what they ask for, and look who need not wait any more: those who wait for the same in their order, and once one of
+        them is refused only who wants less."""
         self._commit(self._lending.give(self._directory.taken, now_ns))
         self._vain_ns = {which: until_ns for which, until_ns in self._vain_ns.items() if now_ns < until_ns}
-        taken, self._waiting = self._waiting, []
-        for waiting in taken:
+        refused: dict[tuple[str, int], int] = {}
+        for waiting in self._take():
             if waiting.wish.is_wanted():
-                self._try(waiting, now_ns)
+                self._try(waiting, refused, now_ns)
+        wanted: dict[tuple[str, int], int] = {}
+        for waiting in self._waiting:
+            which = waiting.wish.tenant, waiting.wish.limit
+            wanted[which] = max(wanted.get(which, 0), waiting.wish.wanted)
+        for (tenant, limit), count in wanted.items():
+            self._ask(tenant, limit, count, now_ns)
 
     def end(self, why: str) -> None:
         """This master owns it no longer: who waits is told, and looks for the next owner."""
-        taken, self._waiting = self._waiting, []
-        for waiting in taken:
+        for waiting in self._take():
             waiting.wish.end(why)
 
-    def _try(self, waiting: _Waiting, now_ns: int) -> None:
-        wish = waiting.wish
+    def _try(self, waiting: _Waiting, refused: dict[tuple[str, int], int], now_ns: int) -> None:
+        """`refused`: what was too much in this tick, by tenant and limit."""
+        wish, which, error = waiting.wish, (waiting.wish.tenant, waiting.wish.limit), waiting.error
         try:
-            wish.act()
-        except QuotaExceeded as error:
-            self._ask(wish, now_ns)
-            if now_ns < waiting.until_ns:
-                self._waiting.append(waiting)
+            if which not in refused or wish.wanted < refused[which]:
+                wish.act()
                 return
-            self._vain_ns[wish.tenant, wish.limit] = now_ns + QUIET_NS
+        except QuotaExceeded as too_much:
+            refused[which], error = wish.wanted, too_much
+        except KVStoreError as other:
+            wish.refuse(other)
+            return
+        if now_ns < waiting.until_ns:
+            self._keep(waiting)
+        else:
+            self._vain_ns[which] = now_ns + QUIET_NS
             wish.refuse(error)
-        except KVStoreError as error:
-            wish.refuse(error)
+
+    def _keep(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        self._waiting_keys += waiting.wish.wanted
+
+    def _take(self) -> list[_Waiting]:
+        taken, self._waiting, self._waiting_keys = self._waiting, [], 0
+        return taken
 
     def _may_wait(self, wish: Wish, now_ns: int) -> bool:
-        self._ask(wish, now_ns)
+        self._ask(wish.tenant, wish.limit, wish.wanted, now_ns)
         is_vain = now_ns < self._vain_ns.get((wish.tenant, wish.limit), 0)
-        waiting_keys = sum(one.wish.wanted for one in self._waiting) + wish.wanted
-        return self._lending.may_grow(wish.tenant, wish.limit, wish.wanted) and not is_vain and waiting_keys <= MAX_WAITING_KEYS
+        has_place = len(self._waiting) < MAX_WAITING and self._waiting_keys + wish.wanted <= MAX_WAITING_KEYS
+        return has_place and not is_vain and self._lending.may_grow(wish.tenant, wish.limit, wish.wanted)
 
-    def _ask(self, wish: Wish, now_ns: int) -> None:
-        used = self._directory.taken(wish.tenant)[wish.limit]
-        self._commit(self._lending.ask(wish.tenant, wish.limit, wish.wanted, used, now_ns))
+    def _ask(self, tenant: str, limit: int, wanted: int, now_ns: int) -> None:
+        used = self._directory.taken(tenant)[limit]
+        self._commit(self._lending.ask(tenant, limit, wanted, used, now_ns))
 
     def _commit(self, ops: list[Op]) -> None:
         if ops:

@@ -5,7 +5,7 @@ the nodes. The loop is the only caller.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -47,7 +47,7 @@ from kvstore.security.quotas.quota import PINS, RESERVATIONS
 Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
 SLICE_ROWS: Final = 4096
-"""Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed at a time."""
+"""Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed or replicated in one."""
 MAX_TABLE_BLOB_BYTES: Final = 32 << 20
 """What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
 
@@ -188,15 +188,28 @@ class ClientFrames:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate, is_told=True):
             return
-        asked = self._directory.targets.ask(_tenant(session), message.keys, message.count)
-        if not asked.ops:
-            session.reply(header.request_id, Flags(asked.flags))
-            return
-        now_ns, span = session.reactor.now_ns(), session.span(header.request_id)
-        if span is not None:
-            self._causes.note(_tenant(session), message.keys, span, now_ns)
-        self._order_copies(now_ns)
-        self._committer.commit(asked.ops, lambda: session.reply(header.request_id, Flags(asked.flags)))
+        tenant, flags, is_new = _tenant(session), bytearray(), False
+
+        def ask(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
+            nonlocal is_new
+            asked = self._directory.targets.ask(tenant, keys, message.count)
+            flags.extend(asked.flags)
+            if asked.ops:
+                is_new = True
+                self._committer.commit(asked.ops)
+            done(0)
+
+        def asked(_count: int) -> None:
+            if not is_new:
+                session.reply(header.request_id, Flags(flags))
+                return
+            now_ns, span = session.reactor.now_ns(), session.span(header.request_id)
+            if span is not None:
+                self._causes.note(tenant, message.keys, span, now_ns)
+            self._order_copies(now_ns)
+            self._committer.commit((), lambda: session.reply(header.request_id, Flags(flags)))
+
+        Turns(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
 
     def _pinned(self, session: Session, header: Header, pinning: Pinning) -> None:
         def durable() -> None:
@@ -215,8 +228,22 @@ class ClientFrames:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
             return
-        span = session.span(header.request_id)
-        self._remove(_tenant(session), message.keys, bool(message.force), lambda gone: session.reply(header.request_id, Flags(gone)), span)
+        tenant, span, gone = _tenant(session), session.span(header.request_id), dict[bytes, int]()
+        keys = list(dict.fromkeys(message.keys))
+
+        def remove(part: Sequence[bytes], done: Callable[[int], None]) -> None:
+            self._remove(tenant, part, bool(message.force), partial(removed, part), span)
+            done(0)  # a node that says nothing holds up all slices at once
+
+        def removed(part: Sequence[bytes], flags: bytes) -> None:
+            gone.update(zip(part, flags, strict=True))
+            if len(gone) == len(keys):
+                session.reply(header.request_id, Flags(bytes(map(gone.__getitem__, message.keys))))
+
+        if keys:
+            Turns(session.reactor.call_soon, lambda: True).of(_slices(keys), remove, lambda _count: None)
+        else:
+            removed((), b"")
 
     def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
         """Answered when all has been looked at, and each block that was there removed as by `remove`."""
@@ -304,6 +331,10 @@ class ClientFrames:
     def closed(self, peer: ClientPeer) -> None:
         """What a client reserved last and has not used is free for others: it may have been interrupted before it knew of it."""
         self._directory.cancel(peer.tenant, *peer.reserved)
+
+
+def _slices(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[begin : begin + SLICE_ROWS] for begin in range(0, len(keys), SLICE_ROWS))
 
 
 def _within(blobs: Sequence[bytes], max_bytes: int) -> list[bytes]:

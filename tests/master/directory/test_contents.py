@@ -3,6 +3,8 @@
 import numpy as np
 
 from kvstore.master.directory.contents import LIVE, Columns, copied, joined
+from kvstore.master.directory.keys import NO_ROW
+from kvstore.master.directory.segments import segments
 from kvstore.master.directory.usage import usage
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
@@ -75,3 +77,17 @@ def test_tables_of_partitions_are_joined_as_if_they_were_one() -> None:
         (TENANT, "ns"): sum(one.held.blocks for part in parts for one in usage(part, TENANT, limit=9))
     }
     assert used[TENANT, "ns"][1] == 2
+
+
+def test_a_parent_that_came_after_the_copy_was_begun_is_none() -> None:
+    master, node = one_node(*(bytes([n]) for n in range(4)))
+    slices = copied(*master.directory.columns(), slice_rows=2)
+    next(slices)
+    master.publish(node, Event(b"parent", 9))
+    master.publish(node, Event(b"\x03", 1, EVENT_GONE))
+    master.publish(node, Event(b"child", 9, parent=b"parent"))
+    *_, columns = slices
+    assert columns is not None
+    row = int(master.directory.queries.rows_of(TENANT, [b"child"])[0])
+    assert (row, columns.parents[row]) == (4, NO_ROW), "in the row of the one that is gone"
+    assert segments(columns, TENANT, "ns", limit=9)

@@ -128,6 +128,27 @@ def test_granted_bytes_count_until_the_next_heartbeat() -> None:
     assert other.reserved_bytes == 0
 
 
+def test_a_batch_is_not_gone_through_once_for_each_node() -> None:
+    """Its nodes are compared by their ids, and those count it."""
+    compared = 0
+
+    class NodeId(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    master = Master()
+    for node_id in range(1, 21):
+        master.directory.register(NodeInfo(str(node_id), 1), (Tier(),), 0, node_id=NodeId(node_id))
+    keys = [b"%d" % number for number in range(100)]
+    assert master.directory.reserve(TENANT, keys, [10] * 100, now_ns=0).statuses == bytes([GRANTED]) * 100
+    assert sum(node.reserved_bytes for node in master.directory.members) == 1000
+    assert compared < len(keys)
+
+
 # Nodes
 
 

@@ -1,8 +1,11 @@
 """Promises of draining.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
 
+from typing import Any
+
 import pytest
 
-from kvstore.master.directory.copying import FULL_SHARE, REFUSED_NS, CopyOrder, Pace
+from kvstore.master.directory import draining
+from kvstore.master.directory.copying import FULL_SHARE, LOOK_COST, REFUSED_NS, CopyOrder, Pace
 from kvstore.master.directory.draining import LOOK_NS, Draining, Progress
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
@@ -313,3 +316,26 @@ def test_what_was_on_its_way_to_a_node_that_died_goes_to_another_at_once(cluster
     three = cluster.node("three")
     die(cluster.master, two)
     assert [(order.node_id, order.keys) for order in cluster.step()] == [(three.node_id, KEYS)]
+
+
+def test_blocks_that_are_looked_at_one_by_one_count_for_several_rows() -> None:
+    cluster = Cluster(Pace(rows=2 * LOOK_COST))
+    cluster.node("two")
+    cluster.drain()
+    assert [len(order.keys) for _ in range(2) for order in cluster.step()] == [2, 1]
+
+
+def test_where_nobody_has_room_the_node_with_most_is_looked_for_once_a_step(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def counting(found: Any, **how: Any) -> Any:
+        nonlocal looked
+        looked += "key" in how
+        return max(found, **how)
+
+    monkeypatch.setattr(draining, "max", counting, raising=False)
+    cluster.node("two", tier=Tier(capacity_bytes=1000, used_bytes=1000))
+    cluster.drain()
+    for steps in (1, 2):
+        assert cluster.step() == []
+        assert looked == steps

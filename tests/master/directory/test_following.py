@@ -70,6 +70,16 @@ def test_a_directory_stands_on_the_last_records_of_each_kind() -> None:
     assert directory.register(NodeInfo("c", 1), [], 0)[0].node_id == 3, "no id is given twice"
 
 
+def test_no_node_is_alive_for_an_owner_before_it_has_come_though_it_was_taken_to_be_while_another_owned_it() -> None:
+    followed = Followed()
+    followed.take([records.put_node("one", 1, 0), puts(b"a")])
+    followed.rows.sets.set_live([1])
+    directory = stood_on(followed)
+    assert list(directory.queries.exists("red", [b"a"])) == [0], "who asks waits for the node"
+    directory.register(NodeInfo("one", 1), [], 0)
+    assert list(directory.queries.exists("red", [b"a"])) == [1]
+
+
 def test_a_node_that_is_drained_is_so_after_a_change_of_master() -> None:
     followed = Followed()
     followed.take(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kvstore.master.directory import locating
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.locating import locate
 from kvstore.master.directory.records import Version
@@ -58,3 +59,16 @@ def test_the_question_is_left_as_it_was(rows: Rows) -> None:
     before = found.copy()
     assert locate(rows, found).replicas == b"\0"
     assert (found == before).all()
+
+
+def test_replicas_beyond_what_a_message_takes_are_left_out_others_of_each_block(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_red = rows.tenants.of("red")
+    for number, key in enumerate((b"again", b"and again"), start=5):
+        rows.insert(of_red, key, Version(1, 1, number, "ns", b""), HOLDERS[b"both"])
+    found = np.array([of_red.rows[b"again"], NO_ROW, of_red.rows[b"one"], of_red.rows[b"and again"]], np.intp)
+    monkeypatch.setattr(locating, "MAX_COUNT", 5)
+    assert list(locate(rows, found).nodes) == [1, 2, 1, 1, 2], "as many as there may be"
+    monkeypatch.setattr(locating, "MAX_COUNT", 4)
+    answer = locate(rows, found)
+    assert (answer.replicas, list(answer.nodes), answer.tiers) == (b"\1\0\1\1", [2, 1, 1], b"\4\2\2")
+    assert list(answer.generations) == [5, 0, 1000, 6]

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from kvstore.master.directory import holders
 from kvstore.master.directory.pins import MAX_ENDED, SPARE_ENDS, Pinning
 from kvstore.protocol.catalog_messages import Hold
 from kvstore.protocol.errors import QuotaExceeded
@@ -142,3 +143,12 @@ def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None
     master.commit(pins.pin(TENANT, [b"a", b"b"], pinned=True).ops)
     master.commit(pins.pin(TENANT, [b"b"], pinned=False).ops)
     assert pin_for(master, b"c", ttl_s=1).flags == b"\1"
+
+
+def test_all_that_have_a_block_are_told_however_few_an_answer_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "MAX_REPLICAS", 1)
+    master, _ = one_node(b"a")
+    master.sync(master.register("b"), Event(b"a"))
+    assert list(master.directory.queries.lookup(TENANT, [b"a"]).nodes) == [1]
+    told = master.directory.pins.pin(TENANT, [b"a"], pinned=True).commands.messages()
+    assert [node_id for node_id, _hold in told] == [1, 2]

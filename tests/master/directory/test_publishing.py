@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import commands, publishing
-from kvstore.master.directory.publishing import MIN_NEW, Plan
+from kvstore.master.directory.publishing import MAX_GENERATION, MIN_NEW, Plan
 from kvstore.master.directory.recording import MEMBERSHIP
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
@@ -331,7 +331,8 @@ def test_a_commit_ends_the_reservation_it_answers() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "what"),
-    [("tenant_indexes", [1], "tenant index of 1"), ("namespace_indexes", [3], "namespace index of 3"), ("kinds", b"\x09", "kind 9")],
+    [("tenant_indexes", [1], "tenant index of 1"), ("namespace_indexes", [3], "namespace index of 3"), ("kinds", b"\x09", "kind 9")]
+    + [("generations", [MAX_GENERATION + 1], "nobody can have granted")],
 )
 def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: object, what: str) -> None:
     master = Master()
@@ -345,6 +346,22 @@ def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: objec
         master.directory.plan_publish(node.node_id, message)
     assert master.directory.counts().blocks == 0
     assert master.register("b", 1, Tier()).node_id == 2
+
+
+def test_generations_that_a_node_makes_up_leave_some_to_grant() -> None:
+    master = Master()
+    node = master.register("a")
+    with pytest.raises(InvalidArgument):
+        master.publish(node, Event(b"k", (1 << 64) - 1))
+    master.publish(node, Event(b"k", MAX_GENERATION))
+    for one in (master, master.restart()):
+        one.register("a")
+        one.commit(one.directory.grants_ahead())
+        [granted] = one.directory.reserve(TENANT, [b"new"], [1], now_ns=0).generations
+        assert granted > MAX_GENERATION
+    with pytest.raises(InvalidArgument):
+        master.publish(node, Event(b"k", granted + 1))
+    master.publish(node, Event(b"new", granted))
 
 
 def test_holders_that_cannot_be_asked_are_taken_off() -> None:

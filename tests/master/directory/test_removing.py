@@ -1,5 +1,8 @@
 """Promises of removing.py, held by a directory with nodes."""
 
+import pytest
+
+from kvstore.master.directory import holders
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.records import RemovedRecord, decode
@@ -150,3 +153,10 @@ def test_a_replica_target_goes_with_the_block() -> None:
     master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
     assert master.remove(b"a") == [1]
     assert not any(key.startswith(b"t") for key in master.catalog)
+
+
+def test_all_that_have_a_block_drop_it_however_few_an_answer_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "MAX_REPLICAS", 1)
+    master, _ = one_node(b"a")
+    master.sync(master.register("b"), Event(b"a"))
+    assert master.remove(b"a") == [1]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvstore.master.directory.copying import REFUSED_NS, CopyOrder, Pace
+from kvstore.master.directory.copying import LOOK_COST, REFUSED_NS, CopyOrder, Pace
 from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
-from kvstore.master.directory.targets import PAUSE_NS
+from kvstore.master.directory.targets import NO_ROOM_COST, PAUSE_NS
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, Copied
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
@@ -236,3 +236,80 @@ def test_of_nodes_with_as_much_room_the_one_that_is_less_busy_gets_the_copies(cl
     assert cluster.ask(2) == [REPLICAS_NOT_YET] * 3
     nodes[0].load.bytes_s = 1 << 30
     assert [order.node_id for order in cluster.step()] == [nodes[1].node_id]
+
+
+def test_what_finds_no_room_is_kept_once_however_often_nodes_come_and_go(cluster: Cluster) -> None:
+    full = Tier(capacity_bytes=1000, used_bytes=1000)
+    cluster.node("two", "y", tier=full)
+    cluster.ask(2)
+    targets = cluster.master.directory.targets
+    for _ in range(5):
+        third = cluster.node("three", "z", tier=full)
+        assert cluster.step(PAUSE_NS) == []
+        die(cluster.master, third)
+        assert cluster.step(PAUSE_NS) == []
+        assert len(targets._no_room) + len(targets._due) == len(KEYS)
+    cluster.node("three", "z")
+    assert sorted(key for order in cluster.step() for key in order.keys) == KEYS
+    assert not targets._no_room
+
+
+def test_a_full_cluster_costs_a_step_no_more_than_its_pace_and_the_less_the_fewer_can_have_room() -> None:
+    """Nobody has room: nodes are not looked at one by one. Only one has that has the block already: they are."""
+    full = Tier(capacity_bytes=1000, used_bytes=1000)
+    looked_at = []
+    for tier in (full, ROOM):
+        cluster = Cluster(Pace(rows=3 * (LOOK_COST + NO_ROOM_COST)))
+        cluster.one.tiers = (tier,)
+        for number in range(2 * LOOK_COST):
+            cluster.node(str(number), "y", tier=full)
+        cluster.ask(2)
+        assert cluster.step() == []
+        looked_at.append(len(cluster.master.directory.targets._no_room))
+        for _ in KEYS:
+            assert cluster.step() == []
+        assert len(cluster.master.directory.targets._no_room) == 3, "all have their turn"
+    assert looked_at == [3, 2]
+
+
+def test_a_block_that_is_due_and_walked_over_in_one_step_is_copied_once(cluster: Cluster) -> None:
+    for name in ("two", "three", "four"):
+        cluster.node(name, name)
+    cluster.ask(2, b"a")
+    [order] = cluster.step()
+    assert order.keys == [b"a"]
+
+
+def test_what_has_found_room_for_one_of_two_copies_waits_for_the_other(cluster: Cluster) -> None:
+    """Due and walked over in the same step."""
+    two = cluster.node("two", "y")
+    three = cluster.node("three", "z", tier=Tier(capacity_bytes=1000, used_bytes=1000))
+    cluster.ask(3, b"a")
+    assert [order.node_id for order in cluster.step()] == [two.node_id]
+    three.tiers = (ROOM,)
+    assert [order.node_id for order in cluster.step(PAUSE_NS)] == [three.node_id]
+
+
+def test_a_replica_that_was_evicted_is_made_anew_where_it_is_asked_for_again(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.ask(2, b"a")
+    cluster.arrive(*cluster.step())
+    cluster.step()
+    cluster.master.publish(two, Event(b"a", 1, kind=EVENT_GONE))
+    assert cluster.ask(2, b"a") == cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    [order] = cluster.step()
+    assert (order.node_id, order.keys) == (two.node_id, [b"a"])
+    assert cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    assert cluster.step() == [], "it is on its way"
+    cluster.arrive(order)
+    assert cluster.ask(2, b"a") == [REPLICAS_THERE]
+
+
+def test_who_asks_again_does_not_hasten_what_has_found_no_room(cluster: Cluster) -> None:
+    two = cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=990))
+    cluster.ask(2, b"a")
+    assert cluster.step() == []
+    two.tiers = (ROOM,)
+    assert cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    assert cluster.step(PAUSE_NS - 1) == []
+    assert len(cluster.step(1)) == 1

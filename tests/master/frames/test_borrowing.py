@@ -3,17 +3,20 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvstore.master.frames import borrowing, clients
+from kvstore.master.frames.borrowing import Wish
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Full, KVStoreError, QuotaExceeded, Unavailable
 from kvstore.protocol.master_messages import Cancel, Grants, Pin, Reserve
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.channel import Channel
+from kvstore.security.quotas.quota import RESERVATIONS
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
@@ -168,6 +171,46 @@ def test_more_than_so_many_keys_do_not_wait(places: Places, client: Channel, mon
         reserve(client, b"7", b"8", b"9")
     assert ask(client, Cancel([b"1", b"2"], grants.generations[:2]), Ok) == Ok()
     assert isinstance(waiting.result(), Grants)
+
+
+def test_more_than_so_many_wishes_do_not_wait(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowing, "WAIT_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(borrowing, "MAX_WAITING", 1)
+    grants = reserve(client, b"1", b"2", b"3", b"4")
+    waiting = Reserving(places, b"5")
+    await_waiting(places, 1)
+    with pytest.raises(QuotaExceeded):
+        reserve(client, b"6")
+    assert ask(client, Cancel([b"1"], grants.generations[:1]), Ok) == Ok()
+    assert isinstance(waiting.result(), Grants)
+
+
+def test_once_one_is_refused_only_who_wants_less_is_tried_and_all_are_told_in_the_end(places: Places) -> None:
+    master, room = places.master, 0
+    assert master is not None
+    tried, refused = list[int](), list[str]()
+
+    def act(wanted: int) -> None:
+        tried.append(wanted)
+        if wanted > room:
+            raise QuotaExceeded(f"{wanted} are too many")
+
+    def turns() -> None:
+        nonlocal room
+        wishes, now_ns = leading(places)._borrowing, master.reactor.now_ns()
+        for wanted in (3, 4, 3, 2, 2, 1):
+            refuse = lambda error: refused.append(str(error))  # noqa: E731
+            wishes.attempt(Wish("red", RESERVATIONS, wanted, partial(act, wanted), refuse, lambda: True, lambda _why: None))
+        tried.clear()
+        room = 1
+        wishes.tick(now_ns)
+        assert (tried, refused) == ([3, 2, 1], [])
+        tried.clear()
+        wishes.tick(now_ns + 2 * borrowing.WAIT_NS)
+        assert tried == [3, 2]
+        assert refused == [f"{wanted} are too many" for wanted in (3, 4, 3, 2, 2)]
+
+    master.reactor.call(turns, deadline_s=TIMEOUT_S)
 
 
 def test_who_has_hung_up_waits_no_more(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,14 @@
 """Promises of master/frames: what clients and nodes say, over real sockets."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from kvstore.master.directory.targets import Asked, Targets
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim, Coldest, Copied, Copy, Drop, Hold, Publish
@@ -26,9 +27,10 @@ from kvstore.protocol.master_messages import (
     PinFor,
     Remove,
     RemoveMatching,
+    Replicate,
     Reserve,
 )
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, REPLICAS_NOT_YET, Message
 from kvstore.protocol.node_messages import Read
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address, socket_id
@@ -428,6 +430,43 @@ def test_all_that_matches_is_removed_a_slice_at_a_time_and_counted(places: Place
     with pytest.raises(InvalidArgument, match="1024 bytes"):
         ask(client, RemoveMatching("", 1, "x" * 1025), Count)
     node.close()
+
+
+def test_a_long_list_is_removed_a_slice_at_a_time_and_no_slice_waits_for_the_one_before(places: Places, client: Channel) -> None:
+    node = NodeSide(places)
+    keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
+    node.publish(*map(Event, keys))
+    asking = Asking(client, Remove([keys[-1], *keys, b"none", keys[0]]))
+    headers, drops = zip(*((header, Drop.unpack(body)) for header, body in (node.read(), node.read())), strict=True)
+    assert [len(drop.keys) for drop in drops] == [SLICE_ROWS, 100]
+    for header, drop in zip(headers, drops, strict=True):
+        node.answer(header, Flags(bytes(key != keys[0] for key in drop.keys)))
+    assert asking.result() == b"\1\0" + b"\1" * (len(keys) - 1) + b"\0\0"
+    assert ask(client, Remove([]), Flags).flags == b""
+    node.close()
+
+
+def test_a_long_list_is_replicated_a_slice_at_a_time(places: Places, client: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, other = NodeSide(places, "one"), NodeSide(places, "two")
+    other.sync()
+    keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
+    node.sync(*map(Event, keys))
+    asked: list[int] = []
+    ask_targets = Targets.ask
+
+    def counting(targets: Targets, tenant: str, keys: Sequence[bytes], count: int) -> Asked:
+        asked.append(len(keys))
+        return ask_targets(targets, tenant, keys, count)
+
+    monkeypatch.setattr(Targets, "ask", counting)
+    for _ in range(2):
+        flags = ask(client, Replicate([*keys, b"none"], 2), Flags).flags
+        assert flags == bytes([REPLICAS_NOT_YET] * len(keys) + [REPLICAS_ABSENT])
+    assert asked == [SLICE_ROWS, 101] * 2
+    with pytest.raises(InvalidArgument):
+        ask(client, Replicate(keys, 0), Flags)
+    node.close()
+    other.close()
 
 
 def test_nothing_more_is_removed_once_the_asker_has_hung_up(places: Places) -> None:
