@@ -1,7 +1,8 @@
 """kvstore-node: settings in, one node out, until a signal; then it has `drain_s` to write to NVMe what only memory holds.
 
 Standard output carries two JSON lines for whoever started it: {"event": "serving", ...} when it listens, {"event": "ready", ...} when
-the master knows it and all of its DRAM has been touched. Logs go to standard error. Exit code 2: the settings cannot be met.
+the master knows it and all of its DRAM has been touched. `stop_s` in them is how long a signal may take to end it. Logs go to standard
+error. Exit code 2: the settings cannot be met.
 """
 
 import logging
@@ -63,7 +64,14 @@ def main(config: str | None, **flags: Any) -> None:
     places = node.start()
     came = stop_on_signals(node.reactor, node.end)
     on_hangup(node.reread_certificates)
-    facts = {"name": places.name, "listen": places.tcp, "unix": places.unix, "http": places.http, "pid": os.getpid()}
+    facts = {
+        "name": places.name,
+        "listen": places.tcp,
+        "unix": places.unix,
+        "http": places.http,
+        "pid": os.getpid(),
+        "stop_s": settings.drain_s + settings.shutdown_timeout_s,
+    }
     say("serving", facts)
     node.prefault()
     try:

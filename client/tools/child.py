@@ -19,6 +19,7 @@ MISUSE_STATUS: Final = 2
 LAST_WORDS: Final = re.compile(r"kvstore-\w+: error: (.*)")
 """What a daemon says when it ends because it cannot do what it was told."""
 STOP_DEADLINE_S: Final = 20.0
+"""On top of what the daemon said that it may need (`stop_s` of its first line)."""
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
 
 
@@ -77,6 +78,7 @@ class Child:
         self._on_log = on_log
         self._on_end = on_end
         self._last_line = self._last_words = ""
+        self._is_asked = False
         self._facts: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._ended = False
@@ -110,19 +112,27 @@ class Child:
         return Broken(f"{self.name} (pid {self.pid}) {how}" + (f": {said}" if said and status > 0 else ""))
 
     def ask_to_stop(self) -> None:
-        """SIGTERM. One that has ended is left alone."""
-        self._process.terminate()
+        """SIGTERM, once: a second one has a node end at once, and what it was writing down is lost. One that has ended is left alone."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._process.terminate()
 
-    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> bool:
-        """SIGTERM, and SIGKILL when that does not end it in time: False then. One that has ended is left alone."""
+    def stop(self, deadline_s: float | None = None) -> bool:
+        """As `ask_to_stop`, and SIGKILL when that does not end it in time: False then. None: STOP_DEADLINE_S and what it said that it may
+        need."""
         self.ask_to_stop()
         try:
-            self._process.wait(deadline_s)
+            self._process.wait(STOP_DEADLINE_S + self._stop_s() if deadline_s is None else deadline_s)
         except subprocess.TimeoutExpired:
             self.kill()
             return False
         self._close()
         return True
+
+    def _stop_s(self) -> float:
+        with self._changed:
+            told = [facts.get("stop_s", 0) for facts in self._facts.values()]
+        return max((float(seconds) for seconds in told if isinstance(seconds, (int, float))), default=0.0)
 
     def kill(self) -> None:
         """SIGKILL, as a crash would be."""

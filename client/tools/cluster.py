@@ -147,7 +147,7 @@ class Cluster:
         self.nodes[index].facts("serving", deadline_s=START_DEADLINE_S)
 
     def close(self) -> None:
-        """Stop the nodes, then the master; SIGKILL for one that takes too long. A second close is a no-op."""
+        """Stop the nodes, all at once, then the master; SIGKILL for one that takes too long. A second close is a no-op."""
         self._is_closing = True
         self._expected.update(self.nodes)
         for node in self.nodes:
@@ -207,14 +207,19 @@ class Cluster:
             table_share=plan.table_share,
             config=plan.config,
             run_dir=self._run_dir(),
+            drain_s="0" if self._is_nvme_temporary else "",  # nobody finds there what it would write down
         )
+
+    @property
+    def _is_nvme_temporary(self) -> bool:
+        return self._folder is not None and bool(self._plan.nvme) and ":" not in self._plan.nvme
 
     def _run_dir(self) -> str:
         return self._folder.name if self._folder is not None else ""
 
     def _nvme(self, name: str) -> str:
-        folder, colon, size = self._plan.nvme.rpartition(":")
-        if self._folder is not None and size and not colon:
+        folder, _colon, size = self._plan.nvme.rpartition(":")
+        if self._is_nvme_temporary and self._folder is not None:
             folder = str(Path(self._folder.name, "nvme"))
         elif not folder or self._plan.nodes == 1:
             return self._plan.nvme

@@ -20,6 +20,17 @@ print("a line of the log", file=sys.stderr, flush=True)
 print(json.dumps({"ready": True, "arguments": sys.argv[1:]}), flush=True)
 time.sleep(60)
 """
+SAVES = """
+import json, signal, sys, time
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    print(json.dumps({"event": "saving"}), flush=True)
+    time.sleep(0.3)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print(json.dumps({"event": "ready", "stop_s": 120}), flush=True)
+while True: time.sleep(1)
+"""
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
 REFUSES = "import sys\nprint('a warning', file=sys.stderr)\nprint('kvstore-node: error: no such disk', file=sys.stderr)\nsys.exit(2)"
 CRASHES = "raise RuntimeError('what happened')"
@@ -71,6 +82,16 @@ def test_stop_asks_and_the_end_is_told(starter: Starter) -> None:
     assert child.stop()
     assert starter.ended.get(timeout=120) is child
     assert str(child.failure()) == f"node-0 (pid {child.pid}) was ended by SIGTERM"
+
+
+def test_it_is_asked_once_and_has_the_time_that_it_said_it_may_need(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.tools.child.STOP_DEADLINE_S", 0.0)
+    child = starter.start(SAVES)
+    child.facts("ready", deadline_s=120)
+    child.ask_to_stop()
+    child.facts("saving", deadline_s=120)
+    assert child.stop()
+    assert child._process.wait() == 0, "a second signal ends it at once"
 
 
 def test_one_that_does_not_stop_in_time_is_killed(starter: Starter) -> None:
