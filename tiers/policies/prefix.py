@@ -355,10 +355,13 @@ class PrefixPolicy(EvictionPolicy[K]):
         """Every key: leaves, those worth least first; then the one that is growing, whose next block would come as an orphan; then the
         others, for when every leaf is leased or pinned."""
         yield from self._order
-        for is_leaf in (True, False):
-            for key, node in self._nodes.items():
-                if isinstance(node, Node) and node.home is None and (node.child is None) == is_leaf:
-                    yield key
+        growing = self._visit.tip if self._visit is not None else None
+        node = self._nodes.get(growing) if growing is not None else None
+        if growing is not None and isinstance(node, Node) and node.child is None and node.home is None:
+            yield growing
+        for key, node in self._nodes.items():  # past the leaves, of which there are few where one comes to this
+            if isinstance(node, Node) and node.child is not None:
+                yield key
 
     def check_integrity(self) -> None:
         filed = self._order.check_integrity()

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -217,6 +218,27 @@ def test_inner_blocks_leave_when_every_leaf_is_in_use() -> None:
     store(policy, ["a", "b"])
     store(policy, ["x"])
     assert policy.victim(lambda key: key == "a") == "a"
+
+
+def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every_block() -> None:
+    class Passing(dict[str, Any]):
+        passed = 0
+
+        def items(self) -> Any:
+            for item in super().items():
+                Passing.passed += 1
+                yield item
+
+    policy = PrefixPolicy[str](clock=Clock())
+    prompts = [words(f"prompt {number} ", 500) for number in range(10)]
+    for prompt in prompts:
+        store(policy, prompt)
+    policy._nodes = Passing(policy._nodes)
+    ends = {prompt[-1] for prompt in prompts}
+    assert policy.victim(lambda key: key not in ends) == prompts[0][0]
+    assert Passing.passed == 1
+    assert policy.victim(lambda key: key == prompts[0][10]) == prompts[0][10]
+    assert Passing.passed <= 20
 
 
 def test_a_block_that_names_itself_as_its_parent_has_none() -> None:
