@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
 from kvstore.tiers.memfd import Bytes, MemfdPool
 from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
 from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, growth_sizes, position_of
@@ -50,10 +51,15 @@ class DramTier(SlabTier):
         if capacity_bytes > physical_bytes:
             raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into this machine's {physical_bytes}")
         allowed_bytes = _allowed_bytes()
-        if allowed_bytes is not None and capacity_bytes > allowed_bytes and not hugepages:  # reserved pages are not counted there
-            raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into the {allowed_bytes} of this container (memory.max)")
+        is_too_large = allowed_bytes is not None and capacity_bytes > allowed_bytes
+        refusal = ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into the {allowed_bytes} of this container (memory.max)")
+        if is_too_large and not hugepages:
+            raise refusal
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
+        is_chosen = slab_bytes is None
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
+        if is_chosen and hugepages:  # what is no whole page takes one all the same
+            slab_bytes = max(1, slab_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._pool = MemfdPool(
             capacity_bytes,
             slab_bytes=slab_bytes,
@@ -61,6 +67,11 @@ class DramTier(SlabTier):
             hugepages=hugepages,
             asks=transparent_hugepages,
         )
+        if self._pool.hugepages:
+            first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page, too
+        elif is_too_large:  # reserved pages are not counted there, but there were too few
+            self._pool.close()
+            raise refusal
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool, exact_classes=exact_classes)
 
     @property

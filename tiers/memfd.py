@@ -165,7 +165,8 @@ class MemfdPool:
         refusal = None if self.hugepages else self._fill(sizes)
         if refusal is not None:
             raise ConfigError(f"cannot make {len(sizes)} slabs of shared memory: {refusal}") from refusal
-        self._held_bytes = capacity_bytes
+        self._held_bytes = self._limit_bytes = sum(map(self._cost, sizes))
+        """In whole huge pages, where these are reserved: no more of them are set aside, and what is beyond is nobody's."""
         self.slabs_gone = 0
         """Slabs given up since the pool was made."""
         # (memory, begin, end): what is still to be faulted in. Only `prefault_step`, in its thread, changes it after this.
@@ -180,17 +181,17 @@ class MemfdPool:
         return self._of_slab[slab]
 
     def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        """See Backing. The whole `count`, or 0 where there are as many memfds as may be. Raises TierFailed when the system has no
-        descriptor or mapping left."""
+        """See Backing. The whole `count`, or 0 where there are as many memfds as may be, or, of reserved huge pages, none is left: a slab
+        takes whole ones. Raises TierFailed when the system has no descriptor or mapping left."""
         size_bytes = count * slot_bytes
         memory = next((spare for spare in self._spares if _suits(spare, size_bytes, tenant)), None)
         if memory is not None:
             self._spares.remove(memory)
-            self._held_bytes += size_bytes - memory.size_bytes
+            self._held_bytes += self._cost(size_bytes) - self._cost(memory.size_bytes)
             memory.trim(size_bytes)
-        elif len(self._of_slab) < self._max_memfds:
-            memory = self._make(size_bytes)
         else:
+            memory = self._make(size_bytes)
+        if memory is None:
             return 0
         memory.tenant = tenant
         self._of_slab[slab] = memory
@@ -217,7 +218,7 @@ class MemfdPool:
     def check_integrity(self) -> None:
         """Assert that memory held is memory counted, and no more than the capacity. For tests."""
         held = [*self._spares, *self._of_slab.values()]
-        assert sum(memory.size_bytes for memory in held) == self._held_bytes <= self._capacity_bytes
+        assert sum(self._cost(memory.size_bytes) for memory in held) == self._held_bytes <= self._limit_bytes
 
     def close(self) -> None:
         """Close all memory. A second close is a no-op."""
@@ -235,17 +236,25 @@ class MemfdPool:
             return refusal
         return None
 
-    def _make(self, size_bytes: int) -> Memfd:
+    def _cost(self, size_bytes: int) -> int:
+        """What memory of that size takes of the limit."""
+        return -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES if self.hugepages else size_bytes
+
+    def _make(self, size_bytes: int) -> Memfd | None:
+        """New memory, in the place of spares that suit nobody. None: of those there are too few."""
+        cost = self._cost(size_bytes)
         # The spares at the back were released longest ago or are not faulted in yet.
-        while self._held_bytes + size_bytes > self._capacity_bytes or len(self._of_slab) + len(self._spares) >= self._max_memfds:
+        while self._held_bytes + cost > self._limit_bytes or len(self._of_slab) + len(self._spares) >= self._max_memfds:
+            if not self._spares:
+                return None
             dropped = self._spares.pop()
-            self._held_bytes -= dropped.size_bytes
+            self._held_bytes -= self._cost(dropped.size_bytes)
             dropped.discard()
         try:
-            memory = Memfd(size_bytes, asks=self._asks)
+            memory = Memfd(size_bytes, hugepages=self.hugepages, asks=self._asks)  # the huge pages just discarded are free for it
         except OSError as refusal:
             raise TierFailed(f"no shared memory of {size_bytes} bytes: {refusal}") from refusal
-        self._held_bytes += size_bytes
+        self._held_bytes += cost
         return memory
 
 

@@ -4,17 +4,19 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
-from kvstore.tiers import dram
+from kvstore.tiers import dram, memfd
 from kvstore.tiers.conformance import VolatileTierConformance, get, put, record, value
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
-from kvstore.tiers.tier import Slot, Tier
+from kvstore.tiers.tier import Slot, Tier, TierFull
 
 PAGE = mmap.PAGESIZE
 
@@ -197,8 +199,30 @@ def test_more_than_the_container_may_have_is_a_setting_that_cannot_be_met(monkey
     (tmp_path / "pod" / "container" / "memory.max").write_text("max\n")
     with pytest.raises(ConfigError, match=r"2097152 bytes does not fit into the 1048576 of this container \(memory\.max\)"):
         DramTier(2 << 20)
+    monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)
     DramTier(2 << 20, hugepages=True).close()
+    monkeypatch.setattr(memfd, "MFD_HUGETLB", 1 << 20)  # which no kernel knows: as where none are reserved
+    with pytest.raises(ConfigError, match=r"\(memory\.max\)"):
+        DramTier(2 << 20, hugepages=True)
     DramTier(1 << 20).close()
+
+
+def test_memory_in_reserved_huge_pages_stays_in_them_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made anew in other pages would come on top of what is set aside, beyond what a container may have."""
+    monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)  # ordinary pages stand in for them
+    tier = DramTier(96 << 20, hugepages=True)
+    assert tier._pool._limit_bytes == 96 << 20
+    for tenant, size_bytes in (("a", 4 << 20), ("a", 3 << 20), ("b", 4 << 20), ("b", 100), ("c", 1 << 19), ("c", 5 << 20)):
+        slots = list[Slot]()
+        with suppress(TierFull):
+            while len(slots) < 1000:
+                slots.append(tier.allocate(size_bytes, tenant=tenant))
+        assert sum(slot.size_bytes for slot in slots) > 60 << 20 or size_bytes == 100
+        held = [*tier._pool._spares, *tier._pool._of_slab.values()]
+        assert {memory.page_bytes for memory in held} == {HUGE_PAGE_BYTES}
+        tier._pool.check_integrity()
+        tier.free_batch(slots)
+    tier.close()
 
 
 def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:
