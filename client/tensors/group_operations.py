@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from kvstore.client.tensors.steps import Call, Steps
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
+
+MAX_READS: Final = 8
+"""Times that a prompt is read up to what could be read of it before. More than one is seldom: a block was evicted meanwhile; but where its
+tier is out of order, each block may be there and cannot be read."""
 
 
 class _Sequence(NamedTuple):
@@ -56,7 +60,7 @@ class GroupOperations:
 
     def match(self, names: Names, extras: Mapping[int, bytes] | None, deadline_s: float | None) -> Steps[int]:
         """After how many tokens every group can go on. One message."""
-        return self._match(_Sequence(names, extras), None, deadline_s)
+        return self._longest((yield from self._present(_Sequence(names, extras), deadline_s)))
 
     def put(
         self,
@@ -89,19 +93,24 @@ class GroupOperations:
         deadline_s: float | None,
     ) -> Steps[int]:
         """After how many tokens every group can go on, with what it needs for that in its table or state. What is evicted between the
-        question and the reading makes it fewer."""
+        question and the reading, or cannot be read, makes it fewer: what is left is looked for in what was there, MAX_READS times at
+        most."""
         sequence = _Sequence(names, extras)
         self._check_names(tables, states)
         if len(tables) + len(states) < len(self._groups):
             raise InvalidArgument(f"each of the groups {', '.join(group.name for group in self._groups)} needs its table or state")
-        limit_tokens = None
-        while tokens := (yield from self._match(sequence, limit_tokens, deadline_s)):
-            if (yield from self._read(sequence, tokens, tables, states, deadline_s)):
+        present = yield from self._present(sequence, deadline_s)
+        for _ in range(MAX_READS):
+            tokens = self._longest(present)
+            missed = (yield from self._read(sequence, tokens, tables, states, deadline_s)) if tokens else None
+            if missed is None:
                 return tokens
-            limit_tokens = tokens - 1
+            of_group, block = missed
+            present[of_group][block] = False
         return 0
 
-    def _match(self, sequence: _Sequence, limit_tokens: int | None, deadline_s: float | None) -> Steps[int]:
+    def _present(self, sequence: _Sequence, deadline_s: float | None) -> Steps[list[Present]]:
+        """Of each group, which blocks are there."""
         of_groups = [self._keys(group, sequence) for group in self._groups]
         found = yield Call(lambda client: client.exists_batch(flat(map(flat, of_groups)), deadline_s=deadline_s))
         present: list[Present] = []
@@ -112,30 +121,33 @@ class GroupOperations:
             of_group: Present = np.array(found[start:stop], np.bool_).reshape(-1, values_each).min(axis=1, initial=True)
             present.append(of_group)
             start = stop
-        most = max(len(keys) * group.block_tokens for group, keys in zip(self._groups, of_groups, strict=True))
-        return longest(self._groups, present, limit_tokens=most if limit_tokens is None else limit_tokens)
+        return present
+
+    def _longest(self, present: Sequence[Present]) -> int:
+        most = max(len(of_group) * group.block_tokens for group, of_group in zip(self._groups, present, strict=True))
+        return longest(self._groups, present, limit_tokens=most)
 
     def _read(
         self, sequence: _Sequence, tokens: int, tables: Mapping[str, Table], states: Mapping[str, Any], deadline_s: float | None
-    ) -> Steps[bool]:
-        """Whether all that is needed after so many tokens was there still."""
-        for group in self._groups:
+    ) -> Steps[tuple[int, int] | None]:
+        """Read all that is needed after so many tokens. Which block of which group could not be read, the first; None: all could."""
+        for number, group in enumerate(self._groups):
             if isinstance(group, StateGroup):
                 key, state = self._state_key(group.name, sequence, tokens), states[group.name]
                 get = Call(lambda client: client.get_into(key, state, deadline_s=deadline_s))  # noqa: B023  (called before the next)
                 size_bytes = yield get
                 if size_bytes not in (None, group.state_bytes):
                     raise ProtocolError(f"a state of {size_bytes} bytes, where {group.name} has {group.state_bytes}")
-                is_there = size_bytes is not None
+                if size_bytes is None:
+                    return number, tokens // group.block_tokens - 1
             else:
                 first, end = group.first_needed(tokens), tokens // group.block_tokens
                 table = tables[group.name]
                 prompt = sequence.prompt(table.part(first, end), first)
                 [got] = yield from self._tensors[group.name].get([prompt], table.pool, None, deadline_s)
-                is_there = got == end - first
-            if not is_there:
-                return False
-        return True
+                if got < end - first:
+                    return number, first + got
+        return None
 
     # --- keys ---
 

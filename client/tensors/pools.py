@@ -18,6 +18,8 @@ from kvstore.protocol.errors import InvalidArgument
 
 Blocks: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
+NUMPY_TYPES: Final = ("float64", "float32", "float16")
+"""Those of DTYPE_BYTES that numpy itself has."""
 _SAME: Final = ("kv_factor", "head_dim", "block_tokens", "dtype")
 
 
@@ -177,4 +179,6 @@ def _type_of(values: Any, dtype: str) -> Any:
 
 
 def _stand_in(dtype: str) -> str:
-    return f"uint{8 * dtype_bytes(dtype)}" if dtype not in np.sctypeDict else dtype
+    """The type of a numpy array of these: whole numbers of their size for those that numpy has not. It may have a name for them, too, once
+    somebody has imported ml_dtypes."""
+    return dtype if dtype in NUMPY_TYPES else f"uint{8 * dtype_bytes(dtype)}"

@@ -7,7 +7,6 @@ Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,11 @@ from kvstore.protocol.errors import TraceError
 MAX_LINE_BYTES: Final = 16 << 20
 """A request of a million tokens has 40 KB: a longer line is another kind of file."""
 MAX_ID: Final = (1 << 64) - 1
+MAX_TIMESTAMP_MS: Final = 1e15
+"""30,000 years: what is beyond is no number of milliseconds since any beginning."""
+MAX_TOKENS: Final = 1 << 40
+MAX_SHOWN: Final = 40
+"""Characters of a number that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,8 @@ def parse_request(line: bytes) -> TraceRequest:
     """Raises TraceError, which does not know the line's number."""
     found = parse_object(line)
     timestamp_ms = _member(found, "timestamp")
-    if type(timestamp_ms) not in (int, float) or not math.isfinite(timestamp_ms) or timestamp_ms < 0:
-        raise TraceError(f"timestamp is {timestamp_ms!r}, not a number of milliseconds")
+    if type(timestamp_ms) not in (int, float) or not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
+        raise TraceError(f"timestamp is {_shown(timestamp_ms)}, not a number of milliseconds")
     hash_ids = _member(found, "hash_ids")
     if type(hash_ids) is not list or not all(type(block) is int and 0 <= block <= MAX_ID for block in hash_ids):
         raise TraceError("hash_ids is not a list of whole numbers from 0 to 2^64 - 1")
@@ -92,6 +96,11 @@ def _member(found: dict[str, Any], name: str) -> Any:
 
 def _length(found: dict[str, Any], name: str) -> int:
     value = _member(found, name)
-    if type(value) is not int or value < 0:
-        raise TraceError(f"{name} is {value!r}, not a number of tokens")
+    if type(value) is not int or not 0 <= value <= MAX_TOKENS:
+        raise TraceError(f"{name} is {_shown(value)}, not a number of tokens")
     return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -36,6 +36,9 @@ from kvstore.transfer.nixl.descriptors import (
 )
 from kvstore.transfer.nixl.library import NativeAgent, Progress
 
+MAX_KNOWN_REGIONS: Final = 4096
+"""Of one peer. NIXL keeps what it was told of a region until the peer is forgotten, and a slot that is written from another host is a
+region of its own for as long as its put is open: beyond these it is told anew of those that are used."""
 MAX_MESSAGE_BYTES: Final = 64 << 10
 LOOKS_AT_ONCE: Final = 8
 """So often a caller that runs its request looks before it sleeps: a small transfer takes less than the shortest sleep, about 70 us."""
@@ -227,6 +230,9 @@ class NixlAgent(TransferAgent):
             self._initiator = self._make_native()
             self._registered[self._initiator] = set()
         initiator = self._initiator
+        is_idle = not any(transfer.peer.server == remote.server for transfer in self._under_way.values())
+        if is_idle and len(self._known.get(remote.server, ())) >= MAX_KNOWN_REGIONS:
+            self._forget(remote)
         if remote.server not in self._known:
             initiator.load(remote.description)
             self._known[remote.server] = set()

@@ -94,7 +94,12 @@ class UcxWorker:
         self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
         self._background = Operation()
         self._thread = threading.Thread(target=self._run, name="kvstore-ucx", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._epoll.close()
+            os.close(self._kick)
+            raise Unreachable(f"no thread can be had for UCX: {error}") from None
         atexit.register(self.close)  # a thread inside UCX does not survive the end of the interpreter
 
     def resources(self) -> list[str]:

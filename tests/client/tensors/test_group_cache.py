@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.tensors.group_cache import AsyncGroupCache, GroupCache
+from kvstore.client.tensors.group_operations import MAX_READS
 from kvstore.client.tensors.groups import Group, StateGroup, Table
 from kvstore.client.tensors.pools import EnginePool
 from kvstore.client.tensors.prompts import BlockHashes
@@ -103,6 +105,27 @@ def test_what_is_gone_between_question_and_reading_makes_the_prefix_shorter(addr
 
         client.lost = keys_of(namespace, client, cache, STATE, TOKENS)[0]
         assert cache.get(TOKENS, {"full": Table(out, range(8))}, states={"mamba": state}) == 0
+
+
+@pytest.mark.parametrize("window_tokens", [0, 8])
+def test_blocks_that_are_there_and_cannot_be_read_are_not_asked_for_once_for_each(namespace: Namespace, window_tokens: int) -> None:
+    """As those of an NVMe that is out of order."""
+    calls: list[str] = []
+
+    class Listed:
+        def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+            calls.append("exists")
+            return [True] * len(keys)
+
+        def get_batch_into(self, keys: Sequence[bytes], _buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+            calls.append("get")
+            return [None] * len(keys)
+
+    group = dataclasses.replace(FULL, window_tokens=window_tokens)
+    cache = GroupCache(Listed(), [group], namespace)  # type: ignore[arg-type]
+    pool = blocks_of(group, 64)
+    assert cache.get(range(1, 257), {"full": Table(pool, range(64))}) == 0
+    assert calls == ["exists"] + ["get"] * (MAX_READS if window_tokens else 1)
 
 
 def test_latents_and_their_indexer_have_tables_and_tensors_of_their_own(client: Client, namespace: Namespace) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.tensors.pools import EnginePool, Plane, Pool
+from kvstore.client.tensors.pools import EnginePool, Plane, Pool, holds
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
@@ -101,6 +101,15 @@ def test_planes_are_views_of_tensors_anywhere_in_their_storage_and_write_through
         plane.values.fill_(1)
     assert storage[:8].sum() == 0
     assert storage[8:].sum() == 2 * size
+
+
+def test_what_numpy_has_not_is_whole_numbers_of_its_size_whatever_others_have_taught_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ml_dtypes, which JAX and ONNX import, enters its types in numpy's table of names."""
+    for name in ("bfloat16", "float8_e4m3fn"):
+        monkeypatch.setitem(np.sctypeDict, name, np.float32)
+    assert holds(np.zeros(1, np.uint16), "bfloat16")
+    assert holds(np.zeros(1, np.uint8), "float8_e4m3fn")
+    assert not holds(np.zeros(1, np.uint16), "float16")
 
 
 def test_one_tensor_needs_no_list_and_bfloat16_of_numpy_is_uint16() -> None:

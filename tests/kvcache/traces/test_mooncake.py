@@ -59,6 +59,8 @@ def test_a_cut_off_line_is_named_by_its_number_after_the_good_ones(tmp_path: Pat
         (without("hash_ids"), "no hash_ids"),
         (without("input_length"), "no input_length"),
         (line(timestamp=-1), "timestamp is -1"),
+        (line(timestamp=10**400), r"timestamp is 10{39}\.\.\., not a number of milliseconds"),
+        (line(input_length=10**400), r"input_length is 10{39}\.\.\., not a number of tokens"),
         (line(timestamp=float("nan")), "timestamp is nan"),
         (line(timestamp="0"), "timestamp is '0'"),
         (line(input_length=1.5), "input_length is 1.5"),

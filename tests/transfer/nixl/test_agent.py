@@ -200,6 +200,20 @@ def test_regions_that_were_exported_after_the_peers_met_are_reached(pair: Pair) 
         assert ours.memory == theirs.memory
 
 
+def test_of_a_peers_regions_no_more_are_kept_than_may_be(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.transfer.nixl.agent.MAX_KNOWN_REGIONS", 4)
+    user, owner = pair.user, pair.owner
+    assert isinstance(user, NixlAgent)
+    for number in range(20):
+        memory = bytearray(64)
+        theirs, mine = Region(memoryview(memory)), Region(memoryview(bytearray([number]) * 64))
+        pair.move(Direction.WRITE, Piece(mine, 0, remote_region(owner, theirs), 0, 64))
+        assert memory == bytes([number]) * 64
+        assert sum(map(len, user._known.values())) <= 4
+        for region in (theirs, mine):
+            region.close()
+
+
 def test_plain_buffers_are_registered_no_longer_than_they_are_read_into() -> None:
     settings = TransferSettings(transports="nixl")
     with TransferEngine("reader", settings) as reader, TransferEngine("owner", settings) as owner:

@@ -1,5 +1,6 @@
 """One UCX worker a device, shared, progressed by whoever waits; what is given up moves no byte any more."""
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventu
 from kvstore.transfer.ucx import worker as ucx_worker
 from kvstore.transfer.ucx.operation import Message, Operation
 from kvstore.transfer.ucx.worker import UcxWorker
+from tests.no_threads import no_more_threads
 
 pytest.importorskip("ucxx")
 TAG = 7
@@ -51,6 +53,19 @@ def test_a_device_has_one_worker_until_its_last_user_has_left() -> None:
     fourth = UcxWorker.acquire("lo")
     assert fourth is not first
     fourth.release()
+
+
+def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    UcxWorker.acquire("").release()  # what UCX opens once
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        for _ in range(5):
+            with pytest.raises(Unreachable, match="no thread can be had for UCX: can't start new thread"):
+                UcxWorker.acquire("")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    UcxWorker.acquire("").release()
 
 
 def test_it_says_what_it_can_use() -> None:
