@@ -76,7 +76,7 @@ def test_a_reader_that_is_slow_is_told_all_that_is_kept(context: zmq.Context[zmq
         for _ in range(2):
             asking.send_multipart((b"", (0).to_bytes(8, "big")))
             sockets.serve(60)
-            numbers = []
+            numbers = list[int]()
             while not numbers or numbers[-1] != (1 << 64) - 1:
                 assert asking.poll(PATIENCE_MS)
                 numbers.append(int.from_bytes(asking.recv_multipart()[2], "big"))
