@@ -55,7 +55,7 @@ class RankResources:
     """The engine's, of ranks that are connected, by their instance."""
 
     def connect(self, info: RankInfo) -> Peer:
-        """A rank as the engine's peer, until it is lost. Raises as `TransferEngine.connect`."""
+        """A rank as the engine's peer, until it is lost, or `close`. Raises as `TransferEngine.connect`."""
         assert self.engine is not None
         peer = self._peers[info.instance] = self.engine.connect(info.engine)
         return peer
@@ -78,7 +78,12 @@ class RankResources:
         return self._pool
 
     def close(self) -> None:
-        """Nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on; all else of it is closed then."""
+        """The engine keeps nothing of other ranks, and nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on; all
+        else of it is closed then."""
+        if self.engine is not None:
+            for peer in self._peers.values():
+                self.engine.disconnect(peer)
+        self._peers.clear()
         if self._pool is None or self._pool.close():
             return
         deadline_ns, late = self.reactor.now_ns() + int(self.settings.fence_timeout_s * 1e9), None

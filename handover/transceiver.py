@@ -65,7 +65,8 @@ class CacheTransceiver:
             regions: the rank's pool, one region for each that the layout has (`CacheLayout.region_bytes`), in order. Those from
                 `engine.allocate` can be read by ranks of the same host without a network. They stay the caller's, who keeps them until
                 `close` has returned.
-            engine: for one-sided transfers; None: everything goes by `connection`. It stays the caller's.
+            engine: for one-sided transfers; None: everything goes by `connection`. It stays the caller's, and is one transceiver's at a
+                time, which disconnects ranks that are gone, and all that it has connected when it is closed.
             settings: see HandoverSettings.
             store: where the beginning of sequences may be found.
             connection: a transport that sends and receives, on `rail`, for ranks that have no engine or none in common.

@@ -207,7 +207,11 @@ class KVStoreConnector(RemoteConnector):
                 return memory_obj
             other = self._allocator.allocate(found.shapes, found.dtypes, found.fmt)
             if other is not None:
-                memoryview(other.byte_array).cast("B")[:] = memoryview(memory_obj.byte_array).cast("B")[: found.length]
+                place, bytes_there = (memoryview(each.byte_array).cast("B") for each in (other, memory_obj))
+                if len(place) != found.length or found.length > len(bytes_there):
+                    other.ref_count_down()
+                    return None
+                place[:] = bytes_there[: found.length]
             return other
         except Exception:
             log.exception("a chunk is not what its header says")

@@ -4,6 +4,15 @@ import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded
 from tests.handover.scene import executor, layout_of
+from tests.handover.test_failures import check_next
+
+
+def test_an_engine_that_outlives_its_transceiver_keeps_nothing_of_other_ranks() -> None:
+    with executor(layout_of(), "pull") as source, executor(layout_of(), "pull") as destination:
+        check_next(source, destination, b"r")
+        assert destination.ranks[0].engine_peers()
+        destination.ranks[0].transceiver.close()
+        assert not destination.ranks[0].engine_peers()
 
 
 @pytest.mark.parametrize("busy", [0, 3])

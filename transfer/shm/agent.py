@@ -150,7 +150,9 @@ class SharedMemoryAgent(TransferAgent):
                 del self._queued[request]
         for request in mine:
             request.finish(Unreachable("the peer was unloaded"))
-        peer.unload()
+        peer.is_loaded = False
+        if submit_once(self._threads, peer.unload) is None:  # it takes long to unmap a pool, and perhaps until nobody copies any more
+            peer.unload()
 
     def export(self, region: Region) -> bytes | None:
         place = self._target.export(region) if self._target is not None else None

@@ -37,9 +37,9 @@ from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent
+from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _Process
 from kvstore.transfer.testing.conformance import AgentConformance
-from kvstore.transfer.testing.waiting import eventually, in_background, within
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background, within
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner
@@ -184,7 +184,7 @@ def test_more_than_64_regions_of_another_process_are_read_and_no_descriptor_stay
         eventually(lambda: owner.descriptors() <= there, "no descriptor of a region stays with its owner")
         assert mappings() == mapped + 299
         agent.unload_remote(remote)
-        assert mappings() == mapped - 1
+        eventually(lambda: mappings() == mapped - 1, "all of them are unmapped")
         ours.close()
 
 
@@ -394,6 +394,20 @@ def test_unloading_a_peer_ends_what_waits_for_it_and_nothing_else(
         read(agent, one, ours, owner.regions[0])
     with pytest.raises(Unreachable, match="unloaded"):
         agent.notify(one, b"x", Deadline(10))
+
+
+def test_who_unloads_a_peer_waits_for_nobody_who_copies_nor_until_it_is_unmapped(
+    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region
+) -> None:
+    remote = agent.load_remote(owner.metadata)
+    assert isinstance(remote, _Process)
+    read(agent, remote, ours, owner.regions[0])
+    assert remote.mapped
+    with remote.lock:
+        in_background(lambda: agent.unload_remote(remote)).result(PATIENCE_S)
+        with pytest.raises(Unreachable, match="unloaded"):
+            read(agent, remote, ours, owner.regions[0])
+    eventually(lambda: not remote.mapped, "it is unmapped")
 
 
 def test_a_request_that_was_begun_when_its_peer_was_unloaded_leaves_no_connection(

@@ -8,13 +8,17 @@ import asyncio
 import json
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend import CreateStorageBackends
 
 LAYERS, CHUNK_TOKENS, HEADS, HEAD_SIZE = 4, 16, 2, 32
@@ -92,26 +96,44 @@ class Child:
 
     def cancelled_get(self, name: int) -> Any:
         """Somebody stops waiting for a chunk as soon as he has asked for it: the references that its memory has in the end."""
-        asked = []
+        with self.noticed() as asked:
+
+            async def get_and_stop() -> None:
+                getting = asyncio.ensure_future(self.remote.connection.batched_get([self.key(name)]))
+                await asyncio.sleep(0)
+                getting.cancel()
+                await asyncio.gather(getting, return_exceptions=True)
+                while asked[0].get_ref_count():
+                    await asyncio.sleep(0)
+
+            asyncio.run_coroutine_threadsafe(get_and_stop(), self.loop).result(WAIT_S)
+        return asked[0].get_ref_count()
+
+    def get_misdescribed(self, name: int, tokens: int) -> Any:
+        """A chunk whose header says that it has so many tokens, whatever its length; the references left of all memory made for it."""
+        deserialize = RemoteMetadata.deserialize
+
+        def other(header: bytes) -> RemoteMetadata:
+            found = deserialize(header)
+            found.shapes = [torch.Size([2, LAYERS, tokens, HEADS * HEAD_SIZE])]
+            return found
+
+        with self.noticed() as asked, patch.object(RemoteMetadata, "deserialize", other):
+            seen = self.get([name])
+        return {"seen": seen, "references": [each.get_ref_count() for each in asked]}
+
+    @contextmanager
+    def noticed(self) -> Iterator[list[MemoryObj]]:
+        """The memory that is allocated meanwhile."""
+        asked: list[MemoryObj] = []
         allocate = self.local.allocate
 
         def noticed(*arguments: Any, **named: Any) -> Any:
             asked.append(allocate(*arguments, **named))
             return asked[-1]
 
-        self.local.allocate = noticed
-
-        async def get_and_stop() -> None:
-            getting = asyncio.ensure_future(self.remote.connection.batched_get([self.key(name)]))
-            await asyncio.sleep(0)
-            getting.cancel()
-            await asyncio.gather(getting, return_exceptions=True)
-            while asked[0].get_ref_count():
-                await asyncio.sleep(0)
-
-        asyncio.run_coroutine_threadsafe(get_and_stop(), self.loop).result(WAIT_S)
-        self.local.allocate = allocate
-        return asked[0].get_ref_count()
+        with patch.object(self.local, "allocate", noticed):
+            yield asked
 
     def close(self) -> Any:
         self.remote.close()

@@ -88,6 +88,14 @@ def test_memory_is_free_again_once_nothing_reads_into_it_whoever_stopped_waiting
     assert one.ask("get", names=[41]) == [[FULL, 41.0, 1]]
 
 
+@pytest.mark.parametrize("tokens", [FULL - 1, FULL + 1])
+def test_a_chunk_whose_header_says_another_length_is_a_miss_and_keeps_no_memory(cluster: Cluster, tmp_path: Path, tokens: int) -> None:
+    with child(cluster, tmp_path / "log", save_chunk_meta=True) as engine:
+        engine.ask("put", names=[51], tokens=[FULL])
+        assert engine.ask("get_misdescribed", name=51, tokens=tokens) == {"seen": [None], "references": [0, 0]}
+        assert engine.ask("get", names=[51]) == [[FULL, 51.0, 1]]
+
+
 def test_a_store_that_is_gone_is_misses_and_the_engine_goes_on(tmp_path: Path) -> None:
     with embedded(PLAN) as cluster, child(cluster, tmp_path / "log") as engine:
         engine.ask("put", names=[1], tokens=[FULL])
