@@ -4,6 +4,7 @@ What is asked of a cluster whose key space has several partitions is asked of th
 by key, of partition 0's.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -37,10 +38,12 @@ class StoredKey(NamedTuple):
 class Control:
     """Connections to masters' control planes. A context manager; threads may share it."""
 
-    def __init__(self, address: str, settings: ClientSettings, *others: str) -> None:
+    def __init__(self, address: str, settings: ClientSettings, *others: str, are_owners: bool = False) -> None:
         """Of the master whose control plane is at `address`, for partition 0 of the key space, and of those for the `others`, in order.
-        Connects at the first call. Raises ConfigError for certificates that cannot be used."""
+        Connects at the first call. With `are_owners` the status of one that owns its partition no more is Unavailable: it knows of no
+        nodes. Raises ConfigError for certificates that cannot be used."""
         self._settings = settings
+        self._are_owners = are_owners
         self._shown = as_metadata(settings.tenant, settings.token)
         tls, options = Certificates.of(settings), grpc_options(settings.peer_timeout_s)
         addresses = (address, *others)
@@ -54,9 +57,9 @@ class Control:
 
     @classmethod
     def find(cls, settings: ClientSettings) -> "Control":
-        """Of the masters that own the catalog. Raises as find_control."""
+        """Of the masters that own the catalog now; once others do, it is to be found anew. Raises as find_control."""
         first, *others = find_controls(settings, Deadline(settings.deadline_s))
-        return cls(first, settings, *others)
+        return cls(first, settings, *others, are_owners=True)
 
     @property
     def _others(self) -> range:
@@ -68,23 +71,22 @@ class Control:
         return merged_status([self.status_of(partition) for partition in range(len(self._stubs))])
 
     def status_of(self, partition: int) -> pb.StatusReply:
-        """The cluster as the owner of one partition knows it."""
+        """The cluster as the owner of one partition knows it. Raises Unavailable."""
         try:
             reply: pb.StatusReply = self._stubs[partition].Status(
                 pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata(partition)
             )
         except grpc.RpcError as error:
             raise translated(error) from None
+        if self._are_owners and reply.role == "following":
+            raise Unavailable(f"another master owns partition {partition} by now, or nobody yet: try again")
         return reply
 
     def _of_each(self, node: str, call: Callable[[int], object]) -> None:
         """Do what concerns a node at the owner of each partition that knows it, of the first one, which says whether that may be, last."""
         try:
             for partition in self._others:
-                status = self.status_of(partition)
-                if status.role == "following":  # which knows no nodes: the node would be left out where it is known
-                    raise Unavailable(f"partition {partition} changes hands: ask again")
-                if any(known.name == node for known in status.nodes):
+                if any(known.name == node for known in self.status_of(partition).nodes):
                     call(partition)
             call(0)
         except grpc.RpcError as error:
@@ -183,6 +185,20 @@ class Control:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def cluster_status(settings: ClientSettings) -> pb.StatusReply:
+    """The whole cluster; while a partition changes hands its next owner is waited for. Raises as find_control."""
+    deadline = Deadline(settings.deadline_s)
+    while True:
+        with Control.find(settings) as control:
+            try:
+                return control.status()
+            except Unavailable:
+                pause_s = settings.owner_retry_s
+                if deadline.up_to_s(pause_s) < pause_s:
+                    raise
+        time.sleep(pause_s)
 
 
 def find_control(settings: ClientSettings) -> str:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from kvstore.client.effects import AnyLoan, Aside, Ask, Await, Operation, Send, Sleep, Take
 from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route
 from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import InvalidTicket, KVStoreError, NoOwner, StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidTicket, KVStoreError, NoOwner, StaleEpoch, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Welcome
@@ -213,12 +213,18 @@ class Daemons:
     def _ask_owner(
         self, masters: MasterRoutes, asking: Round, message: Message | None, answer: type[M], deadline: Deadline
     ) -> Operation[tuple[AnyLoan, M | None] | None]:
-        """Ask the master that is the owner as far as is known, and keep the channel. None: it is not, or cannot be reached: `asking` has
-        been told."""
+        """Ask the master that is the owner as far as is known, and keep the channel. None: it is not, or cannot be reached, `asking` has
+        been told; or it kept a call waiting to its end, so that the others are to be asked first."""
         while True:
-            route = masters.to_owner()
+            route, known = masters.to_owner(), masters.known
+            if known.are_several and known.silences(route.primary):
+                return None
             try:
-                loan = yield from self._connect(route, deadline)
+                try:
+                    loan = yield from self._connect(route, deadline)
+                except DeadlineExceeded as error:
+                    asking.failed(route.primary, error)
+                    raise
                 if loan is None:
                     continue
                 if loan.channel.welcome.owner:
@@ -274,8 +280,8 @@ class Daemons:
         return isinstance(message, Reserve) and not self.nodes.is_known
 
     def _find_owner(self, masters: MasterRoutes, asking: Round, deadline: Deadline) -> Operation[bool]:
-        """Ask who has not been asked yet, until one says that it is the owner; it is the one in use then."""
-        while (address := asking.next()) is not None:
+        """Ask who has not been asked yet, while there is time, until one says that it is the owner; it is the one in use then."""
+        while deadline.up_to_s(self._patience_s) and (address := asking.next()) is not None:
             try:
                 loan = yield from self._introduce(masters.to(address), Deadline(deadline.up_to_s(self._patience_s)))
             except KVStoreError as error:

@@ -7,11 +7,10 @@ from kvstore.client.config import ClientSettings
 
 
 def status(settings: ClientSettings) -> dict[str, Any]:
-    """All that the master knows of the cluster, as `kvstore status --json` prints it. Raises as Control.find and Control.status."""
-    from kvstore.client.control import Control, as_dict
+    """All that the master knows of the cluster, as `kvstore status --json` prints it. Raises as Control.find."""
+    from kvstore.client.control import as_dict, cluster_status
 
-    with Control.find(settings) as control:
-        return as_dict(control.status())
+    return as_dict(cluster_status(settings))
 
 
 def keys(settings: ClientSettings, namespace: Any, limit: int | None) -> list[bytes]:

@@ -37,13 +37,15 @@ def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
         for name, count in reply.counters.items():
             if name.startswith(OF_PROCESS):
                 found.counters[name] = max(found.counters[name], count) if name.endswith("_slowest_us") else found.counters[name] + count
+    are_owners = not any(reply.role == "following" for reply in replies)
     for node in found.nodes:
-        _merge_node(node, [each for reply in replies for each in reply.nodes if each.name == node.name])
+        _merge_node(node, [each for reply in replies for each in reply.nodes if each.name == node.name], are_owners=are_owners)
     _merge_grants(found, replies, processes)
     return found
 
 
-def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus]) -> None:
+def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus], *, are_owners: bool) -> None:
+    """`are_owners`: of each partition its owner has told; who follows one knows of no nodes, nor what is left there."""
     node.blocks = sum(one.blocks for one in each)
     node.state = max((one.state for one in each), key=_STATES.index)
     drains = [one.drain for one in each if one.HasField("drain")]
@@ -53,7 +55,7 @@ def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus]) -> None:
     node.drain.CopyFrom(
         pb.DrainStatus(
             to=drains[0].to,
-            is_done=len(drains) == len(each) and all(drain.is_done for drain in drains),
+            is_done=are_owners and len(drains) == len(each) and all(drain.is_done for drain in drains),
             left_blocks=total("left_blocks"),
             kept_blocks=total("kept_blocks"),
             copying_blocks=total("copying_blocks"),

@@ -143,6 +143,8 @@ class RouterApp:
         except TimeoutError:
             message = f"the body of the request did not come within {settings.client_timeout_s:g} s"
             return Problem(408, "invalid_request_error", message)
+        except web.RequestPayloadError:
+            return Problem(400, "invalid_request_error", "the body of the request is not encoded as its headers say")
         order, slo = parse(parse_json(body)), parse_slo(request.headers, self._slo)
         if order.model != settings.model:
             message = f"there is no model {order.model[:100]!r} here; there is {settings.model!r}"

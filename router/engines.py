@@ -115,9 +115,9 @@ class DecodeStream:
     async def _end(self) -> None:
         """The answer is whole. Only a body that is read to its end leaves a connection for others; one that goes on, or breaks, is no
         matter."""
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ProtocolError):
             async with asyncio.timeout(END_S):
-                while await self._response.content.readany():
+                while await _arrived(self._response):
                     pass
 
     def close(self) -> None:

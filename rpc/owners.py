@@ -52,10 +52,15 @@ class Masters:
         """Those that did not answer when they were asked last."""
 
     def in_order(self) -> list[Address]:
-        """All of them, from the owner on, those last that did not answer: each would be waited for anew."""
+        """All of them, from the owner on, those last that did not answer: each would be waited for anew. Of these the one first that was
+        asked longest ago, so that each has its turn where there is never time for all."""
         known = list(dict.fromkeys((*self._given, *self._named, self.owner)))
         at = known.index(self.owner)
-        return sorted(known[at:] + known[:at], key=self._silent.__contains__)
+        return sorted(known[at:] + known[:at], key=self._silent_since_ns)
+
+    def _silent_since_ns(self, address: Address) -> int:
+        known = self._silent.get(address)
+        return -1 if known is None else known.since_ns
 
     def was_silent(self, address: Address, waited_ns: int) -> None:
         """It did not answer in that time."""
@@ -155,7 +160,8 @@ class Round:
         if refusals:
             return refusals[0]
         is_awaited = any(isinstance(failure, NoOwner) for failure in self._failures)
-        return (NoOwner if is_awaited else Unavailable)(f"no master can be reached: {'; '.join(dict.fromkeys(map(str, self._failures)))}")
+        told = "; ".join(dict.fromkeys(map(str, self._failures))) or "there was no time to ask one"
+        return (NoOwner if is_awaited else Unavailable)(f"no master can be reached: {told}")
 
 
 def is_awaited(masters: Masters, error: KVStoreError) -> bool:
@@ -191,12 +197,12 @@ def find_owner(
     tls: Certificates | None = None,
 ) -> Channel:
     """One round: an introduced connection to the owner. One attempt takes `attempt_s` at most, and as much longer for each time in a row
-    that this master has not answered, up to `max_attempt_s`.
+    that this master has not answered, up to `max_attempt_s`. Who is not asked for want of time has not been silent.
 
     Raises Unavailable: none says that it is the owner; or what a master refuses with (Unauthorized, ProtocolError).
     """
     asking = Round(masters, besides=besides)
-    while (address := asking.next()) is not None:
+    while deadline.up_to_s(attempt_s) and (address := asking.next()) is not None:
         patience_s = max(attempt_s, min((1 + masters.silences(address)) * attempt_s, max_attempt_s))
         try:
             channel = Channel.open(address, hello, Deadline(deadline.up_to_s(patience_s)), tls=tls)

@@ -22,24 +22,29 @@ def started(threads: int, name: str) -> ThreadPoolExecutor:
     except (RuntimeError, MemoryError) as error:
         all_there.abort()
         pool.shutdown(cancel_futures=True)
-        raise ConfigError(
-            f"{threads} threads ({name}) cannot be had: {error}; raise the limit of processes, pids.max of a container"
-        ) from error
+        raise not_given(threads, name, error) from error
     return pool
+
+
+def not_given(threads: int, name: str, error: Exception) -> ConfigError:
+    """What comes of `error`, of the start of one of so many threads."""
+    return ConfigError(f"{threads} threads ({name}) cannot be had: {error}; raise the limit of processes, pids.max of a container")
 
 
 def submit_once(pool: Executor, work: Callable[[], object]) -> "Future[None] | None":
     """Have a thread of the pool do `work` in its turn; what that raises is lost. None: the pool is closed, or has no thread, and does
     not do it later either. `cancel` of what is returned takes it back, unless it has begun."""
     turn: Future[None] = Future()
+    held = [work]
 
     def run() -> None:
         if turn.set_running_or_notify_cancel():
-            work()
+            held.pop()()
 
     try:
         pool.submit(run)
     except RuntimeError:
         if turn.cancel():
+            held.clear()  # the pool keeps `run` until it has a thread
             return None
     return turn

@@ -30,6 +30,7 @@ from kvstore.protocol.catalog_messages import (
 from kvstore.protocol.errors import KVStoreError, Unavailable, typed
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.waits import SPARE, never
 from kvstore.store.comparison import Comparison, Soon
 from kvstore.store.comparison import Send as Compare
 
@@ -63,6 +64,8 @@ class _Waiter(NamedTuple):
     oldest: int
     callback: Published
     blocks: Sequence[Block]
+    is_over: Callable[[], bool]
+    """Nobody needs the callback any more."""
 
 
 class Publisher:
@@ -111,6 +114,7 @@ class Publisher:
         self._on_synced: Callable[[], None] = lambda: None
         self._waiters: list[_Waiter] = []
         """A heap."""
+        self._max_waiters = SPARE
         self._next_waiter = 0
         self._unsaid_gone: dict[tuple[str, bytes], int] = {}
         """By tenant and key, the newest event in the queue that says that a block of it is gone."""
@@ -150,16 +154,26 @@ class Publisher:
         return newest <= self.durable_seq or self._inventory_seq < oldest <= newest <= self._streamed_seq
 
     def when_published(
-        self, newest: int, callback: Published, span: Span | None = None, *, oldest: int | None = None, blocks: Sequence[Block] = ()
+        self,
+        newest: int,
+        callback: Published,
+        span: Span | None = None,
+        *,
+        oldest: int | None = None,
+        blocks: Sequence[Block] = (),
+        is_over: Callable[[], bool] = never,
     ) -> None:
         """Call back when the event `newest`, and all from `oldest` on where there are others, are durable at the master: at once if they
         are, however long it takes if not. `span`: of the request that waits, if it is traced. `blocks`: those that it waits for, which are
-        said again at once over the next link; without, the whole inventory of that comes first."""
+        said again at once over the next link; without, the whole inventory of that comes first. Who waits is forgotten some time after
+        `is_over` says that nobody does any more."""
         oldest = newest if oldest is None else oldest
         if self.is_published(newest, oldest):
             callback(None)
             return
-        heapq.heappush(self._waiters, _Waiter(newest, self._next_waiter, oldest, callback, blocks))
+        if len(self._waiters) >= self._max_waiters:
+            self._forget_over()
+        heapq.heappush(self._waiters, _Waiter(newest, self._next_waiter, oldest, callback, blocks, is_over))
         self._next_waiter += 1
         if span is not None:
             span.begin("kvstore.node.wait_for_master")
@@ -192,15 +206,22 @@ class Publisher:
 
     def _say_anew(self) -> None:
         """Commit once more what somebody waits for who was told nothing by the link before: he need not wait for the inventory."""
-        waiters, self._waiters = self._waiters, []
+        self._forget_over()
+        waiters, self._waiters, before = self._waiters, [], self._seq
         for waiter in waiters:
-            oldest = self._seq + 1
-            for block in waiter.blocks:
-                if not block.is_gone:
+            there = [block for block in waiter.blocks if not block.is_gone]
+            for block in there:
+                if block.event_seq <= before:  # else another one waits for it, too
                     self.emit(EVENT_COMMIT, block)
-            is_said = self._seq >= oldest
-            self._waiters.append(waiter._replace(newest=self._seq, oldest=oldest) if is_said else waiter)
+            said = [block.event_seq for block in there]
+            self._waiters.append(waiter._replace(newest=max(said), oldest=min(said)) if said else waiter)
         heapq.heapify(self._waiters)
+
+    def _forget_over(self) -> None:
+        """Those that nobody needs any more."""
+        self._waiters = [waiter for waiter in self._waiters if not waiter.is_over()]
+        heapq.heapify(self._waiters)
+        self._max_waiters = 2 * len(self._waiters) + SPARE
 
     def _compared(self, differing: list[Block] | KVStoreError | None) -> None:
         self._comparison = None

@@ -8,6 +8,7 @@ from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.rows import decided
+from kvstore.store.blocks.waits import never
 from kvstore.store.publisher import Published, Publisher
 
 PART_BLOCKS: Final = 4_096
@@ -49,7 +50,9 @@ class Publishers:
         """The table's `emit`."""
         self._each[self._partitioning.of(block.key)].emit(kind, block)
 
-    def when_published(self, blocks: Sequence[Block], callback: Published, span: Span | None = None) -> None:
+    def when_published(
+        self, blocks: Sequence[Block], callback: Published, span: Span | None = None, *, is_over: Callable[[], bool] = never
+    ) -> None:
         """Call back when the newest events of these blocks are durable at their masters; at once if they are. See
         Publisher.when_published."""
         groups = self._partitioning.group(blocks)
@@ -58,7 +61,7 @@ class Publishers:
             publisher, told = self._each[partition], callback if len(groups) == 1 else waiting.told
             awaited = [block for block in group if block.event_seq > publisher.durable_seq]
             events = [block.event_seq for block in awaited]
-            publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0), blocks=awaited)
+            publisher.when_published(max(events, default=0), told, span, oldest=min(events, default=0), blocks=awaited, is_over=is_over)
         if not groups:
             callback(None)
 

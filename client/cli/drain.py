@@ -1,6 +1,7 @@
 """The command `drain`: a node is emptied, so that it can be stopped without anything being missed."""
 
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import click
@@ -42,27 +43,45 @@ def drain(node: str, to: str, cancel: bool, no_wait: bool, wait_s: float | None,
             click.echo(f"{node} takes blocks again")
         elif no_wait:
             click.echo(f"{node} is being drained: kvstore status shows how far it is")
-        else:
-            _wait(control, node, wait_s)
+    if not (cancel or no_wait):
+        _wait(settings, node, wait_s)
 
 
-def _wait(control: Control, name: str, wait_s: float | None) -> None:
-    """Show what is left whenever that changes. Raises DeadlineExceeded, Unavailable: somebody has cancelled it."""
+def _wait(settings: ClientSettings, name: str, wait_s: float | None) -> None:
+    """Show what is left whenever that changes, whichever masters own the catalog meanwhile. Raises DeadlineExceeded, Unavailable: somebody
+    has cancelled it, or no master can be reached for deadline_s."""
     until_s = None if wait_s is None else time.monotonic() + wait_s
     shown = ""
-    while True:
-        node = next((node for node in control.status().nodes if node.name == name), None)
-        if node is None or not node.HasField("drain"):
-            raise Unavailable(f"the drain of {name!r} has been cancelled")
-        line = progress(node)
-        if line != shown:
-            click.echo(line)
-            shown = line
-        if node.drain.is_done:
-            return
+    for status in _looks(settings):
+        if status is not None:
+            node = next((node for node in status.nodes if node.name == name), None)
+            if node is None or not node.HasField("drain"):
+                raise Unavailable(f"the drain of {name!r} has been cancelled")
+            line = progress(node)
+            if line != shown:
+                click.echo(line)
+                shown = line
+            if node.drain.is_done:
+                return
         if until_s is not None and time.monotonic() >= until_s:
             raise DeadlineExceeded(f"{name} is not drained after {wait_s:g} s; the drain goes on")
         time.sleep(LOOK_S)
+
+
+def _looks(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
+    """The cluster's status at each look; None: its masters are to be found anew. Raises Unavailable: they could not be for deadline_s."""
+    answered_s = time.monotonic()
+    while True:
+        try:
+            with Control.find(settings) as control:
+                while True:
+                    status = control.status()
+                    answered_s = time.monotonic()
+                    yield status
+        except Unavailable:
+            if time.monotonic() > answered_s + settings.deadline_s:
+                raise
+        yield None
 
 
 def progress(node: pb.NodeStatus) -> str:

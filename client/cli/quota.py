@@ -8,7 +8,7 @@ import click
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control
+from kvstore.client.control import Control, cluster_status
 from kvstore.client.tools.quota_table import limit_shown, quota_table, rows
 from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole
 from kvstore.protocol.errors import Denied
@@ -28,8 +28,7 @@ def quota() -> None:
 def show(as_json: bool, settings: ClientSettings) -> None:
     """Show by tenant and node what is used, the quota of it (a dash where there is no limit), and who says so: an operator, the tenant's
     table of the quotas file, or its default. Of a node the tenants that take most."""
-    with Control.find(settings) as control:
-        found = control.status()
+    found = cluster_status(settings)
     if not is_whole(found):
         raise Denied(NOT_SHOWN)
     if as_json:

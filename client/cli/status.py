@@ -7,7 +7,7 @@ import click
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control, as_dict
+from kvstore.client.control import as_dict, cluster_status
 from kvstore.client.tools import masters, sharing
 from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
@@ -24,7 +24,7 @@ def status(as_json: bool, settings: ClientSettings) -> None:
     this host with why not: "" where it does.
     """
     try:
-        found = _ask(settings)
+        found = cluster_status(settings)
     except Unavailable as error:
         _show_unowned(settings, error, as_json=as_json)
         raise
@@ -52,7 +52,7 @@ def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool
 @client_options
 def nodes(as_json: bool, settings: ClientSettings) -> None:
     """Show the nodes: where they are, whether they live, what they hold."""
-    found = _ask(settings)
+    found = cluster_status(settings)
     if as_json:
         echo_json([as_dict(node) for node in found.nodes])
     else:
@@ -70,7 +70,7 @@ def tiers(as_json: bool, settings: ClientSettings) -> None:
     Where a tier quantises values (nvme_codec), also what it holds is worth to readers, and the payload, metadata and bits an element of
     what is encoded.
     """
-    found = _ask(settings)
+    found = cluster_status(settings)
     if as_json:
         echo_json([_tier(node, tier) for node in found.nodes for tier in node.tiers])
     else:
@@ -84,8 +84,3 @@ def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
         **as_dict(tier),
         "effective_bits": effective_bits(tier.payload_bytes + tier.metadata_bytes, tier.elements),
     }
-
-
-def _ask(settings: ClientSettings) -> pb.StatusReply:
-    with Control.find(settings) as control:
-        return control.status()

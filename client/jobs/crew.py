@@ -1,17 +1,21 @@
-"""Threads that carry out jobs: workers for lookups and loads, workers for stores, and a clerk. What they do is decided by the board.
+"""Threads that carry out jobs: workers for lookups and loads, workers for stores, and a clerk. What they do is decided by the board. All
+are there before there is a job: one that was refused for want of a thread would be carried out all the same by whichever there is.
 
 The clerk tells of jobs that ended in their caller's thread, and ends those whose deadline passes while all workers wait for a store
 that does not answer. Nobody holds the lock while he calls a client or an `on_done`.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from kvstore.client.jobs.board import NEVER_NS, Board, Side
 from kvstore.client.jobs.calls import UNREACHABLE, Calls
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import BaseJob, Job
 from kvstore.client.jobs.stats import JobStats
+from kvstore.rpc.workers import not_given
 from kvstore.transfer.memory.shield import Shield
 
 
@@ -19,7 +23,7 @@ class Crew:
     """Thread-safe. What a signal handler raises comes out of its methods when they are through."""
 
     def __init__(self, calls: Calls, settings: JobSettings, clock_ns: Callable[[], int]) -> None:
-        """Threads begin with the first job."""
+        """Its threads are there then. Raises ConfigError: the system does not give them."""
         self._calls = calls
         self._settings = settings
         self._clock_ns = clock_ns
@@ -27,13 +31,18 @@ class Crew:
         self._board = Board(settings, clock_ns, self, calls.probe)
         self._worker_wakes = {side: threading.Condition(self._lock) for side in (self._board.reads, self._board.writes)}
         """Notified when there is work."""
-        self._staffed: set[Side] = set()
         self._clerk_wakes = threading.Condition(self._lock)
         self._clerk_until_ns = 0
         self._job_ended = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._has_clerk = False
         self._has_stopped = False
+        try:
+            with Shield(), self._lock:
+                self._begin_all()
+        except BaseException:
+            self.close(0.0)
+            raise
 
     # --- callers' threads ---
 
@@ -100,32 +109,38 @@ class Crew:
     # --- what the board says, with the lock ---
 
     def work(self, side: Side) -> None:
-        self._begin_clerk()
-        if side not in self._staffed:
-            self._staffed.add(side)
-            for _ in range(side.workers):
-                self._begin_thread("kvstore-jobs-worker", lambda: self._worker(side))
         self._worker_wakes[side].notify()
 
     def clerk(self, due_ns: int) -> None:
-        self._begin_clerk()
-        if due_ns < self._clerk_until_ns:
+        if not self._has_clerk:  # after `close`; where no thread is to be had, it is told with the next one
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self._begin_clerk()
+        elif due_ns < self._clerk_until_ns:
             self._clerk_wakes.notify()
 
     def ended(self) -> None:
         self._job_ended.notify_all()
 
+    # --- threads of its own ---
+
+    def _begin_all(self) -> None:
+        sides = list(self._worker_wakes)
+        try:
+            self._begin_clerk()
+            for side in sides:
+                for _ in range(side.workers):
+                    self._begin_thread("kvstore-jobs-worker", partial(self._worker, side))
+        except (RuntimeError, MemoryError) as error:
+            raise not_given(1 + sum(side.workers for side in sides), "kvstore-jobs", error) from error
+
     def _begin_clerk(self) -> None:
-        if not self._has_clerk:
-            self._has_clerk = True
-            self._begin_thread("kvstore-jobs-clerk", self._clerk)
+        self._begin_thread("kvstore-jobs-clerk", self._clerk)
+        self._has_clerk = True
 
     def _begin_thread(self, name: str, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
-
-    # --- threads of its own ---
+        self._threads.append(thread)
 
     def _worker(self, side: Side) -> None:
         while True:

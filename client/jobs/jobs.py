@@ -34,7 +34,7 @@ class Jobs(AnyJobs[Job]):
     _kind_of_job = Job
 
     def __init__(self, client: Client, settings: JobSettings | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Asks nobody; its threads begin with the first job."""
+        """Asks nobody. Raises ConfigError: the system does not give its threads, `read_workers`, `write_workers` and one."""
         chosen = settings or JobSettings()
         self._crew = Crew(Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns), chosen, clock_ns)
         super().__init__(self._crew, chosen, clock_ns)

@@ -20,7 +20,7 @@ from stat import S_IMODE
 from typing import Final
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control
+from kvstore.client.control import cluster_status
 from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.client.tools.masters import MasterTold, line, look
 from kvstore.protocol import control_pb2 as pb
@@ -56,8 +56,7 @@ def fetch(url: str) -> tuple[str, str]:
 def checks(settings: ClientSettings) -> list[Check]:
     """One says why where no master answers."""
     try:
-        with Control.find(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))) as control:
-            status = control.status()
+        status = cluster_status(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s)))
         told = look(settings, status)
     except KVStoreError as error:
         return [Check("cluster", Verdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]

@@ -28,6 +28,10 @@ class PublishingSockets:
         self._events = self._context.socket(zmq.PUB)
         self._events.set_hwm(MAX_UNSENT_BATCHES)
         self._replay = self._context.socket(zmq.ROUTER) if replay_endpoint else None
+        if self._replay is not None:
+            # A router drops what is beyond without a word. To one reader: a whole answer, and as much again, for ZeroMQ takes note of what
+            # was read in halves of this only.
+            self._replay.setsockopt(zmq.SNDHWM, 2 * (kept_batches + 1))
         self._topic = topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept_batches)
         self._number = 0

@@ -50,6 +50,8 @@ class Pool:
     rank: Rank
     is_replicated: bool
     """All tensor-parallel ranks hold equal bytes: MLA."""
+    told: str = ""
+    """What SGLang was told of the model that changes what it computes: overrides of its configuration, quantisation."""
     draft: str = ""
     """The model whose pool it is, where that is not `model` itself but one that drafts tokens for it."""
 
@@ -60,6 +62,7 @@ class Pool:
             "engine": "sglang",
             "pool": self.name,
             "draft": self.draft,
+            "told": self.told and blake2b(self.told.encode(), digest_size=16).hexdigest(),
             "layout": self.layout,
             "regions": f"{len(self.regions)}:{blake2b(repr(self.regions).encode(), digest_size=8).hexdigest()}",
             "pp": _part(self.rank.pp),

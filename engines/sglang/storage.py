@@ -6,6 +6,7 @@
 The other entries are the settings of SGLangSettings. This module imports SGLang, and is imported by it only.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,7 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_model, get_spec
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.job import Job
@@ -198,7 +199,7 @@ def _described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, set
     return Pool(
         name=str(name),
         model=settings.model or config.model_name,
-        revision=settings.revision,
+        revision=settings.revision or get_model().revision or "",
         salt=settings.salt,
         dtype=str(getattr(host_pool, "dtype", "bytes")).removeprefix("torch."),
         layout=getattr(host_pool, "layout", "") or "",
@@ -211,8 +212,23 @@ def _described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, set
             dcp=(config.dcp_rank, config.dcp_size),
         ),
         is_replicated=is_replicated,
+        told=_told(),
         draft=_draft() if name in OWN_KIND else "",
     )
+
+
+def _told() -> str:
+    """What pages depend on, and neither the model's name nor its revision says."""
+    chosen = get_model()
+    told = {
+        "overrides": json.loads(chosen.json_model_override_args),
+        "configuration": chosen.decrypted_config_file,
+        "quantization": chosen.quantization,
+        "scales": chosen.quantization_param_path,
+        "weights": "random" if chosen.load_format == "dummy" else "",
+    }
+    told = {name: value for name, value in told.items() if value}
+    return json.dumps(told, sort_keys=True) if told else ""
 
 
 def _draft() -> str:

@@ -5,6 +5,7 @@ Source: vLLM 0.32, v1/metrics/loggers.py, for the names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,6 +54,8 @@ def read_load(text: str) -> Load:
                     sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     except (ValueError, KeyError) as error:
         raise ProtocolError(f"the engine's metrics cannot be read: {error}") from None
+    if not all(map(isfinite, (used, *sums.values()))):
+        raise ProtocolError("the engine's metrics have values that are no finite numbers")
     if RUNNING not in sums or WAITING not in sums:
         raise ProtocolError(f"the engine's metrics have no {RUNNING} and {WAITING}: is it vLLM, with its statistics on?")
     prefills = sums.get(PREFILLS, 0.0)

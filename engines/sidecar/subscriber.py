@@ -15,7 +15,7 @@ from typing import Final
 import zmq
 
 from kvstore.engines.sidecar.events import Event, read_batch
-from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 END: Final = (1 << 64) - 1
 """The number that ends a replay, -1."""
@@ -43,7 +43,8 @@ class Subscriber:
     def take(self, timeout_s: float, apply: Callable[[list[Event]], None], lost: Callable[[], None]) -> None:
         """Wait for up to `timeout_s` for batches and hand on all that are there: `apply` a batch, `lost` where what was known is void.
 
-        Raises ProtocolError for what is no batch; if it was numbered as one, what was known is void, too (`lost` has been called).
+        Raises ProtocolError for what is no batch, and what `apply` does; if it was numbered as one, what was known is void, too (`lost`
+        has been called).
         """
         if not self._socket.poll(round(timeout_s * 1000)):
             return
@@ -51,7 +52,7 @@ class Subscriber:
             number, payload = _numbered(self._socket.recv_multipart())
             try:
                 self._accept(number, payload, apply, lost)
-            except ProtocolError:
+            except KVStoreError:
                 lost()
                 self._expected = number + 1
                 raise

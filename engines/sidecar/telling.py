@@ -162,10 +162,14 @@ class Telling:
 
 def _fetch(url: str, timeout_s: float) -> str:
     """Raises Unavailable."""
+    until_s, text = time.monotonic() + timeout_s, bytearray()
     try:
         request = urllib.request.Request(url, headers=dict(trace_metadata()))
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            text: bytes = response.read(MAX_METRICS_BYTES)
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:  # its timeout is anew that of each piece
+            while len(text) < MAX_METRICS_BYTES and (piece := response.read1(MAX_METRICS_BYTES - len(text))):
+                text += piece
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"not all of them came within {timeout_s:g} s")
     except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
         raise Unavailable(f"its metrics at {url} cannot be had: {error}") from None
     return text.decode(errors="replace")

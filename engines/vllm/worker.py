@@ -9,7 +9,6 @@ both are counted.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -29,6 +28,7 @@ from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings, job_settin
 from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging, rows
 from kvstore.engines.vllm.trouble import LOG, Trouble
 from kvstore.protocol.errors import typed
+from kvstore.rpc.workers import started
 
 IDLE_WAIT_S: Final = 0.002
 """An engine that has nothing but loads to wait for sleeps for so long before it looks for new requests again."""
@@ -49,7 +49,8 @@ class Worker:
         self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, is_writer: bool, fails_whole: bool = False
     ) -> None:
         """It owns `client`. None: a group of which this rank has no layers. Only the writer of a shard stores its blocks. `fails_whole`:
-        see groups.py."""
+        see groups.py. Raises ConfigError: the system does not give its threads, without which no load would end later."""
+        self._loaders = started(LOAD_THREADS, "kvstore-load")
         self._client = client
         self._jobs = Jobs(client, job_settings(settings))
         self._groups = groups
@@ -59,7 +60,6 @@ class Worker:
         value_bytes = max(group.pools.value_bytes for group in groups if group is not None)
         self._load_staging = Staging(value_bytes, LOAD_THREADS * max(CHUNK_BYTES, value_bytes))
         self._save_staging = Staging(value_bytes, int(settings.write_behind_bytes))
-        self._loaders = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="kvstore-load")
         self._load_trouble = Trouble("loading blocks", "they are computed")
         self._copy_trouble, self._save_trouble = (Trouble(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
         is_by_layer = settings.load_by_layer and not settings.load_async

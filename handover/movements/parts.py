@@ -7,9 +7,13 @@ between the pools have the whole sequence as their only chunk.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
-from typing import NamedTuple, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.protocol.errors import InvalidArgument
+
+MAX_UNITS: Final = 1 << 19
+"""Of a plan. The receiver says how small parts are, and each unit takes the sender's thread a microsecond or two."""
 
 
 class PartId(NamedTuple):
@@ -99,7 +103,7 @@ def plan_parts(
 ) -> PartPlan:
     """Cut what a pair of ranks moves. `measure` tells the bytes of one layer of a chunk; `part_bytes` 0: straight between the pools.
 
-    A gathered part has about `part_bytes`; more only where one unit of one layer has.
+    A gathered part has about `part_bytes`; more only where one unit of one layer has. Raises InvalidArgument: these are too many parts.
     """
     count = tokens.end - tokens.start
     layer_bytes = measure(tokens) if layers and count > 0 else 0
@@ -108,6 +112,8 @@ def plan_parts(
     if not part_bytes:
         return PartPlan(layers, (tokens,), len(layers), layer_bytes)
     size = max(1, count * part_bytes // layer_bytes // unit) * unit
+    if (units := len(layers) * -(-count // size)) > MAX_UNITS:
+        raise InvalidArgument(f"{units} parts of {part_bytes} bytes are more than {MAX_UNITS}: staging_part_bytes is too small")
     chunks = tuple(Chunk(at, min(at + size, tokens.end)) for at in range(tokens.start, tokens.end, size))
     if not measure(chunks[-1]):  # its few blocks lie on other context-parallel ranks
         chunks = chunks[:-1]

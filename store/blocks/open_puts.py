@@ -1,14 +1,18 @@
 """The puts at work: who writes which key, until when, and the slots of those whose time ran out. Pure; `now_ns` is passed in."""
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.rows import keys_of
 from kvstore.tiers.tier import Slot
+
+MAX_WHOLE: Final = 64
+"""Batches of a tenant that are kept as such: a key is looked for in one after the other."""
 
 
 class Grant(Protocol):
@@ -72,15 +76,20 @@ class OpenPuts:
         """By tenant and key. None of them empty."""
         self._batches: dict[int, OpenBatch] = {}
         """Those of which no put was asked for by itself, by their first number, ascending: their puts are in neither of these."""
+        self._first_ids: list[int] = []
+        """Theirs."""
+        self._of_tenant: dict[str, dict[int, OpenBatch]] = {}
+        """The same by tenant, MAX_WHOLE at most of each. None of them empty."""
+        self._whole_blocks = 0
+        """Blocks in them."""
         self._expiry: deque[OpenPut | OpenBatch] = deque()
         self._stranded: dict[object, dict[int, OpenPut]] = {}
         self._next_id = 1
 
     def of_key(self, tenant: str, key: bytes) -> OpenPut | None:
-        if self._batches:
-            for batch in self._batches_of(tenant):
-                if key in batch.keys:
-                    self._split(batch)
+        if tenant in self._of_tenant:
+            for batch in [batch for batch in self._of_tenant[tenant].values() if key in batch.keys]:
+                self._split(batch)
         of_tenant = self._writers.get(tenant)
         return of_tenant.get(key) if of_tenant is not None else None
 
@@ -89,15 +98,18 @@ class OpenPuts:
         of_tenant = self._writers.get(tenant)
         if of_tenant is not None and not of_tenant.keys().isdisjoint(keys):
             return True
-        return any(not batch.keys.isdisjoint(keys) for batch in self._batches_of(tenant))
+        batches = self._of_tenant.get(tenant)
+        return batches is not None and any(not batch.keys.isdisjoint(keys) for batch in batches.values())
 
     def get(self, put_id: int, owner: object) -> OpenPut | None:
         """The open put of that id, if `owner` is its writer and was told it."""
         put = self._puts.get(put_id)
         if put is None and self._batches:
-            for batch in [batch for batch in self._batches.values() if put_id in batch.ids]:
+            before = bisect_right(self._first_ids, put_id)
+            batch = self._batches[self._first_ids[before - 1]] if before else None
+            if batch is not None and put_id in batch.ids:
                 self._split(batch)
-            put = self._puts.get(put_id)
+                put = self._puts.get(put_id)
         return put if put is not None and put.owner is owner and put.is_named else None
 
     def get_all(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
@@ -140,7 +152,13 @@ class OpenPuts:
         """As `add`, of blocks of one tenant that have different keys; there is at least one."""
         batch = OpenBatch(self._next_id, blocks, frozenset(keys_of(blocks)), owner, now_ns + self._ttl_ns)
         self._next_id += len(blocks)
-        self._batches[batch.first_id] = batch
+        of_tenant = self._of_tenant.setdefault(blocks[0].tenant, {})
+        if len(of_tenant) >= MAX_WHOLE:
+            self._split(next(iter(of_tenant.values())))
+            of_tenant = self._of_tenant.setdefault(blocks[0].tenant, {})
+        of_tenant[batch.first_id] = self._batches[batch.first_id] = batch
+        self._first_ids.append(batch.first_id)
+        self._whole_blocks += len(blocks)
         self._expiry.append(batch)
         return batch
 
@@ -154,7 +172,7 @@ class OpenPuts:
 
     def _split(self, batch: OpenBatch) -> list[OpenPut]:
         """Each put of a batch is by itself from now on."""
-        del self._batches[batch.first_id]
+        self.close_batch(batch)
         owner, expires_ns, is_named = batch.owner, batch.expires_ns, batch.is_named
         columns = zip(batch.ids, batch.blocks, strict=True)
         batch.puts = [OpenPut(put_id, block, owner, expires_ns, is_named=is_named) for put_id, block in columns]
@@ -162,9 +180,6 @@ class OpenPuts:
         of_tenant = self._writers.setdefault(batch.blocks[0].tenant, {})
         of_tenant.update(zip([block.key for block in batch.blocks], batch.puts, strict=True))
         return batch.puts
-
-    def _batches_of(self, tenant: str) -> list[OpenBatch]:
-        return [batch for batch in self._batches.values() if batch.blocks[0].tenant == tenant] if self._batches else []
 
     def close(self, put: OpenPut) -> None:
         """The put is over, however it ended."""
@@ -177,6 +192,13 @@ class OpenPuts:
     def close_batch(self, batch: OpenBatch) -> None:
         """As `close`, of all puts of a batch that `get_batch` gave."""
         del self._batches[batch.first_id]
+        del self._first_ids[bisect_left(self._first_ids, batch.first_id)]
+        tenant = batch.blocks[0].tenant
+        of_tenant = self._of_tenant[tenant]
+        del of_tenant[batch.first_id]
+        if not of_tenant:
+            del self._of_tenant[tenant]
+        self._whole_blocks -= len(batch.blocks)
 
     def close_all(self, puts: Sequence[OpenPut]) -> None:
         """As `close`, of different puts of one tenant; there is at least one."""
@@ -223,15 +245,15 @@ class OpenPuts:
 
     def count_of(self, tenant: str) -> int:
         """Open puts of a tenant."""
-        return len(self._writers.get(tenant, ())) + sum([len(batch.blocks) for batch in self._batches_of(tenant)])
+        whole = self._of_tenant.get(tenant)
+        return len(self._writers.get(tenant, ())) + (sum([len(batch.blocks) for batch in whole.values()]) if whole else 0)
 
     def tenants(self) -> set[str]:
         """Those that have some."""
-        return set(self._writers) | {batch.blocks[0].tenant for batch in self._batches.values()}
+        return set(self._writers) | set(self._of_tenant)
 
     def __len__(self) -> int:
-        count = len(self._puts)
-        return count + sum([len(batch.blocks) for batch in self._batches.values()]) if self._batches else count
+        return len(self._puts) + self._whole_blocks
 
     def check_integrity(self) -> None:
         """Assert that both indexes agree, that no key or number has two puts, and that every open put will expire. For tests; O(puts)."""
@@ -240,7 +262,9 @@ class OpenPuts:
         of_batches = [put for batch in self._expiry if isinstance(batch, OpenBatch) for put in batch.puts]
         assert writers == set(self._puts.values()) <= {*self._expiry, *of_batches}
         assert set(self._batches.values()) <= set(self._expiry)
-        assert list(self._batches) == sorted(self._batches) == [batch.first_id for batch in self._batches.values()]
+        assert list(self._batches) == sorted(self._batches) == [batch.first_id for batch in self._batches.values()] == self._first_ids
+        assert all(0 < len(of_tenant) <= MAX_WHOLE for of_tenant in self._of_tenant.values())
+        assert sorted(first for of_tenant in self._of_tenant.values() for first in of_tenant) == self._first_ids
         names = [(put.block.tenant, put.block.key) for put in writers]
         names += [(block.tenant, block.key) for batch in self._batches.values() for block in batch.blocks]
         assert len(names) == len(set(names)) == len(self)

@@ -8,7 +8,6 @@ three states: to be claimed, claimed, or put off because another writer is at it
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -16,20 +15,13 @@ from typing import Final
 from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.waits import Waits, never
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
 
 _Group = tuple[str, str, int]
 """Tenant, namespace and partition."""
-
-
-@dataclass(slots=True, eq=False)
-class _Wait:
-    """For `left` blocks of one tenant."""
-
-    left: int
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Undecided:
@@ -45,8 +37,8 @@ class Undecided:
         self._claimed: dict[str, set[bytes]] = {}
         """By tenant, keys about which a claim is under way, whether their blocks are here still or not: two claims of one key could be
         decided one way and carried out the other."""
-        self._waits: dict[str, dict[int, _Wait]] = {}
-        """By tenant, and by the number of its newest block then."""
+        self._waits: dict[str, Waits] = {}
+        """By tenant. None of them empty."""
         self._due: list[Callable[[], None]] = []
         self.last_number = 0
         """Of the newest block."""
@@ -125,23 +117,18 @@ class Undecided:
     def _count_off(self, tenant: str, numbers: Sequence[int]) -> None:
         """The tenant's blocks of these numbers are decided about."""
         waits = self._waits[tenant]
-        for newest in list(waits):
-            wait = waits[newest]
-            wait.left -= sum([number <= newest for number in numbers])
-            if not wait.left:
-                del waits[newest]
-                if not waits:
-                    del self._waits[tenant]
-                self._due += wait.callbacks
+        self._due += waits.take_off(numbers)
+        if not waits:
+            del self._waits[tenant]
 
-    def when_decided(self, tenant: str, callback: Callable[[], None]) -> None:
-        """`take_due` will give the callback once every block of the tenant that is undecided now is so no more."""
+    def when_decided(self, tenant: str, callback: Callable[[], None], *, is_over: Callable[[], bool] = never) -> None:
+        """`take_due` will give the callback once every block of the tenant that is undecided now is so no more; if at all, where `is_over`
+        has said by then that nobody waits for it."""
         numbers = self._numbers.get(tenant)
         if not numbers:
             self._due.append(callback)
             return
-        wait = self._waits.setdefault(tenant, {}).setdefault(self.last_number, _Wait(len(numbers)))
-        wait.callbacks.append(callback)
+        self._waits.setdefault(tenant, Waits()).add(self.last_number, len(numbers), callback, is_over)
 
     def take_due(self) -> list[Callable[[], None]]:
         """The callbacks whose time has come. They are not called where a block goes: that may be in the midst of making room."""
@@ -252,6 +239,6 @@ class Undecided:
         for block in known:
             assert block.generation == UNDECIDED
             assert not block.is_gone
+        assert all(self._waits.values())
         for tenant, waits in self._waits.items():
-            for newest, wait in waits.items():
-                assert wait.left == sum(number <= newest for number in self._numbers[tenant].values()) > 0
+            waits.check_integrity(list(self._numbers[tenant].values()))

@@ -19,6 +19,10 @@ class PendingAnswer:
         self.flags = flags
         self.until_ns = until_ns(session, header)
 
+    def is_over(self) -> bool:
+        """It has been given."""
+        return not self._answers.waits(self)
+
     def give(self, error: Exception | None) -> None:
         """Answer the request: with the flags as they are now for None, else with the error. Only the first call counts."""
         if not self._answers.take(self):
@@ -41,6 +45,10 @@ class Answers:
         answer = PendingAnswer(self, session, header, flags)
         self._pending[answer] = None
         return answer
+
+    def waits(self, answer: PendingAnswer) -> bool:
+        """Whether it has yet to be given."""
+        return answer in self._pending
 
     def take(self, answer: PendingAnswer) -> bool:
         """Whether it waits still; it does not any more."""

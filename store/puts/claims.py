@@ -143,7 +143,7 @@ class _UndecidedPut:
             self._answer.give(None)
         else:
             # What was there already may not be durable yet: "already there" is said once it is.
-            self._publishers.when_published(self._frame.waits, self._answer.give, self._span)
+            self._publishers.when_published(self._frame.waits, self._answer.give, self._span, is_over=self._answer.is_over)
 
     def _record(self) -> None:
         """Tell those who follow what is stored here of what is still there, in the order of the frame: parents come first."""

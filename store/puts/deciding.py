@@ -140,7 +140,7 @@ class Deciding:
         answer = self._answers.begin(session, header, bytearray())
         if self._undecided.has_to_claim:
             self._undecided.put_by(tenant, None, session.span(header.request_id))
-        self._undecided.when_decided(tenant, lambda: answer.give(None))
+        self._undecided.when_decided(tenant, lambda: answer.give(None), is_over=answer.is_over)
 
     def _claim(self, link: _Link, blocks: list[Block]) -> None:
         def decided(reply: Grants | KVStoreError) -> None:

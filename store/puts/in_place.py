@@ -180,7 +180,7 @@ class InPlacePuts:
         waits = [block for block in stored if block.event_seq]
         if waits:
             answer = self._answers.begin(session, header, flags)
-            self._publishers.when_published(waits, answer.give, session.span(header.request_id))
+            self._publishers.when_published(waits, answer.give, session.span(header.request_id), is_over=answer.is_over)
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

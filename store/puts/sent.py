@@ -139,7 +139,7 @@ class SentPuts:
             self._table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
         if frame.waits:
             answer = self._answers.begin(session, header, flags)
-            self._publishers.when_published(frame.waits, answer.give, session.span(header.request_id))
+            self._publishers.when_published(frame.waits, answer.give, session.span(header.request_id), is_over=answer.is_over)
         else:
             session.reply(header.request_id, Flags(bytes(flags)))
 

@@ -229,6 +229,8 @@ class ReadService:
             blocks, values = request.answer()
         self.out_bytes += sum(request.sizes)
         session.reply(request.header.request_id, blocks, values, on_sent=(lambda: self._let_go(request)) if values else None)
+        if not values:
+            self._let_go(request)  # of what was fetched nothing has arrived: its turn is over
 
     def _let_go(self, request: ReadRequest) -> None:
         """Give back what is held for it: once its values are the kernel's, or because it ends otherwise."""

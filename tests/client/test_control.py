@@ -9,13 +9,13 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control, as_dict, find_control
+from kvstore.client.control import Control, as_dict, cluster_status, find_control
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
+from tests.client.stub_control import stub_controls
 from tests.ports import free_ports
 from tests.rpc.stub_masters import stub_masters
 
@@ -80,38 +80,35 @@ def test_a_master_of_a_release_without_settable_quotas_is_told_of_in_one_line() 
 
 
 def test_a_node_is_not_left_out_of_a_partition_that_changes_hands() -> None:
-    """Two stubs of a ControlServicer, of which the second one follows by now."""
-
-    class Stub(ControlServicer):
-        def __init__(self, role: str) -> None:
-            self.role = role
-            self.drained = 0
-
-        def Status(self, _request: object, _context: object) -> pb.StatusReply:  # noqa: N802
-            return pb.StatusReply(role=self.role)
-
-        def Drain(self, _request: object, _context: object) -> pb.DrainReply:  # noqa: N802
-            self.drained += 1
-            return pb.DrainReply()
-
-    servers, ports, stubs = [], [], [Stub("owner"), Stub("following")]
-    for stub in stubs:
-        server = grpc.server(ThreadPoolExecutor(1))
-        add_ControlServicer_to_server(stub, server)  # type: ignore[no-untyped-call]
-        ports.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-        server.start()
-        servers.append(server)
-    try:
-        with Control(ports[0], ClientSettings(deadline_s=60.0), ports[1]) as control:
-            with pytest.raises(Unavailable, match="partition 1 changes hands: ask again"):
-                control.drain("n0")
-            assert [stub.drained for stub in stubs] == [0, 0]
-            stubs[1].role = "owner"
+    follower = pb.StatusReply(role="following")
+    with stub_controls(pb.StatusReply(role="owner"), follower) as (first, second):
+        settings = ClientSettings(deadline_s=60.0)
+        with Control(first.place, settings, second.place, are_owners=True) as control:
+            for ask in (control.status, lambda: control.drain("n0")):
+                with pytest.raises(Unavailable, match="another master owns partition 1 by now, or nobody yet: try again"):
+                    ask()
+            assert not first.drained
+            follower.role = "owner"
             control.drain("n0")
-            assert [stub.drained for stub in stubs] == [1, 0], "which does not know it"
-    finally:
-        for server in servers:
-            server.stop(None)
+            assert (first.drained, second.drained) == (["n0"], []), "the second does not know it"
+        with Control(second.place, settings) as control:
+            follower.role = "following"
+            assert control.status().role == "following", "of a master that is asked for itself"
+
+
+def test_the_status_of_a_cluster_waits_for_the_next_owner() -> None:
+    of_first = pb.StatusReply(role="following")
+    with stub_controls(of_first, pb.StatusReply(role="owner", blocks=3)) as (before, now), stub_masters(1) as (master,):
+        master.control = before.place
+        settings = ClientSettings(master=master.address, deadline_s=60.0, owner_retry_s=0.01)
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(cluster_status, settings)
+            eventually(lambda: master.hellos > 2, "it is looked for again")
+            master.control = now.place
+            assert found.result(60).blocks == 3
+        master.control = before.place
+        with pytest.raises(Unavailable, match="another master owns partition 0 by now"):
+            cluster_status(dataclasses.replace(settings, deadline_s=0.5, owner_retry_s=0.6))
 
 
 def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:

@@ -15,6 +15,7 @@ from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, R
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import Address
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode, is_here
 
@@ -120,6 +121,41 @@ def resumed(operation: Operation[Any]) -> Operation[Any]:
             effect = operation.send((yield effect))
     except StopIteration as end:
         return end.value
+
+
+def test_one_that_kept_a_call_waiting_to_its_end_is_asked_after_the_others(oracle: Oracle) -> None:
+    known = knowing(oracle, "a:1,b:1").masters.known
+    oracle.refusals["a:1"] = DeadlineExceeded("no answer within the deadline of 0.1 s")
+    with pytest.raises(DeadlineExceeded):
+        ask(oracle)
+    ask(oracle)
+    assert set(taken(oracle)) == {"b:1"}
+    known.was_silent(known.owner, 0)
+    oracle.owners["a:1"] = "b:1"
+    oracle.refusals.clear()
+    oracle.loans.clear()
+    ask(oracle)
+    assert taken(oracle) == ["a:1", "b:1", "b:1"], "it is the owner all the same, as the other one says"
+
+
+def test_a_single_master_that_kept_a_call_waiting_is_asked_all_the_same(oracle: Oracle) -> None:
+    knowing(oracle, "a:1")
+    oracle.refusals["a:1"] = DeadlineExceeded("no answer within the deadline of 0.1 s")
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded):
+            ask(oracle)
+    oracle.refusals.clear()
+    ask(oracle)
+    assert taken(oracle) == ["a:1"]
+
+
+def test_nobody_is_asked_when_the_time_is_over(oracle: Oracle) -> None:
+    daemons = knowing(oracle, "a:1,b:1,c:1")
+    oracle.unreachable.add("a:1")
+    with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1$"):
+        oracle.run(daemons.ask_master(Exists([b"k"]), Flags, Deadline(0.0)))
+    assert taken(oracle) == []
+    assert daemons.masters.known.silences(Address("b", 1)) == 0
 
 
 def test_a_refusal_by_another_master_ends_the_search(oracle: Oracle) -> None:

@@ -3,6 +3,8 @@
 import json
 import threading
 
+import pytest
+
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.events import Event
 from kvstore.console.source import Look
@@ -107,7 +109,8 @@ class Counted(Simulated):
         return super().look()
 
 
-def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looked_at() -> None:
+def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.console.watch.MAX_SHARE", 1.0)  # else it waits for twenty times what its looks have taken
     clock, source, rests = Clock(), Counted(), threading.Semaphore(0)
 
     def rest_s() -> float:

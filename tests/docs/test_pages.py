@@ -3,6 +3,7 @@
 docs/transfer.md and docs/topology.md have tests of their own: their blocks are indented.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -277,7 +278,7 @@ def test_the_router_is_tried_as_its_page_says(tmp_path: Path) -> None:
     can be seen."""
     block = next(block for block in blocks(ROOT / "docs" / "router.md", "") if "kvstore-router" in block)
     functions = "".join(f'{name}() {{ "$PYTHON" -m {module} "$@"; }}\n' for name, module in PROGRAMS.items())
-    script = "set -eu\n" + functions + 'python() { "$PYTHON" "$@"; }\n'
+    script = 'exec 9>"$STEPS"; BASH_XTRACEFD=9; set -eux\n' + functions + 'python() { "$PYTHON" "$@"; }\n'
     instances = "kvstore instances --json 2>/dev/null | grep -o '\"name\"' | wc -l"
     for line in block.splitlines():
         script += line + "\n"
@@ -288,15 +289,24 @@ def test_the_router_is_tried_as_its_page_says(tmp_path: Path) -> None:
             script += f"until [ $({instances}) -ge 4 ]; do sleep 0.2; done\n"
         elif line.startswith("kvstore-router"):
             script += "until curl -s http://127.0.0.1:8000/health >/dev/null; do sleep 0.2; done\n"
-    environment = {**os.environ, "PYTHON": sys.executable, "XDG_RUNTIME_DIR": str(tmp_path), "SAID": str(tmp_path / "said")}
+    steps = tmp_path / "steps"
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "SAID": str(tmp_path / "said"),
+        "STEPS": str(steps),
+    }
     with two_hosts(0) as hosts, (tmp_path / "said").open("w+b") as said:
         bash = hosts.start(0, ["bash", "-c", script], stdout=said, stderr=said, env=environment, start_new_session=True)
+        ended = None
         try:
-            ended = bash.wait(PATIENCE_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ended = bash.wait(PATIENCE_S)
         finally:
             os.killpg(bash.pid, signal.SIGKILL)
         said.seek(0)
         text = said.read().decode()
-    assert ended == 0, text
+    assert ended == 0, f"{text}\nat this step:\n{steps.read_text()[-500:]}"
     assert "200 OK" in text
     assert "x-kvstore-decision: {" in text.lower()

@@ -57,6 +57,14 @@ def test_a_drain_is_done_once_it_is_in_every_partition() -> None:
     assert not drained(None, None).HasField("drain")
 
 
+def test_a_drain_is_not_done_where_only_a_follower_has_told_of_a_partition() -> None:
+    done = pb.DrainStatus(to="peers", is_done=True)
+    replies = [pb.StatusReply(name="a", role="owner", nodes=[node(1, drain=done)]), pb.StatusReply(name="b", role="following")]
+    assert not merged_status(replies).nodes[0].drain.is_done
+    replies[1].role = "cut off"
+    assert merged_status(replies).nodes[0].drain.is_done, "of which the node is not known"
+
+
 def test_pins_are_of_partitions_and_connections_of_processes() -> None:
     grant = pb.TenantGrants(tenant="red", pins=1, reservations=2, requests_in_flight=3, connections=4)
     replies = [pb.StatusReply(name=name, grants=[grant]) for name in ("a", "a", "b")]

@@ -397,6 +397,19 @@ def test_a_body_that_does_not_come_is_408() -> None:
     run(test())
 
 
+def test_a_body_that_does_not_decompress_is_the_clients_error() -> None:
+    async def test() -> None:
+        async with served() as router:
+            headers = {"Content-Encoding": "gzip"}
+            response = await router.client.post("/v1/completions", data=b"no gzip", headers=headers)
+            problem = (await response.json())["error"]
+            assert (response.status, problem["type"]) == (400, "invalid_request_error")
+            assert problem["message"] == "the body of the request is not encoded as its headers say"
+            assert router.counters.failed == 0
+
+    run(test())
+
+
 def test_a_client_that_hangs_up_within_its_body_frees_its_place() -> None:
     async def test() -> None:
         async with served() as router:

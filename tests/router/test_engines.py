@@ -22,6 +22,7 @@ from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_ANSWER_BYTES, DecodeStream, Engines, FirstToken
 from kvstore.router.sse import done, event
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
+from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.ports import free_ports
 from tests.router.scripted import (
     PROMPT,
@@ -450,6 +451,23 @@ def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> Non
             asked(address, SETTINGS) as (engines, where),
         ):
             await drained(await engines.decode(work(), where, FIRST))
+
+    run(test())
+
+
+def test_an_answer_is_whole_though_its_connection_broke_before_its_end_was_read() -> None:
+    async def test() -> None:
+        async with (
+            raw_engine(chunked(event(choice([97]))), chunked(done()) + b"zz\r\n") as address,
+            asked(address, SETTINGS) as (engines, where),
+        ):
+            stream = await engines.decode(work(), where, FIRST)
+            await stream.first()
+            async with asyncio.timeout(PATIENCE_S):
+                while (connection := stream._response.connection) is not None and not connection.closed:
+                    await asyncio.sleep(0.001)
+            assert [piece async for piece in stream] == []
+            stream.close()
 
     run(test())
 

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 
@@ -159,6 +160,14 @@ def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
     assert masters.silences(B) == 0
 
 
+def test_of_those_that_did_not_answer_the_one_that_was_asked_longest_ago_has_its_turn() -> None:
+    clock = Clock()
+    masters = Masters([A, B, C], clock_ns=clock)
+    for address in (B, A, C, B):
+        wait_in_vain(masters, clock, address, 1)
+    assert masters.in_order() == [A, C, B]
+
+
 @pytest.mark.parametrize("says", [NoOwner("nobody owns the catalog"), standing_by("a:1")], ids=["nobody", "another"])
 def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_a_moment_ago(says: KVStoreError | Welcome) -> None:
     clock = Clock()
@@ -220,6 +229,25 @@ def test_each_time_that_one_does_not_answer_it_is_given_longer(
         with pytest.raises(Unavailable):
             find_owner(masters, HELLO, Deadline(600), attempt_s=10, max_attempt_s=longest_s)
     assert found == given_s
+
+
+def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, clock = list[Address](), Clock()
+
+    def no_answer(address: Address, _hello: Hello, deadline: Deadline, *, tls: object) -> None:
+        asked.append(address)
+        clock.ns = deadline.at_ns
+        raise DeadlineExceeded("no answer")
+
+    monkeypatch.setattr(Channel, "open", no_answer)
+    monkeypatch.setattr(time, "monotonic_ns", clock)
+    masters = Masters([A, B, C], clock_ns=clock)
+    for address in (A, B, C, A):
+        with pytest.raises(Unavailable, match=f"^no master can be reached: {address} does not answer$"):
+            find_owner(masters, HELLO, Deadline(2), attempt_s=2)
+    assert asked == [A, B, C, A]
+    with pytest.raises(Unavailable, match="there was no time to ask one"):
+        find_owner(masters, HELLO, Deadline(0), attempt_s=2)
 
 
 def test_one_that_does_not_answer_is_passed_over_and_named() -> None:

@@ -1,8 +1,10 @@
 """Promises of workers.py: a pool's threads are there from its start, or what it is given is done once, or never where it was refused."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -40,9 +42,11 @@ def test_what_is_taken_back_in_time_is_not_done(pool: ThreadPoolExecutor) -> Non
 def test_what_was_refused_for_want_of_a_thread_is_not_done_later(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go, done = threading.Event(), list[str]()
     submit_once(pool, lambda: may_go.wait(PATIENCE_S))
+    refused = partial(done.append, "refused")
     with monkeypatch.context() as patch:
         no_more_threads(patch)
-        assert submit_once(pool, lambda: done.append("refused")) is None
+        assert submit_once(pool, refused) is None
+    assert sys.getrefcount(refused) == 2, "nor kept until then: its variable has it, and the argument here"
     may_go.set()
     pool.shutdown()
     assert not done

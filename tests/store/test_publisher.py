@@ -23,6 +23,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.waits import SPARE
 from kvstore.store.comparison import Comparison
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot
@@ -381,6 +382,26 @@ def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node)
     assert told == [("put", None)]
     link.answer_all()
     assert told == [("put", None), ("put of what is gone", None)]
+
+
+def test_what_several_wait_for_is_said_again_once_and_what_nobody_waits_for_any_more_not_at_all(node: Node) -> None:
+    a, b, c = (node.commit(name) for name in "abc")
+    told: list[str] = []
+
+    def wait(name: str, *blocks: Block, is_over: bool = False) -> None:
+        seqs = [block.event_seq for block in blocks]
+        node.publisher.when_published(max(seqs), lambda _error: told.append(name), oldest=min(seqs), blocks=blocks, is_over=lambda: is_over)
+
+    wait("both", a, b)
+    wait("one", b)
+    wait("both too", b, a)
+    for _ in range(20 * SPARE):
+        wait("over", c, is_over=True)
+    assert len(node.publisher._waiters) <= SPARE + 3
+    link = node.link_up()
+    link.answer(2)
+    assert link.said()[:2] == [(PHASE_SYNC_BEGIN, ""), (PHASE_STREAM, "ab")]
+    assert sorted(told) == ["both", "both too", "one"]
 
 
 def test_what_a_link_told_before_its_inventory_was_whole_waits_for_the_next_ones(node: Node) -> None:

@@ -127,13 +127,15 @@ class _Helpers:
         """Have up to `count` of them help. Nobody needs to come: the caller takes all parts that nobody takes."""
         if self._is_dismissed:
             return
-        for _ in range(count):
-            self._calls.put(shared)
+        helpers = self._running
         for _ in range(self._running, self._limit):
             try:
                 begin_thread(self._serve)
             except RuntimeError:  # the system has none: the next call tries again
                 break
+            helpers += 1
+        for _ in range(min(count, helpers)):  # else nobody would ever take them out, and what they hold with them
+            self._calls.put(shared)
 
     def _serve(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, Attach, Not
 from kvstore.rpc.address import Address, is_here
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.workers import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
@@ -171,11 +173,8 @@ class SharedMemoryAgent(TransferAgent):
         except KVStoreError as error:
             request.finish(error)
             return
-        if not request.caller_runs:
-            try:
-                self._threads.submit(self.run, request)
-            except RuntimeError:  # closed meanwhile, which ended the request; or the system has no thread left
-                self.run(request)
+        if not request.caller_runs and submit_once(self._threads, partial(self.run, request)) is None:
+            self.run(request)  # closed meanwhile, which ended the request; or the system has no thread left
 
     def run(self, request: Request) -> None:
         with self._lock:

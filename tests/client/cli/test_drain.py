@@ -1,6 +1,7 @@
 """Promises of drain.py: what it says of each state a drain may be in, and when it ends. The way through: system/test_leaving.py."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +10,8 @@ from kvstore.client.cli.drain import progress
 from kvstore.client.cli.main import kvstore
 from kvstore.protocol import control_pb2 as pb
 from tests.client.embedded import embedded
+from tests.client.stub_control import stub_controls
+from tests.rpc.stub_masters import stub_masters
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,37 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
     code, said = run(master, "node-0", "--to", "nvme")
     assert (code, said.splitlines()[-1]) == (0, "node-0 is drained: nothing is left that would be missed, it can be stopped")
     assert run(master, "node-0", "--cancel") == (0, "node-0 takes blocks again\n")
+
+
+def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
+    """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
+
+    def told(**drain: Any) -> pb.StatusReply:
+        return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])
+
+    said = [
+        told(left_blocks=500),
+        pb.StatusReply(role="following"),
+        pb.StatusReply(role="following"),
+        told(left_blocks=400),
+        told(is_done=True),
+    ]
+    with stub_controls(told()) as (control,), stub_masters(1) as (master,):
+        control.says_status = lambda: said.pop(0)
+        master.control = control.place
+        code, output = run(master.address, "n1")
+    assert code == 0, output
+    assert [line.split(":")[1].split()[0] for line in output.splitlines()] == ["500", "400", "nothing"]
+    assert not said
+
+
+def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
+    with stub_controls(pb.StatusReply(role="following")) as (control,), stub_masters(1) as (master,):
+        master.control = control.place
+        code, output = run(master.address, "n1", "--deadline-s", "0.5")
+        assert (code, output) == (2, "kvstore: error: another master owns partition 0 by now, or nobody yet: try again\n")
+        code, output = run(master.address, "n1", "--wait-s", "0.1")
+        assert (code, output) == (2, "kvstore: error: n1 is not drained after 0.1 s; the drain goes on\n")
 
 
 @pytest.mark.parametrize(

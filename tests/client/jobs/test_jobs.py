@@ -16,6 +16,7 @@ from kvstore.client.jobs.stats import KindStats
 from kvstore.protocol.errors import (
     Cancelled,
     Closed,
+    ConfigError,
     DeadlineExceeded,
     Full,
     InvalidArgument,
@@ -25,6 +26,7 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.settings import Size
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 from tests.forks import told_by_child
+from tests.no_threads import no_more_threads
 
 NAMES = iter(range(1 << 30))
 NOT_SOON = 600.0
@@ -236,6 +238,42 @@ def test_after_close_all_is_answered_with_closed_and_told(client: FaultyClient) 
     assert client.calls == []
 
 
+def test_jobs_are_carried_out_where_the_system_has_no_thread_to_give_any_more(
+    jobs: Jobs, client: FaultyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = fresh_keys(1)
+    client.put_batch(keys, [b"value"])
+    buffer = bytearray(5)
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        load = jobs.load(keys, [buffer])
+        store = jobs.store(fresh_keys(1), [b"x"])
+    assert (over(load).results, bytes(buffer), over(store).results) == ([5], b"value", [True])
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
+    client: FaultyClient, monkeypatch: pytest.MonkeyPatch, given: int
+) -> None:
+    before = set(threading.enumerate())
+    no_more_threads(monkeypatch, after=given)
+    with pytest.raises(ConfigError, match=r"3 threads \(kvstore-jobs\) cannot be had: can't start new thread"):
+        Jobs(client, SETTINGS)
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
+
+
+def test_who_asks_after_close_is_told_once_there_is_a_thread_to_tell_him(client: FaultyClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(client, SETTINGS)
+    jobs.close()
+    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        first = jobs.lookup(fresh_keys(1), on_done=told.put)
+    assert isinstance(first.error, Closed)
+    second = jobs.lookup(fresh_keys(1), on_done=told.put)
+    assert [told.get(timeout=60), told.get(timeout=60)] == [first, second]
+
+
 @pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late")])
 def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client: FaultyClient, barrier: Barrier, error: Exception) -> None:
     client.faults.append(raises(error))
@@ -266,7 +304,7 @@ def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyCli
         client.faults += [raises(AWAY), raises(AWAY), raises(AWAY)]
         [key] = keys = fresh_keys(1)
         client.put(key, b"value")
-        assert jobs.match_prefix(keys) == 0  # no job was submitted: threads begin for the probe
+        assert jobs.match_prefix(keys) == 0
         while jobs.stats().reads.state is not State.CLOSED:
             pass
         assert jobs.match_prefix(keys) == 1

@@ -1,5 +1,6 @@
 """Promises of sockets.py, over real sockets."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -60,6 +61,26 @@ def test_what_is_kept_is_told_again(context: zmq.Context[zmq.Socket[bytes]], soc
         sockets.publish(b"%d" % number)
     assert answered(context, sockets, 3) == [(3, b"3"), (4, b"4")]
     assert answered(context, sockets, 0) == [(2, b"2"), (3, b"3"), (4, b"4")], "older ones are gone"
+
+
+def test_a_reader_that_is_slow_is_told_all_that_is_kept(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    kept = 2500  # more than ZeroMQ keeps for a peer unless told otherwise, and than fits in buffers of the system
+    with (
+        contextlib.closing(PublishingSockets("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", topic="", kept_batches=kept)) as sockets,
+        context.socket(zmq.DEALER) as asking,
+    ):
+        for _ in range(kept):
+            sockets.publish(bytes(20_000))
+        asking.set_hwm(1)
+        asking.connect(sockets.replay_endpoint)
+        for _ in range(2):
+            asking.send_multipart((b"", (0).to_bytes(8, "big")))
+            sockets.serve(60)
+            numbers = []
+            while not numbers or numbers[-1] != (1 << 64) - 1:
+                assert asking.poll(PATIENCE_MS)
+                numbers.append(int.from_bytes(asking.recv_multipart()[2], "big"))
+            assert numbers[:-1] == list(range(kept))
 
 
 def test_without_replays_it_only_waits() -> None:

@@ -55,6 +55,7 @@ def test_equal_pools_of_two_engines_have_equal_keys() -> None:
         {"rank": Rank(tp=(0, 2), dcp=(1, 2))},
         {"is_replicated": True},
         {"draft": "llama-eagle"},
+        {"told": '{"quantization": "fp8"}'},
     ],
 )
 def test_pools_that_differ_in_what_changes_bytes_share_nothing(changed: dict[str, Any]) -> None:

@@ -43,6 +43,15 @@ def test_metrics_of_something_else_say_what_is_missing(text: str) -> None:
         read_load(text)
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf"])
+@pytest.mark.parametrize("sample", ['running{engine="1"} 1.0', 'perc{engine="1"} 0.25', 'seconds_sum{engine="0"} 0.5'])
+def test_a_metric_that_is_no_finite_number_is_refused(sample: str, value: str) -> None:
+    metrics = METRICS.replace(',model_name="m"', "")
+    assert sample in metrics
+    with pytest.raises(ProtocolError, match="no finite numbers"):
+        read_load(metrics.replace(sample, f"{sample.split()[0]} {value}"))
+
+
 def test_what_are_no_metrics_is_refused() -> None:
     with pytest.raises(ProtocolError, match="cannot be read"):
         read_load("<html>{")

@@ -7,7 +7,7 @@ import zmq
 
 from kvstore.engines.sidecar.events import Event, Removed
 from kvstore.engines.sidecar.subscriber import Subscriber
-from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from tests.engines.sidecar.publisher import Publisher
 
 
@@ -125,6 +125,22 @@ def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: 
     with pytest.raises(ProtocolError, match="3 parts where"):
         heard.until(1)
     publisher.number = 2
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 2]
+    heard.subscriber.close()
+
+
+def test_what_cannot_be_applied_makes_all_void_and_ends_nothing(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+
+    def refuse(events: list[Event]) -> None:
+        raise InvalidArgument("token ids do not fit int32")
+
+    publish(publisher, 1)
+    with pytest.raises(InvalidArgument):
+        heard.subscriber.take(60.0, refuse, heard.lost)
     publish(publisher, 2)
     assert heard.until(2) == ["lost", 0, "lost", 2]
     heard.subscriber.close()

@@ -1,7 +1,10 @@
 """Promises of telling.py and the daemon around it: with a real master, an engine's metrics over HTTP and its events over ZeroMQ."""
 
+import contextlib
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +17,11 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import Placement, SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.engines.sidecar.config import SidecarSettings, check_settings
+from kvstore.engines.sidecar.telling import _fetch
 from kvstore.kvcache.naming import VllmNaming
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.errors import ConfigError, Unavailable
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.engines.sidecar.publisher import Publisher
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
@@ -144,6 +149,24 @@ def test_an_engine_that_does_not_answer_gets_no_requests_until_it_does(engine: E
         engine.metrics = "vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
         until(lambda: "e" in shown(scheduler), "the engine again")
         assert sum("cannot be had" in line for line in logs) == 1, "each complaint once"
+
+
+def test_metrics_that_come_in_drips_are_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+
+        def drip() -> None:
+            connection, _ = engine.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while True:
+                    connection.sendall(b"#")
+                    time.sleep(0.01)
+
+        in_background(drip)
+        url = "http://127.0.0.1:{1}/metrics".format(*engine.getsockname())
+        with pytest.raises(Unavailable, match="cannot be had"):
+            in_background(lambda: _fetch(url, 0.3)).result(PATIENCE_S)
 
 
 def test_without_a_master_it_complains_and_goes_on(engine: Engine) -> None:

@@ -22,6 +22,7 @@ from kvstore.protocol.settings import Size
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 from tests.engines.vllm.clock import HandClock
+from tests.no_threads import no_more_threads
 
 BLOCKS = 12
 WAITING = VllmSettings(load_async=False)
@@ -115,6 +116,24 @@ def test_what_one_rank_saves_another_loads_into_other_blocks(address: str, shard
     counters = other.worker.take_counters()
     assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
     assert rank.worker.take_counters().saved_blocks == 3
+    other.worker.close()
+
+
+@pytest.mark.parametrize("settings", [VllmSettings(load_async=True), VllmSettings(load_async=False, load_by_layer=True), WAITING])
+def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
+    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch, settings: VllmSettings
+) -> None:
+    rank.save(Transfer("a", [3, 1], hashes(2)))
+    rank.worker.flush()
+    other = Rank(address, shard, settings, first=100)
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        other.worker.load(StepPlan(loads=[Transfer("b", [7, 8], hashes(2)), Transfer("c", [5], hashes(1))]))
+        other.save(Transfer("d", [9], [b"9" * 32]))
+    other.worker.wait_layers()
+    eventually(lambda: other.contents(7, 8, 5) == [3, 1, 3], "the loads are over")
+    other.worker.flush()
+    assert other.worker.take_counters().saved_blocks == 1
     other.worker.close()
 
 

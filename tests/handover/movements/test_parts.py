@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, plan_parts, unit_tokens
+from kvstore.handover.movements.parts import MAX_UNITS, Chunk, PartId, PartPlan, plan_parts, unit_tokens
+from kvstore.protocol.errors import InvalidArgument
 from tests.handover.scene import SPEC, layout_of
 
 
@@ -44,6 +46,14 @@ def test_nothing_to_move_is_no_part() -> None:
     for layers, tokens in ((range(0), Chunk(0, 100)), (range(4), Chunk(100, 100)), (range(4), Chunk(100, 50))):
         found = plan(layers, tokens, part_bytes=100)
         assert (found.unit_count, found.total_bytes, found.is_staged) == (0, 0, False)
+
+
+def test_more_parts_than_a_sender_should_go_through_are_refused() -> None:
+    most = Chunk(0, MAX_UNITS // 4 * 16)
+    assert plan(range(4), most, part_bytes=1).unit_count == MAX_UNITS
+    assert plan(range(4), Chunk(0, most.end + 1), part_bytes=0).unit_count == 4
+    with pytest.raises(InvalidArgument, match="staging_part_bytes is too small"):
+        plan(range(4), Chunk(0, most.end + 1), part_bytes=1)
 
 
 def test_a_last_chunk_whose_blocks_lie_on_other_ranks_is_left_out() -> None:

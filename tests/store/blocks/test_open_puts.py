@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.store.blocks.block import DRAM
-from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import MAX_WHOLE, OpenBatch, OpenPut, OpenPuts
 from kvstore.tiers.tier import Slot
 from tests.store.made import made
 
@@ -167,6 +167,17 @@ def test_who_asks_for_one_put_of_a_batch_has_them_each_by_itself(puts: OpenPuts)
         puts.check_integrity()
         assert puts.expire(now_ns=10) == [made[0], made[2]]
         assert puts.reclaim_all(RED) == [made[0], made[2]]
+        puts.check_integrity()
+
+
+def test_of_more_batches_than_are_searched_for_a_key_the_oldest_of_the_tenant_are_puts_by_themselves(puts: OpenPuts) -> None:
+    others = add_batch(puts, "ab", tenant="blue")
+    batches = [add_batch(puts, chr(0x100 + 2 * number) + chr(0x101 + 2 * number)) for number in range(MAX_WHOLE + 2)]
+    assert puts.get_batch(others.ids, RED) is others
+    assert [puts.get_batch(batch.ids, RED) is batch for batch in batches] == [False] * 2 + [True] * MAX_WHOLE
+    assert (puts.count_of("red"), puts.count_of("blue"), len(puts)) == (2 * MAX_WHOLE + 4, 2, 2 * MAX_WHOLE + 6)
+    for batch in batches:
+        assert puts.get_all(batch.ids, RED) == puts.puts_of(batch)
         puts.check_integrity()
 
 

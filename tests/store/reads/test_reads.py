@@ -219,6 +219,20 @@ def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Ser
     assert client.read("a")[1] == [b"a" * 3000]
 
 
+def test_reads_that_fail_alone_give_their_turns_back(node: Served, client: Client) -> None:
+    """Else the node would read nothing from NVMe any more once as much had failed as may be on its way."""
+    client.put({"a": b"a" * 3000, "b": b"b" * 3000})
+    node.demote("a", "b")
+    nvme = node.store.tiers[NVME]
+    assert isinstance(nvme, FailingNvme)
+    nvme.read_failure = TierFailed("EIO")
+    assert client.read("a")[1] == [None]
+    assert client.read("a", "b")[1] == [None, None]
+    assert node.call(lambda: node.turns.held_bytes) == 0
+    nvme.read_failure = None
+    assert client.read("a", "b")[1] == [b"a" * 3000, b"b" * 3000]
+
+
 @pytest.mark.parametrize("hits", [0, 5])
 def test_a_block_removed_while_it_is_fetched_is_sent_or_a_miss_but_never_other_bytes(
     node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, hits: int

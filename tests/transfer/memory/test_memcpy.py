@@ -37,6 +37,8 @@ def test_without_threads_the_caller_copies_alone_and_with_them_later_is_helped(m
                 patch.setattr(memcpy, "begin_thread", no_thread)
             copier.copy([(memoryview(destination)[at : at + half], memoryview(source)[at : at + half]) for at in (0, half)])
         assert destination == source
+        if not can_start:
+            assert copier._helpers._calls.empty(), "what nobody will take is not kept"
     eventually(lambda: copier._helpers._running == 1, "a helper is there")
     copier.close()
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -39,6 +40,7 @@ from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent
 from kvstore.transfer.testing.conformance import AgentConformance
 from kvstore.transfer.testing.waiting import eventually, in_background, within
+from tests.no_threads import no_more_threads
 from tests.rpc.wires import frame, read_exactly
 from tests.transfer.shm.owner import SharedOwner
 
@@ -423,6 +425,17 @@ def test_without_another_thread_the_submitter_copies(agent: SharedMemoryAgent, o
     agent.submit(request)
     assert ending(request) is None
     assert ours.memory == bytes([2]) * SIZE
+
+
+def test_what_no_thread_took_is_not_kept_for_one(
+    agent: SharedMemoryAgent, owner: SharedOwner, ours: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = asked(agent.load_remote(owner.metadata), ours, owner.regions[2])
+    before = sys.getrefcount(request)
+    no_more_threads(monkeypatch)
+    agent.submit(request)
+    assert ending(request) is None
+    assert sys.getrefcount(request) == before
 
 
 class FaultyDeadline(Deadline):

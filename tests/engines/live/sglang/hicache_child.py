@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.mem_cache.utils import get_hash_str
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_context, get_parallel
 
 from kvstore.protocol.errors import ConfigError
 
@@ -56,6 +56,8 @@ class Child:
         alone = dict.fromkeys(("tp_rank", "pp_rank", "attn_dcp_rank", "attn_tp_rank", "attn_dp_rank"), 0)
         get_parallel()._stamp.update(alone, tp_size=1, pp_size=1, attn_dcp_size=1, attn_tp_size=1)
         controllers.is_dp_attention_enabled = lambda: False
+        self.told: Any = None
+        self.tell()
 
     def use(self, kind: str, layout: str, extra: dict[str, Any]) -> Any:
         """Have pools of KIND `mha` or `mla` from now on, with back ends of this configuration, none yet."""
@@ -63,6 +65,14 @@ class Child:
         self.extra, self.kind = extra, kind
         self.device, self.host = pools(kind, layout)
         self.sidecar = pools("mha", layout)[1]
+        return {}
+
+    def tell(self, **told: Any) -> Any:
+        """Of SGLang's arguments, what pools are made by from now on."""
+        if self.told is not None:
+            self.told.restore()
+        self.told = get_context().override_server_args(**told)
+        self.told.install()
         return {}
 
     def close(self) -> None:

@@ -110,6 +110,30 @@ def test_another_layout_is_not_shared(cluster: Cluster, processes: Two) -> None:
     assert layers.ask("exists", storage=0, keys=hashes(1)) == 0
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"json_model_override_args": '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}'},
+        {"quantization": "fp8"},
+        {"quantization_param_path": "scales.json"},
+        {"revision": "a1"},
+        {"load_format": "dummy"},
+    ],
+)
+def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: Cluster, processes: Two, told: dict[str, Any]) -> None:
+    one, two = processes
+    for each, arguments in ((one, {}), (two, told)):
+        each.ask("tell", **arguments)
+        use(each, cluster.address, salt=str(told))
+        assert each.ask("open") == 0
+    assert one.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
+    assert two.ask("exists", storage=0, keys=hashes(1)) == 0
+    two.ask("tell")
+    use(two, cluster.address, salt=str(told))
+    assert two.ask("open") == 0
+    assert two.ask("exists", storage=0, keys=hashes(1)) == 1
+
+
 def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Two) -> None:
     engine = processes[0]
     with embedded(PLAN) as cluster:
