@@ -201,13 +201,13 @@ class ClientFrames:
 
         def asked(_count: int) -> None:
             if not is_new:
-                session.reply(header.request_id, Flags(flags))
+                session.reply(header.request_id, Flags(bytes(flags)))
                 return
             now_ns, span = session.reactor.now_ns(), session.span(header.request_id)
             if span is not None:
                 self._causes.note(tenant, message.keys, span, now_ns)
             self._order_copies(now_ns)
-            self._committer.commit((), lambda: session.reply(header.request_id, Flags(flags)))
+            self._committer.commit((), lambda: session.reply(header.request_id, Flags(bytes(flags))))
 
         Turns(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
 

@@ -141,7 +141,7 @@ def test_parts_fit_a_segment_and_lose_nothing() -> None:
 @pytest.mark.parametrize("name_bytes", [5, 128])
 def test_parts_of_many_tenants_of_a_block_or_two_fit_a_segment_too(name_bytes: int) -> None:
     names = [f"{number:05}".ljust(name_bytes, "x") for number in range(9_000)]
-    [put], deletion = typical(1, parents="elsewhere").values(), {b"a": None}
+    [put], deletion = typical(1, parents="elsewhere").values(), dict[bytes, Row | None].fromkeys([b"a"])
     for rows in (put, deletion, put | deletion):
         parts = list(cut(dict.fromkeys(names, rows)))
         assert [name for part in parts for name in part] == names
