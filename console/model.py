@@ -40,7 +40,8 @@ class Model:
         """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day; `missing` what could not be asked for,
         `age_s` how long ago the oldest part of the status was told, if it is not of now."""
         nodes = [self._node(node, at_s) for node in sorted(status.nodes, key=lambda node: node.name)]
-        own = self._rates.of(MASTER, at_s=at_s - age_s, epoch=status.epoch, counters=dict(status.counters))
+        epochs = status.epoch, *((owner.name, owner.epoch) for owner in status.owners)  # counters of an owner that is new begin at 0
+        own = self._rates.of(MASTER, at_s=at_s - age_s, epoch=epochs, counters=dict(status.counters))
         self._rates.keep([MASTER, *(node["name"] for node in nodes)])
         tiers = [tier for name in TIERS if (tier := _tier(name, nodes))]
         totals = _totals(nodes, tiers, status, own)

@@ -4,7 +4,7 @@ A node tells its counters with each heartbeat, so a rate is taken from heartbeat
 nothing at one look and twice as much at the next.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +14,7 @@ class _Told:
     """A node's last heartbeat: when, under which registration, with which counters, and the rates up to it."""
 
     at_s: float
-    epoch: int
+    epoch: Hashable
     counters: Mapping[str, float]
     rates: dict[str, float] = field(default_factory=dict)
 
@@ -31,7 +31,7 @@ class Rates:
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}
 
-    def of(self, name: str, *, at_s: float, epoch: int, counters: Mapping[str, float]) -> Mapping[str, float]:
+    def of(self, name: str, *, at_s: float, epoch: Hashable, counters: Mapping[str, float]) -> Mapping[str, float]:
         """What the counters grew by in a second, up to `at_s`; nothing for one that has been heard from once, or has registered anew.
 
         A counter that fell began again at 0.

@@ -36,6 +36,8 @@ SECURITY: Final = {
 }
 MAX_NODES_ASKED: Final = 64
 MAX_SEGMENTS: Final = 1000
+MAX_DIGITS: Final = 20
+"""Of a number in a query."""
 
 
 def add_console(server: HttpServer, watch: Watch) -> None:
@@ -159,7 +161,7 @@ class _Api:
             raise web.HTTPUnsupportedMediaType(text="an action is told in JSON (Content-Type: application/json)")
         try:
             told = json.loads(await request.text())
-        except ValueError as error:
+        except (ValueError, LookupError, RecursionError) as error:  # also a charset that there is not, and what is nested too deep
             raise InvalidArgument(f"this is not JSON: {error}") from None
         act = action(told)
         return _json({"text": await asked(lambda: act(self._watch))})
@@ -214,6 +216,6 @@ def _compact(value: Any) -> str:
 def _number(request: web.Request, name: str, *, most: int) -> int:
     """A whole number of the query, 0 where it is not given. Raises InvalidArgument."""
     text = request.query.get(name, "0")
-    if not text.isascii() or not text.isdigit() or int(text) > most:
-        raise InvalidArgument(f"{name} is {text!r}: it must be a whole number up to {most}")
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS or int(text) > most:
+        raise InvalidArgument(f"{name} is {text[:MAX_DIGITS]!r}: it must be a whole number up to {most}")
     return int(text)

@@ -1,7 +1,7 @@
 """What a master measures, and what of it its metrics tell. Its loop is the only caller, but for `control`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvstore.master.catalogs.interface import Written
 from kvstore.master.roles.leading import Leading
@@ -14,6 +14,26 @@ REJECTED = "rejected_"
 """What the scheduler's counters of rejections begin with; a reason follows."""
 
 
+class Ever:
+    """Sums of counters of ownerships, those that have ended included: such a sum never falls, as those who take its rate count on."""
+
+    def __init__(self) -> None:
+        self._ended: Counter[str] = Counter()
+        self._counted: dict[int, Mapping[str, int]] = {}
+        """What was counted last, by its id."""
+
+    def of(self, owned: Iterable[Mapping[str, int]]) -> Counter[str]:
+        """Of what is owned now the same counters each time, and all that was told of before."""
+        now = {id(counters): counters for counters in owned}
+        for ended in self._counted.keys() - now.keys():
+            self._ended.update(self._counted[ended])
+        self._counted = now
+        total = Counter(self._ended)
+        for counters in now.values():
+            total.update(counters)
+        return total
+
+
 class MasterMeasures:
     """See the module. `requests` is the server's observer; threads of the control plane write `control`."""
 
@@ -21,6 +41,7 @@ class MasterMeasures:
         self.requests = Requests()
         self.control = Histograms()
         self.takeovers = 0
+        self._frames, self._scheduling = Ever(), Ever()
 
     def read(
         self,
@@ -55,40 +76,38 @@ class MasterMeasures:
             "kvstore_master_catalog_records": records,
         }
 
-
-def of_owner(owned: Sequence[Leading]) -> Readings:
-    """What only the owner of a partition knows, of those that this master owns, at least one."""
-    counters: Counter[str] = Counter()
-    for leading in owned:
-        counters.update(leading.frames.counters)
-    counts = [leading.directory.counts() for leading in owned]
-    members, refused = owned[0].directory.members, owned[0].frames.loads.refused()  # which know of the same nodes and connections
-    states, scheduled = Counter(member.state for member in members), owned[0].scheduling.counters
-    return {
-        "kvstore_master_owner": 1,
-        "kvstore_master_partitions_owned": len(owned),
-        "kvstore_master_nodes": {(state,): states[state] for state in ("syncing", "alive", "dead")},
-        "kvstore_master_drained_nodes": sum(1 for member in members if member.drain),
-        "kvstore_master_blocks": sum(one.blocks for one in counts),
-        "kvstore_master_reservations": sum(one.reserved for one in counts),
-        "kvstore_master_pinned_blocks": sum(one.pinned for one in counts),
-        "kvstore_master_quota_refused": {(reason,): count for reason, count in refused.items()},
-        "kvstore_master_keys_asked": counters["keys"],
-        "kvstore_master_lookup_misses": counters["lookup_misses"],
-        "kvstore_master_events_published": counters["published"],
-        "kvstore_master_blocks_compared": counters["compared"],
-        "kvstore_master_commands_failed": counters["commands_failed"],
-        "kvstore_master_copies_ordered": counters["copies_ordered"],
-        "kvstore_master_copies_entered": counters["copies_entered"],
-        "kvstore_master_spilled_blocks": counters["spilled_blocks"],
-        "kvstore_master_spilled_bytes": counters["spilled_bytes"],
-        "kvstore_master_hot_copies": counters["hot_copies"],
-        "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
-        "kvstore_master_hot_blocks": counters["hot_blocks"],
-        "kvstore_master_instances": len(owned[0].scheduling.instances.each()),
-        "kvstore_master_scheduled": scheduled["scheduled"],
-        "kvstore_master_schedule_rejections": {
-            (name.removeprefix(REJECTED),): count for name, count in scheduled.items() if name.startswith(REJECTED)
-        },
-        "kvstore_master_scheduled_transfer_blocks": scheduled["transfer_blocks"],
-    }
+    def of_owner(self, owned: Sequence[Leading]) -> Readings:
+        """What only the owner of a partition knows, of those that this master owns, at least one."""
+        counters = self._frames.of(leading.frames.counters for leading in owned)
+        scheduled = self._scheduling.of(leading.scheduling.counters for leading in owned)
+        counts = [leading.directory.counts() for leading in owned]
+        members, refused = owned[0].directory.members, owned[0].frames.loads.refused()  # which know of the same nodes and connections
+        states = Counter(member.state for member in members)
+        return {
+            "kvstore_master_owner": 1,
+            "kvstore_master_partitions_owned": len(owned),
+            "kvstore_master_nodes": {(state,): states[state] for state in ("syncing", "alive", "dead")},
+            "kvstore_master_drained_nodes": sum(1 for member in members if member.drain),
+            "kvstore_master_blocks": sum(one.blocks for one in counts),
+            "kvstore_master_reservations": sum(one.reserved for one in counts),
+            "kvstore_master_pinned_blocks": sum(one.pinned for one in counts),
+            "kvstore_master_quota_refused": {(reason,): count for reason, count in refused.items()},
+            "kvstore_master_keys_asked": counters["keys"],
+            "kvstore_master_lookup_misses": counters["lookup_misses"],
+            "kvstore_master_events_published": counters["published"],
+            "kvstore_master_blocks_compared": counters["compared"],
+            "kvstore_master_commands_failed": counters["commands_failed"],
+            "kvstore_master_copies_ordered": counters["copies_ordered"],
+            "kvstore_master_copies_entered": counters["copies_entered"],
+            "kvstore_master_spilled_blocks": counters["spilled_blocks"],
+            "kvstore_master_spilled_bytes": counters["spilled_bytes"],
+            "kvstore_master_hot_copies": counters["hot_copies"],
+            "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
+            "kvstore_master_hot_blocks": sum(leading.frames.counters["hot_blocks"] for leading in owned),
+            "kvstore_master_instances": len(owned[0].scheduling.instances.each()),
+            "kvstore_master_scheduled": scheduled["scheduled"],
+            "kvstore_master_schedule_rejections": {
+                (name.removeprefix(REJECTED),): count for name, count in scheduled.items() if name.startswith(REJECTED)
+            },
+            "kvstore_master_scheduled_transfer_blocks": scheduled["transfer_blocks"],
+        }

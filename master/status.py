@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.master.catalogs.interface import Owner
 from kvstore.master.config import MasterSettings
-from kvstore.master.measures import MasterMeasures, of_owner
+from kvstore.master.measures import MasterMeasures
 from kvstore.master.roles.partition import Partition
 from kvstore.master.roles.standing import Role
 from kvstore.protocol import control_pb2 as pb
@@ -92,7 +92,7 @@ class MasterStatus:
             trace_spans=spans_told(self._tracing),
         )
         owned = [partition.standing.leading() for partition in self._partitions if partition.standing.role is Role.OWNER]
-        return {**told, **of_owner(owned)} if owned else told
+        return {**told, **self._measures.of_owner(owned)} if owned else told
 
     def of(self, partition: Partition) -> pb.StatusReply:
         """What the control plane answers of a partition; of its nodes and blocks too where this master knows them."""

@@ -30,7 +30,8 @@ class Lookup(Message):
 
 @dataclass(slots=True)
 class Locations(Message):
-    """For each key the number of replicas (0: a miss), size, checksum, generation; then a node id and tier mask a replica."""
+    """For each key the number of replicas (0: a miss), size, checksum, generation; then a node id and tier mask a replica. Where these are
+    more than a message takes, as many are told of each key at most."""
 
     TYPE = 11
     FORM = (

@@ -6,6 +6,7 @@ blocks and small records, by the keys that segments/log.py names. Partitions but
 """
 
 import fcntl
+import logging
 import os
 import secrets
 import threading
@@ -36,6 +37,10 @@ MAP_BYTES = 16 * 1024**3
 """The map's first size. Address space only, the file grows with its content: room for some 200 million blocks."""
 FOLLOWER_GRACE_S = 1.0
 """How long `close` waits for a call of the follower that is under way."""
+MEMORY_PAUSE_S = 1.0
+"""Before the catalog is read anew which there was no memory for."""
+
+log = logging.getLogger("kvstore.master")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +174,25 @@ class LmdbCatalog(Catalog):
         transaction.drop(records)
 
     def _tell(self, follower: Follower) -> None:
-        log = SegmentLog(self._shards)
+        while not self._closing.is_set():
+            try:
+                self._tell_once(follower)
+                return
+            except MemoryError:
+                log.warning("lmdb:%s: there was no memory to read it: it is tried again", self._folder)
+                self._closing.wait(MEMORY_PAUSE_S)
+
+    def _tell_once(self, follower: Follower) -> None:
+        segments = SegmentLog(self._shards)
         try:
             follower.begin()
             for key, value in self._all():
                 if key.startswith(SEGMENTS):
-                    follower.take(log.first_read(key, value))
+                    follower.take(segments.first_read(key, value))
                 else:
                     follower.take(as_changes(key, value))
             follower.owned_by(None)
-            self._committer.admit(_Ownership(log, Merging(log, self)))
+            self._committer.admit(_Ownership(segments, Merging(segments, self)))
             follower.elected(self._epoch)
         except Corrupt as damage:
             follower.deposed(damage)

@@ -8,7 +8,8 @@ dies, and with no word between masters.
 
 Where a limit is lowered, who gave much of it may have given more than it has: its share is nothing, and it owes the rest. The others'
 shares are less then by what all owe together, each in proportion and rounded down. Who is given something is given what it owes as well, as
-far as the giver keeps what it needs itself.
+far as the giver keeps what it needs itself. Who has not heard of a gift by then takes the others to have less than they do: until he has,
+all shares together may be more than the lowered limit.
 
 Source: V. Balegas et al., Extending eventually consistent cloud databases for enforcing numeric invariants, SRDS 2015 (bounded counters).
 """

@@ -15,7 +15,8 @@ from kvstore.protocol.frames import Header
 from kvstore.rpc.session import Session
 
 MAX_WAITING_KEYS: Final = 1 << 18
-"""Of all questions that wait: they are looked for anew ten times a second, 20 ms. What is asked beyond is answered by what is known."""
+"""Of all questions that wait, which are asked anew when nodes have come, ten times a second at most. What is asked beyond is answered by
+what is known."""
 
 
 class _Waiting(NamedTuple):
@@ -39,6 +40,7 @@ class Arrivals:
         self._actions: list[Callable[[], None]] = []
         self._why_over = ""
         self.awaited = self._holding()
+        self._heeded = self._news()
 
     def hold_up(
         self, session: Session, header: Header, tenant: str, keys: Sequence[bytes], again: Callable[[], None], *, is_told: bool = False
@@ -69,10 +71,14 @@ class Arrivals:
                 self._ask_again()
 
     def tick(self, now_ns: int) -> None:
-        """Let time pass; some nodes may have been forgotten as well."""
+        """Let time pass; some nodes may have been forgotten as well. While nobody comes only who has hung up is forgotten."""
         if self.awaited:
             self.awaited = self.awaited & self._holding() if now_ns < self._until_ns else frozenset()
-            self._ask_again()
+            if self._news() != self._heeded:
+                self._ask_again()
+            else:
+                self._waiting = [waiting for waiting in self._waiting if waiting.session.is_open]
+                self._key_count = sum(waiting.key_count for waiting in self._waiting)
 
     def end(self, why: str) -> None:
         """This master owns it no longer, and no node comes any more: hang up on those who wait, and who would, so that they look for the
@@ -83,6 +89,7 @@ class Arrivals:
             waiting.session.close(why)
 
     def _ask_again(self) -> None:
+        self._heeded = self._news()
         if not self.awaited:
             actions, self._actions = self._actions, []
             for action in actions:
@@ -109,6 +116,10 @@ class Arrivals:
         self._key_count += question.key_count
         self._waiting.append(question)
         return True
+
+    def _news(self) -> tuple[frozenset[int], frozenset[int]]:
+        """What answers depend on: who is waited for, and who has registered."""
+        return self.awaited, self._directory.columns()[0].sets.live_nodes
 
     def _holding(self) -> frozenset[int]:
         """Nodes that hold a block, by what is known of them."""

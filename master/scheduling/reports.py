@@ -49,6 +49,10 @@ def check_report(report: pb.ReportRequest) -> None:
     ):
         if not 0 <= value <= highest:
             raise InvalidArgument(f"instance {report.name!r} reports {name} = {value:g}: it must be in [0, {highest:g}]")
+    if 0 < report.send_bytes_per_s < 1:
+        raise InvalidArgument(
+            f"instance {report.name!r} reports send_bytes_per_s = {report.send_bytes_per_s:g}: it must be 0 or at least 1"
+        )
     for name, count, most in (
         ("seen_request_ids", len(report.seen_request_ids), MAX_SEEN),
         ("prefill_samples", len(report.prefill_samples), MAX_SAMPLES),

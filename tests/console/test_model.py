@@ -57,6 +57,22 @@ def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
     assert [rates(2, at_s=2), rates(2, at_s=4), rates(5, at_s=5)] == [(1000, 500)] * 3
 
 
+def test_where_a_partition_changes_hands_there_are_no_rates_for_a_look() -> None:
+    """The counters of its new owner begin at 0, and those of the process of one that owned none were never seen."""
+    model = Model()
+
+    def keys_per_s(second: int, *owners: tuple[str, int, int]) -> float:
+        counters, at = {"keys": sum(count for _name, _epoch, count in owners)}, float(second)
+        told = [pb.CatalogOwner(name=name, epoch=epoch) for name, epoch, _count in owners]
+        status = pb.StatusReply(role="owner", epoch=owners[0][1], partitions=2, owners=told, counters=counters)
+        found: float = model.document(status, at_s=at, wall_s=at)["totals"]["keys_per_s"]
+        return found
+
+    looks = [(("m1", 7, 50_000), ("m2", 9, 40_000)), (("m1", 7, 50_500), ("m2", 9, 40_500)), (("m1", 7, 51_000), ("m1", 12, 0))]
+    looks += [(("m1", 7, 51_500), ("m1", 12, 500)), (("m1", 7, 52_000), ("m3", 13, 90_000)), (("m1", 7, 52_500), ("m3", 13, 90_500))]
+    assert [keys_per_s(second, *owners) for second, owners in enumerate(looks)] == [0, 1000, 0, 1000, 0, 1000]
+
+
 def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
     clock = Clock()
     document = looked(Simulated(3, clock, dead=[1]), clock)

@@ -79,7 +79,8 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
         ("acme", "pins", 0.9444),
         ("beta", "dram_bytes", 0),
     ]
-    assert refused(found, "/api/history?samples=-1")[0] == 400
+    for samples in ("-1", "1" * 5000):
+        assert refused(found, f"/api/history?samples={samples}")[0] == 400
     assert ask(found, "/api/access") == {"access": "admin"}
 
 
@@ -167,9 +168,10 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
     assert refused(found, "/api/actions/drain", told, Origin="http://evil.example") == (403, "this is not for pages of other sites")
     assert refused(found, "/api/actions/drain", told, **{"Content-Type": "text/plain"})[0] == 415
     assert refused(found, "/api/state", Host="evil.example")[0] == 401
-    request = urllib.request.Request(found.address + "/api/actions/drain", b"{", {"Content-Type": "application/json"})
-    with pytest.raises(urllib.error.HTTPError, match="400"):
-        urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    for body, charset in ((b"{", "utf-8"), (b"{}", "none"), (b"[" * 5_000, "utf-8"), (b"\xff", "utf-8")):
+        headers = {"Content-Type": f"application/json; charset={charset}"}
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(urllib.request.Request(found.address + "/api/actions/drain", body, headers), timeout=TIMEOUT_S)
     assert len(source.done) == before
 
 

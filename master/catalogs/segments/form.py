@@ -33,6 +33,8 @@ MAX_SEGMENT_BYTES: Final = 768 * 1024
 """A guess from above at what is encoded; most segments that are cut come to half of it. etcd takes 1.5 MiB, with all overhead."""
 ROW_BYTES: Final = 48
 """Of that guess: an entry of each column, without the texts and the holders."""
+TENANT_BYTES: Final = 144
+"""Of that guess: the heads of a tenant's sections, without its name, and of their columns."""
 
 _HEADER: Final = struct.Struct("<QBBHI")
 _SECTION: Final = struct.Struct("<BBI")
@@ -72,16 +74,17 @@ def cut(blocks: Blocks) -> Iterator[Blocks]:
     left_bytes = MAX_SEGMENT_BYTES
     for tenant, rows in blocks.items():
         of_tenant: dict[bytes, Row | None] = {}
+        tenant_bytes = TENANT_BYTES + 2 * len(tenant.encode())
         for key, row in rows.items():
             size_bytes = ROW_BYTES + len(key)
             if row is not None:
                 size_bytes += len(row[4]) + len(row[5]) + 4 * len(row[6])
-            left_bytes -= size_bytes
+            left_bytes -= size_bytes if of_tenant else tenant_bytes + size_bytes
             if left_bytes < 0 and (part or of_tenant):
                 if of_tenant:
                     part[tenant] = of_tenant
                 yield part
-                part, of_tenant, left_bytes = {}, {}, MAX_SEGMENT_BYTES - size_bytes
+                part, of_tenant, left_bytes = {}, {}, MAX_SEGMENT_BYTES - tenant_bytes - size_bytes
             of_tenant[key] = row
         if of_tenant:
             part[tenant] = of_tenant

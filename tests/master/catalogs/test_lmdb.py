@@ -2,18 +2,19 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.interface import Candidate, Catalog, Op
-from kvstore.master.catalogs.lmdb import LmdbCatalog
+from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Op
+from kvstore.master.catalogs.lmdb import MAP_BYTES, LmdbCatalog
+from kvstore.master.catalogs.segments.log import SegmentLog
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from tests.address_space import address_space_limit
-from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, commit, elected
+from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, blocks, commit, elected
 from tests.master.catalogs.following import Following
 from tests.master.catalogs.segments.earlier import earlier
 from tests.master.warning_log import WarningLog
@@ -195,3 +196,21 @@ def _target(fd: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except FileNotFoundError:
         return ""
+
+
+def test_a_catalog_that_there_was_no_memory_to_read_is_read_again(opened: MakeElected, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, _ = opened(MAP_BYTES)
+    assert commit(catalog, blocks(b"a")) is None
+    catalog.close()
+    first_read, left = SegmentLog.first_read, [MemoryError]
+
+    def failing(log: SegmentLog, key: bytes, value: bytes) -> Sequence[Change]:
+        if left:
+            raise left.pop()
+        return first_read(log, key, value)
+
+    monkeypatch.setattr(SegmentLog, "first_read", failing)
+    monkeypatch.setattr("kvstore.master.catalogs.lmdb.MEMORY_PAUSE_S", 0.001)
+    _catalog, following = opened(MAP_BYTES)
+    assert [*following.blocks] == [("red", b"a")]
+    assert following.told == ["begin", "begin", "owned by None", "elected"]

@@ -1,6 +1,6 @@
 """Promises of holders.py."""
 
-from kvstore.master.directory.holders import HINT, HINTED, NAMED, NOBODY, HolderSets, has_holder, with_holder, without_holder
+from kvstore.master.directory.holders import HINT, HINTED, MAX_REPLICAS, NAMED, NOBODY, HolderSets, has_holder, with_holder, without_holder
 
 
 def test_equal_sets_share_one_index_until_their_last_row_leaves() -> None:
@@ -33,7 +33,17 @@ def test_a_set_is_live_while_one_of_its_nodes_is() -> None:
     assert sets.tiers[both] == b"\x02\x04"
     assert sets.live_blocks() == 2
     assert (sets.blocks_at(1), sets.blocks_at(2), sets.blocks_at(3)) == (1, 2, 0)
+    assert (set(sets.sets_of(1)), set(sets.sets_of(2)), set(sets.sets_of(3))) == ({both}, {both, second}, set())
     sets.check_integrity([both, second])
+
+
+def test_of_more_nodes_than_an_answer_names_all_are_known() -> None:
+    sets = HolderSets()
+    index = sets.enter(tuple((node_id, 2) for node_id in range(1, MAX_REPLICAS + 10)))
+    sets.set_live(range(5, MAX_REPLICAS + 10))
+    assert sets.readable_at(index) == [*range(5, MAX_REPLICAS + 10)]
+    assert (sets.replicas[index], len(sets.tiers[index])) == (MAX_REPLICAS, MAX_REPLICAS)
+    sets.check_integrity([index])
 
 
 def test_a_set_is_named_while_a_live_node_of_it_is_no_hint() -> None:

@@ -1,13 +1,14 @@
 """Promises of arrivals.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.master.frames.arrivals import Arrivals
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heard, Heartbeat
 from kvstore.protocol.errors import Unavailable
@@ -292,6 +293,28 @@ def test_a_question_that_waits_looks_at_who_holds_its_blocks_and_not_at_all_node
     concerned = partial(leading._arrivals._are_concerned, TENANT, is_told=True)
     waits = [reactor.call(partial(concerned, keys), deadline_s=TIMEOUT_S) for keys in ([b"a"], [b"none"], [b"c"])]
     assert waits == [True, False, True]
+
+
+def test_while_nobody_comes_what_waits_is_not_asked_anew(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert places.master is not None
+    reactor, arrivals = places.master.reactor, places.master.partitions[0].standing.leading()._arrivals
+    asked = Asking(places, Exists([b"a"]), Flags)
+    await_waiting(places, 1)
+    looked = 0
+    concerned = Arrivals._are_concerned
+
+    def counting(of: Arrivals, tenant: str, keys: Sequence[bytes], *, is_told: bool) -> bool:
+        nonlocal looked
+        looked += 1
+        return concerned(of, tenant, keys, is_told=is_told)
+
+    monkeypatch.setattr(Arrivals, "_are_concerned", counting)
+    for _ in range(3):
+        reactor.call(lambda: arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert looked == 0
+    node = come(places)
+    assert asked.result() == Flags(b"\1")
+    node.close()
 
 
 def test_copies_of_a_block_are_ordered_once_its_node_has_come(places: Places) -> None:

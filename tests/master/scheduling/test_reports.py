@@ -13,6 +13,7 @@ from tests.master.scheduling.reports import decode, prefill
 
 def test_a_plausible_report_is_taken() -> None:
     check_report(prefill(queue_s=1.5, send_bytes_per_s=1e9, seen_request_ids=[1, 2]))
+    check_report(prefill(send_bytes_per_s=1.0))
     check_report(decode(batch=3, context_tokens=10, capacity_tokens=100, node="n"))
 
 
@@ -31,6 +32,7 @@ def test_a_plausible_report_is_taken() -> None:
         ({"queue_s": float("nan")}, "queue_s = nan"),
         ({"queue_s": float("inf")}, "queue_s = inf"),
         ({"send_bytes_per_s": -1.0}, "send_bytes_per_s"),
+        ({"send_bytes_per_s": 1e-300}, "0 or at least 1"),
         ({"send_backlog_bytes": 1 << 60}, "send_backlog_bytes"),
         ({"context_tokens": 1 << 60}, "context_tokens"),
         ({"capacity_tokens": 1 << 60}, "capacity_tokens"),

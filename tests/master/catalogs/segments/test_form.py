@@ -138,6 +138,16 @@ def test_parts_fit_a_segment_and_lose_nothing() -> None:
     assert list(cut({})) == list(cut({"red": {}})) == []
 
 
+@pytest.mark.parametrize("name_bytes", [5, 128])
+def test_parts_of_many_tenants_of_a_block_or_two_fit_a_segment_too(name_bytes: int) -> None:
+    names = [f"{number:05}".ljust(name_bytes, "x") for number in range(9_000)]
+    [put], deletion = typical(1, parents="elsewhere").values(), dict[bytes, Row | None].fromkeys([b"a"])
+    for rows in (put, deletion, put | deletion):
+        parts = list(cut(dict.fromkeys(names, rows)))
+        assert [name for part in parts for name in part] == names
+        assert all(len(encode(part)) <= MAX_SEGMENT_BYTES for part in parts)
+
+
 def test_a_block_larger_than_a_part_is_a_part_of_its_own() -> None:
     many = tuple(range(MAX_SEGMENT_BYTES // 4 + 1))
     large = {b"a": (b"a", 1, 1, 1, "", b"", many), b"b": (b"b", 1, 1, 1, "", b"", many), b"c": None}
