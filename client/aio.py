@@ -8,6 +8,7 @@ from typing import Any
 
 from kvstore.client import overview
 from kvstore.client.async_driver import AsyncDriver
+from kvstore.client.async_work import INLINE_WORK_BYTES
 from kvstore.client.at_hand import AsyncAtHand
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings
@@ -27,7 +28,8 @@ from kvstore.transfer.config import TransferSettings
 class AsyncClient:
     """Client's twin for asyncio: the same calls, awaited. Tasks of one event loop may share it; a forked child must make its own.
 
-    A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has.
+    A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has. Copies and hashes of
+    more than 256 KiB are made in threads.
 
     Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA), Memory (a
     pointer and a size); or lists of such buffers, whose bytes in order are one value: they go to and from the store as they lie, nothing is
@@ -183,7 +185,7 @@ class AsyncClient:
             return await timings.sample_async("get", lambda: AsyncClient.get(self, key, deadline_s=deadline_s))
         nodes, timeout = await self._at_hand.nodes(deadline_s)
         if nodes:
-            value = self._near.get(nodes, key)
+            value = self._near.get(nodes, key, INLINE_WORK_BYTES)
             if value is None and self._near.wanted:
                 value, timeout = await self._at_hand.again(timeout, self._near.get, nodes, key)
             if value is not None:
@@ -210,7 +212,7 @@ class AsyncClient:
             [view], finish = destination.parts, destination.finish
         nodes, timeout = await self._at_hand.nodes(deadline_s)
         if nodes:
-            size = self._near.get_into(nodes, key, view)
+            size = self._near.get_into(nodes, key, view, INLINE_WORK_BYTES)
             if size is None and self._near.wanted:
                 size, timeout = await self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
             if size is not None:

@@ -4,13 +4,16 @@ It does not read itself (local/reads.py): to read is a call of the client's own,
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from kvstore.client.arguments import check_deadline
-from kvstore.client.effects import Operation
+from kvstore.client.async_work import carry_out
+from kvstore.client.effects import Operation, Work
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.operations import Operations, Timeout
+from kvstore.protocol.frames import MAX_VALUE_BYTES
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,4 +81,4 @@ class AsyncAtHand:
     async def again(self, timeout: Timeout, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
         deadline = self.operations.deadline(timeout)
         await self.run(self.operations.map_wanted(deadline))
-        return read(*what), deadline
+        return await carry_out(Work(partial(read, *what), MAX_VALUE_BYTES)), deadline

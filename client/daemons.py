@@ -120,7 +120,10 @@ class Daemons:
             self._note_trouble(route)
         if self._renew_ns and self._clock_ns() >= self._renew_ns:
             self._renew_ns = 0
-            yield Aside(self._renew_all())
+            try:
+                yield Aside(self._renew_all())
+            except RuntimeError:  # the system has no thread for it
+                self._renew_ns = self._clock_ns() + RENEWAL_PAUSE_NS
         return loan
 
     def _renew(self, route: Route, refusal: InvalidTicket, deadline: Deadline) -> Operation[None]:

@@ -53,12 +53,17 @@ class SlabMapping:
             self.slabs.drop(node_id, epoch, answer.gone)
 
     def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
-        """Have slabs that later puts will use mapped in the background."""
+        """Have slabs that later puts will use mapped in the background, if the system has a thread for that."""
         keys = self.slabs.missing([SlabKey(node_id, channel.welcome.epoch, slab, True) for slab in slabs])[:MAX_FDS]
         if keys and not self.slabs.coming(keys):
             found = yield from self._ask_for_slabs(channel, keys, deadline)
-            self.slabs.announce([key for key, _, _ in found])
-            yield Later(partial(self.slabs.map_announced, found))
+            try:
+                self.slabs.announce(found)
+                yield Later(partial(self.slabs.map_announced, found))
+            except BaseException as error:  # a thread that has begun all the same finds none left
+                self.slabs.give_up(found)
+                if not isinstance(error, RuntimeError):
+                    raise
 
     def _ask_for_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[tuple[SlabKey, int, int]]]:
         """(key, descriptor, size) of those the node still has. Mappings of slabs that it has given up since end here, so that their memory

@@ -4,6 +4,7 @@ not mapped, the whole value comes first: only of that can be said whether it is 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from kvstore.client.buffers import Destination
@@ -44,7 +45,7 @@ class RangeReads:
     def near(self, reads: LocalReads, nodes: Sequence[LocalNode]) -> Operation[None]:
         """Copy ranges of values that nodes of this host show. Slabs that are not mapped are wanted afterwards."""
         for key in list(self._left):
-            view = reads.look(nodes, key)
+            view = yield from work(partial(reads.look, nodes, key), reads.look_bytes)
             if view is not None and (yield from self._from_view(key, view)):
                 del self._left[key]
 

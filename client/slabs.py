@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -74,19 +74,35 @@ class SlabCache:
             for _, fd, _ in left:
                 os.close(fd)
 
-    def announce(self, keys: Sequence[SlabKey]) -> None:
-        """`map_announced` will be called for these soon, in another thread."""
+    def announce(self, found: "Iterable[tuple[SlabKey, int, int]]") -> None:
+        """`map_announced` will be called with the same list soon, in another thread; else `give_up` is."""
         with self._lock:
-            for key in keys:
-                self._coming[key] = Future()
+            for key, _, _ in found:
+                self._coming.setdefault(key, Future())
 
-    def map_announced(self, found: "Sequence[tuple[SlabKey, int, int]]") -> None:
-        """Map announced slabs. One that cannot be mapped is left to whoever needs it."""
-        for key, fd, size_bytes in found:
-            with contextlib.suppress(Broken):
-                self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
-            with self._lock:
-                self._coming.pop(key).set_result(None)
+    def map_announced(self, found: "list[tuple[SlabKey, int, int]]") -> None:
+        """Map announced slabs, each taken from the list. One that cannot be mapped is left to whoever needs it."""
+        try:
+            for key, fd, size_bytes in _taken(found):
+                try:
+                    with contextlib.suppress(Broken):
+                        self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
+                finally:
+                    self._end_wait(key)
+        finally:
+            self.give_up(found)
+
+    def give_up(self, found: "list[tuple[SlabKey, int, int]]") -> None:
+        """What nobody has taken from the list is not mapped: its descriptors are closed, and whoever waits for it goes on."""
+        for key, fd, _ in _taken(found):
+            os.close(fd)
+            self._end_wait(key)
+
+    def _end_wait(self, key: SlabKey) -> None:
+        with self._lock:
+            coming = self._coming.pop(key, None)  # two threads may have announced the same slab: there is one thing to wait for
+        if coming is not None:
+            coming.set_result(None)
 
     def _add(self, key: SlabKey, slab: Slab) -> None:
         with self._lock:
@@ -104,3 +120,10 @@ class SlabCache:
 
     def __len__(self) -> int:
         return len(self._slabs)
+
+
+def _taken(found: "list[tuple[SlabKey, int, int]]") -> "Iterator[tuple[SlabKey, int, int]]":
+    """What is left of the list, from its front: each is taken by one thread only."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield found.pop(0)

@@ -1,8 +1,11 @@
 """Values looked at in place, by either client: the context managers that `view` gives."""
 
+from functools import partial
 from types import TracebackType
 
+from kvstore.client.async_work import carry_out
 from kvstore.client.at_hand import AsyncAtHand, AtHand
+from kvstore.client.effects import Work
 from kvstore.client.local.view import LocalView
 from kvstore.client.reads.viewing import OpenView
 
@@ -64,7 +67,7 @@ class AsyncView:
         near = at_hand.operations.near
         nodes, timeout = await at_hand.nodes(self._deadline_s)
         if nodes:
-            near_view = near.look(nodes, self._key)
+            near_view = await carry_out(Work(partial(near.look, nodes, self._key), near.look_bytes))
             if near_view is None and near.wanted:
                 near_view, timeout = await at_hand.again(timeout, near.look, nodes, self._key)
             if near_view is not None:

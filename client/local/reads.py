@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from kvstore.client.local.view import LocalView
 from kvstore.client.memory import Parts
 from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
+from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.shown_index import MAX_KEY_BYTES, ORDERED, Words, words_of
 from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool, Scatter
 
@@ -64,6 +66,7 @@ class LocalReads:
         self._copier = copier
         self._verifies_all = verifies_all or not ORDERED
         self._verifies_views = verifies_all
+        self.look_bytes = MAX_VALUE_BYTES if verifies_all else 0
         self._verify_bytes = 1 << 62 if self._verifies_all else verify_bytes
         self.wanted: deque[tuple[LocalNode, int]] = deque(maxlen=MAX_WANTED)
         """Slabs in which something was found, and which are not mapped. Any thread adds to it, and takes what it is to have mapped."""
@@ -80,8 +83,8 @@ class LocalReads:
 
     # --- one block ---
 
-    def get(self, nodes: Nodes, key: bytes) -> bytes | None:
-        """The value. None: it is to be asked for."""
+    def get(self, nodes: Nodes, key: bytes, max_bytes: int = MAX_VALUE_BYTES) -> bytes | None:
+        """The value. None: it is to be asked for, or is larger than `max_bytes`."""
         for node in nodes:
             for _ in range(ATTEMPTS):
                 found = self._find(node, key)
@@ -90,9 +93,11 @@ class LocalReads:
                 index, (at, sequence, _, _, size, checksum, _), source = found
                 if size < COPY_BYTES:
                     value = source.tobytes()
-                else:
+                elif size <= max_bytes:
                     value, view = fresh_bytes(size)
                     self._copy(view, source)
+                else:
+                    return None
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(value) != checksum:
                         break
@@ -100,8 +105,9 @@ class LocalReads:
                     return value
         return None
 
-    def get_into(self, nodes: Nodes, key: bytes, view: memoryview) -> int | None:
-        """The size of a value that is in `view` now. None: it is to be asked for; the view's content is undefined then."""
+    def get_into(self, nodes: Nodes, key: bytes, view: memoryview, max_bytes: int = MAX_VALUE_BYTES) -> int | None:
+        """The size of a value that is in `view` now. None: it is to be asked for, or is larger than `max_bytes`; the view's content is
+        undefined then."""
         for node in nodes:
             for _ in range(ATTEMPTS):
                 found = self._find(node, key)
@@ -113,8 +119,10 @@ class LocalReads:
                 room = view if size == len(view) else view[:size]
                 if size < COPY_BYTES:
                     room[:] = source
-                else:
+                elif size <= max_bytes:
                     self._copy(room, source)
+                else:
+                    return None
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(room) != checksum:
                         break
@@ -131,7 +139,7 @@ class LocalReads:
         return False
 
     def look(self, nodes: Nodes, key: bytes) -> LocalView | None:
-        """A view of the value. None: it is to be asked for."""
+        """A view of the value. None: it is to be asked for. It touches about `look_bytes`."""
         for node in nodes:
             for _ in range(ATTEMPTS):
                 found = self._find(node, key)
@@ -183,7 +191,7 @@ class LocalReads:
             yield from self._take(batch, sink)
             is_good = batch.index.still_batch(batch.found)
             if self._verifies_all:
-                is_good &= _are_right(batch, sink)
+                is_good &= yield from work(partial(_are_right, batch, sink), int(batch.found.sizes.sum()))
             batch = batch if is_good.all() else batch.only(is_good)
             sink.done_many(batch.indexes, batch.found.sizes)
             desk = node.desk
@@ -212,10 +220,17 @@ class LocalReads:
                 break
         if not found:
             return list(range(len(keys)))
-        yield from work(lambda: self._copier.scatter(scatters), sum(place[4] for *_, place, _ in found))
+        # A single one may have been found to be wrong a moment ago: it is compared as a call for one key does.
+        verify_bytes = self._verify_bytes if self._verifies_all or len(keys) == 1 else 0
+
+        def copy() -> set[int]:
+            self._copier.scatter(scatters)
+            return {number for number, *_, place, room in found if place[4] <= verify_bytes and checksum_of(room) != place[5]}
+
+        wrong = yield from work(copy, sum(place[4] for *_, place, _ in found))
         left = set(range(len(keys)))
-        for number, node, index, (at, sequence, _, _, size, checksum, _), room in found:
-            if index.words[at] == sequence and (not self._verifies_all or checksum_of(room) == checksum):
+        for number, node, index, (at, sequence, _, _, size, _, _), _ in found:
+            if index.words[at] == sequence and number not in wrong:
                 sink.done(number, size)
                 node.desk.read_one(index, at, sequence, size, calls=0)
                 left.discard(number)

@@ -32,11 +32,17 @@ def to_verify(resources: ClientResources) -> int:
     return MAX_VALUE_BYTES if settings.verify_all else int(settings.verify_bytes)
 
 
-def verified(answer: Answer, progress: Progress[Any], places: Sequence[int], values: Sequence[Parts], *, max_bytes: int) -> list[int]:
+def verified(
+    answer: Answer, progress: Progress[Any], places: Sequence[int], values: Sequence[Parts], *, max_bytes: int
+) -> Operation[list[int]]:
     """The places of those values, of up to `max_bytes`, that have the checksums they should, and of all larger ones; the others are looked
     up anew."""
     sizes, sums = answer.blocks.sizes, answer.blocks.checksums
-    right = [sizes[place] > max_bytes or checksum(value) == sums[place] for place, value in zip(places, values, strict=True)]
+
+    def are_right() -> list[bool]:
+        return [sizes[place] > max_bytes or checksum(value) == sums[place] for place, value in zip(places, values, strict=True)]
+
+    right = yield from work(are_right, sum(sizes[place] for place in places if sizes[place] <= max_bytes))
     damaged = list(compress(places, [not is_right for is_right in right]))
     if damaged:
         node_id = answer.node.node_id
@@ -65,7 +71,8 @@ class CopyOut:
         good = [place for place, room in zip(places, rooms, strict=True) if room is not None]
         if in_time:
             values = [room for room in rooms if room is not None]
-            progress.arrived(answer, verified(answer, progress, good, values, max_bytes=self._verify_bytes))
+            right = yield from verified(answer, progress, good, values, max_bytes=self._verify_bytes)
+            progress.arrived(answer, right)
         else:
             lapsed = LeaseExpired(f"copying took longer than the lease of {self.lease_ms} ms")
             progress.retry(0, answer.items(good), lapsed)

@@ -40,12 +40,11 @@ class KeepLease:
 
     def use(self, answer: Answer, places: list[int], memory: Sequence[memoryview], progress: Progress[Any]) -> Operation[bool]:
         [part] = memory
-        if not verified(answer, progress, places, [(part,)], max_bytes=self._verify_bytes):
+        if not (yield from verified(answer, progress, places, [(part,)], max_bytes=self._verify_bytes)):
             yield Post(answer.loan.channel, Release([answer.blocks.lease]))
             return False
         self.view = OpenView(part, answer.loan, answer.blocks.lease, answer.blocks.lease_until_ns)
         progress.arrived(answer, places)
-        yield from ()  # nothing is to be carried out
         return True
 
 

@@ -202,16 +202,24 @@ class Oracle:
                 return effect.function()
             case effects.Move():
                 return self._move(effect)
-            case effects.Later():
-                self.later.append(effect.function)
-            case effects.Aside():
-                self.aside.append(effect.operation)
+            case effects.Later() | effects.Aside():
+                self._begin_thread(effect)
             case effects.Sleep():
                 self.slept_s += effect.seconds
             case effects.Together():
                 self.together.append(len(effect.operations))
                 return [self.run(operation) for operation in effect.operations]
         return None
+
+    def _begin_thread(self, effect: effects.Later | effects.Aside) -> None:
+        """It is left to the test. Scripted are errors."""
+        scripted: Any = self.script[type(effect)].popleft() if self.script[type(effect)] else None
+        if scripted is not None:
+            raise scripted
+        if isinstance(effect, effects.Later):
+            self.later.append(effect.function)
+        else:
+            self.aside.append(effect.operation)
 
     def _move(self, move: effects.Move) -> None:
         """Scripted are errors, and functions of the move that are called once its bytes have arrived."""

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
-from kvstore.client.effects import Operation, Sleep, Take
+from kvstore.client.effects import Aside, Operation, Sleep, Take
 from kvstore.client.resources import ClientResources
 from kvstore.protocol.errors import DeadlineExceeded, InvalidTicket, NoOwner, StaleEpoch, Unauthorized, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
@@ -502,3 +502,19 @@ def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_ov
     assert known.route.hello.ticket == b"second"
     begin(oracle)
     assert len(oracle.aside) == 2
+
+
+def test_without_a_thread_tickets_are_asked_for_a_second_later(oracle: Oracle) -> None:
+    now_ns = 0
+    daemons = oracle.resources.daemons
+    daemons._clock_ns = lambda: now_ns
+    oracle.issued, oracle.ticket_ms = b"first", 10_000
+    oracle.run(daemons.refresh_nodes(oracle.deadline()))
+    now_ns = 5_000_000_000
+    oracle.script[Aside].append(RuntimeError("can't start new thread"))
+    begin(oracle)
+    begin(oracle)
+    assert oracle.aside == []
+    now_ns += 1_000_000_000
+    begin(oracle)
+    assert len(oracle.aside) == 1

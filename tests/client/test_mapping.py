@@ -1,7 +1,11 @@
 """Slabs of nodes on the same host, mapped from a scripted cluster."""
 
+import os
+
 import pytest
 
+from kvstore.client import effects
+from kvstore.client.slabs import SlabKey
 from kvstore.protocol.errors import Broken, StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 
@@ -39,6 +43,26 @@ def test_a_slab_on_its_way_is_waited_for_and_not_asked_for_again(oracle: Oracle,
         mapping.send(None)
     assert len(end.value.value) == 1
     assert len(oracle.log) == 1
+
+
+def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:
+    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
+    fds = os.listdir("/proc/self/fd")
+    oracle.script[effects.Later].append(RuntimeError("can't start new thread"))
+    oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
+    assert os.listdir("/proc/self/fd") == fds
+    assert len(oracle.run(mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True))) == 1
+    assert len(oracle.log) == 2
+
+
+def test_what_interrupts_the_start_of_the_thread_is_raised_and_nobody_waits_for_it(oracle: Oracle, node: OracleNode) -> None:
+    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
+    fds = os.listdir("/proc/self/fd")
+    oracle.script[effects.Later].append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
+    assert os.listdir("/proc/self/fd") == fds
+    assert mapping.slabs.coming(mapping.slabs.missing([SlabKey(1, channel.welcome.epoch, 1, True)])) == []
 
 
 def test_places_outside_of_a_slab_are_refused(oracle: Oracle, node: OracleNode) -> None:

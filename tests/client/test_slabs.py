@@ -86,10 +86,51 @@ def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -
     fd = memfd()
     bad = read_only(fd)
     good_key, bad_key = key(1, writable=True), key(2, writable=True)
-    cache.announce([good_key, bad_key])
+    found = [(good_key, fd, SIZE), (bad_key, bad, SIZE)]
+    cache.announce(found)
     waiting = cache.coming([good_key, bad_key, key(3)])
     assert [future.done() for future in waiting] == [False, False]
-    cache.map_announced([(good_key, fd, SIZE), (bad_key, bad, SIZE)])
+    cache.map_announced(found)
     assert [future.done() for future in waiting] == [True, True]
     assert cache.missing([good_key, bad_key]) == [bad_key]
     assert cache.coming([good_key, bad_key]) == []
+
+
+def test_announced_slabs_that_are_given_up_are_waited_for_no_longer_and_their_thread_finds_none() -> None:
+    cache, fd = SlabCache(), memfd()
+    found = [(key(1, writable=True), fd, SIZE)]
+    cache.announce(found)
+    [waiting] = cache.coming([key(1, writable=True)])
+    cache.give_up(found)
+    assert waiting.done()
+    assert not is_open(fd)
+    cache.map_announced(found)
+    assert len(cache) == 0
+
+
+def test_two_threads_may_announce_the_same_slab() -> None:
+    cache = SlabCache()
+    both = [[(key(1, writable=True), memfd(), SIZE)] for _ in range(2)]
+    for found in both:
+        cache.announce(found)
+    waiting = cache.coming([key(1, writable=True)])
+    for found in both:
+        cache.map_announced(found)
+    assert [future.done() for future in waiting] == [True]
+    assert cache.coming([key(1, writable=True)]) == []
+
+
+def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(fd: int, *_: object, **__: object) -> None:
+        os.close(fd)
+        raise MemoryError
+
+    monkeypatch.setattr("kvstore.client.slabs.map_slab", no_memory)
+    cache, fds = SlabCache(), [memfd(), memfd()]
+    found = [(key(slab, writable=True), fd, SIZE) for slab, fd in enumerate(fds)]
+    cache.announce(found)
+    waiting = cache.coming([announced for announced, _, _ in found])
+    with pytest.raises(MemoryError):
+        cache.map_announced(found)
+    assert [future.done() for future in waiting] == [True, True]
+    assert not any(map(is_open, fds))

@@ -21,6 +21,8 @@ from tests.system.running import System
 
 SMALL, LARGE = 2 << 10, 300 << 10
 """Compared with its checksum wherever it is read; in shared memory only where everything is."""
+MEDIUM: Final = 40 << 10
+"""Compared with its checksum; too large to come with an answer."""
 MANY: Final = 40
 """Keys of a batch that is read as columns."""
 ALL: Final = ClientSettings(verify_all=True)
@@ -89,6 +91,30 @@ def test_a_value_that_has_changed_in_dram_is_given_to_nobody_who_has_all_compare
         assert is_withheld(read, client, key)
         memory.flip(address + DAMAGED)
         assert read(client, key) is not None, "nothing else has become of it"
+
+
+def into_buffer(client: Client, key: bytes) -> bytes | None:
+    room = bytearray(MEDIUM)
+    size = client.get_into(key, room)
+    return None if size is None else bytes(room[:size])
+
+
+@pytest.mark.parametrize("read", [Client.get, into_buffer])
+@pytest.mark.parametrize("size", [SMALL, MEDIUM])
+def test_a_single_value_that_has_changed_in_dram_is_given_to_nobody(
+    running: System, size: int, read: Callable[[Client, bytes], bytes | None]
+) -> None:
+    key = b"single/%d/%b" % (size, read.__name__.encode())
+    value = value_of(key, 0, size)
+    with running.client() as client:
+        client.put(key, value)
+        eventually(lambda: read(client, key) == value and bool(client._operations.local.ready), "the node's index is read")
+        memory = Memory(running.nodes["n0"].pid, "kvstore")
+        [address] = memory.find(value[: 4 * DAMAGED])
+        memory.flip(address + DAMAGED)
+        assert is_withheld(read, client, key)
+        memory.flip(address + DAMAGED)
+        assert read(client, key) == value
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])

@@ -5,16 +5,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvstore.client import AsyncClient, Client
+from kvstore.client.async_work import INLINE_WORK_BYTES
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Work
 from kvstore.client.local import reads
+from kvstore.client.reads import mapped
 from kvstore.client.reads.sinks import IntoRows
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvstore.protocol.shown_index import AT_HAZARDS, HAZARDS
@@ -117,6 +119,65 @@ def test_the_asyncio_client_awaits_nothing_for_it(running: Cluster) -> None:
             result(view.__aexit__(None, None, None))
 
     asyncio.run(main())
+
+
+Call = Callable[[AsyncClient, bytes], Coroutine[Any, Any, bytes]]
+
+
+async def into_buffer(client: AsyncClient, key: bytes) -> bytes:
+    buffer = bytearray(INLINE_WORK_BYTES + 1)
+    assert await client.get_into(key, buffer) == len(buffer)
+    return bytes(buffer)
+
+
+async def in_few(client: AsyncClient, key: bytes) -> bytes:
+    return (await client.get_batch([key, b"none"]))[0] or b""
+
+
+async def in_batch(client: AsyncClient, key: bytes) -> bytes:
+    return (await client.get_batch([key, *(b"none %d" % number for number in range(reads.FEW_KEYS))]))[0] or b""
+
+
+async def in_view(client: AsyncClient, key: bytes) -> bytes:
+    async with client.view(key) as memory:
+        return bytes(memory or b"")
+
+
+async def in_range(client: AsyncClient, key: bytes) -> bytes:
+    buffer = bytearray(INLINE_WORK_BYTES + 1)
+    assert await client.get_ranges_into([key], [0], [buffer]) == [len(buffer)]
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize("uses_index", [True, False], ids=["without asking", "asking"])
+@pytest.mark.parametrize("call", [AsyncClient.get, into_buffer, in_few, in_batch, in_view, in_range])
+def test_the_asyncio_client_copies_and_hashes_large_values_in_threads(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch, call: Call, uses_index: bool
+) -> None:
+    threads: list[int] = []
+
+    def noted(work: Callable[..., object]) -> Callable[..., object]:
+        def do(*arguments: Any) -> object:
+            threads.append(threading.get_ident())
+            return work(*arguments)
+
+        return do
+
+    async def main() -> None:
+        async with AsyncClient(running.address, settings=ClientSettings(verify_all=True, use_index=uses_index)) as client:
+            key, value = os.urandom(16), os.urandom(INLINE_WORK_BYTES + 1)
+            await client.put(key, value, ack="cluster")
+            assert await call(client, key) == value
+            for module, name in ((reads, "_checksum"), (reads, "checksum_of"), (mapped, "checksum")):
+                monkeypatch.setattr(module, name, noted(getattr(module, name)))
+            copier = client._operations.near._copier
+            for name in ("copy", "scatter"):
+                monkeypatch.setattr(copier, name, noted(getattr(copier, name)))
+            assert await call(client, key) == value
+
+    asyncio.run(main())
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.usefixtures("ways")
