@@ -27,8 +27,8 @@ class MasterSettings(ServerTlsSettings):
     control: str = setting("", "HOST:PORT of the control plane (gRPC); default: the host of `listen`, the next port (0 if that is 0).")
     advertise: str = setting(
         "",
-        "Host by which nodes and clients reach this master, told by itself (control plane) and by the masters that follow it; default: the "
-        "address they reached, and the host of `listen`.",
+        "Host, without a port, by which nodes and clients reach this master, told by itself (control plane) and by the masters that follow "
+        "it; default: the address they reached, and the host of `listen`.",
     )
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     http_tls_cert: str = setting("", CERT_HELP)

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +42,7 @@ from kvstore.master.watched import Watched
 from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
 from kvstore.protocol.partitions import split
 from kvstore.rpc.access import SocketAccess
-from kvstore.rpc.address import parse_address, socket_id
+from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.rpc.tenant_loads import TenantLoads
@@ -198,7 +199,14 @@ class Master:
                 f"listen is {self._settings.listen}, by which no other host reaches this master: say in advertise by which name or address "
                 "clients and nodes do, for other masters of the catalog send them there"
             )
-        return Candidate(f"{socket.gethostname()}:{port}", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        try:
+            if ":" in host:
+                ip_address(host)
+        except ValueError:
+            raise ConfigError(
+                f"advertise is a host without a port (that of listen is told), or an IPv6 address: {host!r} is neither"
+            ) from None
+        return Candidate(f"{socket.gethostname()}:{port}", str(Address(host, int(port))))
 
     def start(self) -> Places:
         """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
@@ -241,7 +249,7 @@ class Master:
         )
         fellows_host = told_host or parse_address(self._me.address).host
         self._catalogs[0].contact = Contact(
-            f"[{fellows_host}]:{self._control.port}" if ":" in fellows_host else f"{fellows_host}:{self._control.port}",
+            str(Address(fellows_host, self._control.port)),
             self._guard.master_key,
         )
         self._reception = Reception(self._server, lambda index: self.partitions[index].handler, settings.partitions)
@@ -268,7 +276,7 @@ class Master:
             self._watch.start()
         http = self.http.told() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
-        return Places(self._tcp, self._unix, f"{control_host}:{self._control.port}", http, console)
+        return Places(self._tcp, self._unix, str(Address(control_host, self._control.port)), http, console)
 
     def _http_server(self) -> HttpServer:
         https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)

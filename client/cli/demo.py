@@ -23,7 +23,7 @@ def demo(requests: int) -> None:
 
     Starts a small cluster of its own and needs nothing. Exit status 0 only if everything that it claims held.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     begin = time.perf_counter()
     log: list[str] = []
     show = Demo(console, requests=requests, plan=PLAN)
@@ -31,7 +31,7 @@ def demo(requests: int) -> None:
     seconds = time.perf_counter() - begin
     console.print()
     if not show.is_right:
-        console.print("\n".join(log[-40:]), style="dim", markup=False)
+        console.print("\n".join(log[-40:]), style="dim")
         console.print(Text("Not all of it held: see above.", style="bold red"))
         sys.exit(FAILED_STATUS)
     console.print(Text(f"All of it held, in {duration(seconds)}.", style="bold green"))

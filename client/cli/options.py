@@ -64,10 +64,10 @@ def config_file() -> str | None:
 
 def console() -> Console:
     """Standard output for people: as wide as the terminal, or as COLUMNS says; where it is a pipe or a file, each line as wide as what is
-    printed in it."""
+    printed in it. Text is shown as it is: a name or an IPv6 address may have brackets and colons that rich would take for markup."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console()
-    return Console(width=PIPED_COLUMNS, file=cast(IO[str], Unfilled()))
+        return Console(markup=False, emoji=False)
+    return Console(markup=False, emoji=False, width=PIPED_COLUMNS, file=cast(IO[str], Unfilled()))
 
 
 class Unfilled(io.TextIOBase):

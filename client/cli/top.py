@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
@@ -57,7 +57,7 @@ def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSet
 
 def _live(looks: Iterable[int], interval_s: float, settings: ClientSettings) -> None:
     """On the terminal. Raises what the first look raises; later ones are shown as trouble, and the cluster is found again."""
-    shown, view, model = Console(), View(), Model()
+    shown, view, model = console(), View(), Model()
     with Keyboard() as keyboard:
         looker = Looker(looks, interval_s, settings, wake=keyboard.wake)
         with looker, Live(console=shown, screen=True, auto_refresh=False) as live:

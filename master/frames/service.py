@@ -35,6 +35,7 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Ok, Welcome
+from kvstore.rpc.address import Address
 from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.rpc.tracing import on_behalf
@@ -61,7 +62,7 @@ class Reachable:
 
     def control(self, session: Session) -> str:
         """The control plane's address, for this peer."""
-        return f"{self.control_host or session.local_host()}:{self.control_port}"
+        return str(Address(self.control_host or session.local_host(), self.control_port))
 
 
 class FramesService:

@@ -64,6 +64,18 @@ def is_hung_up_on(client: Channel) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    "said", [{}, {"control": "[::]:0", "allow_unauthenticated": True}, {"advertise": "::1"}], ids=["listen", "reached", "advertise"]
+)
+def test_a_master_of_an_ipv6_address_tells_a_control_plane_that_is_reached(said: dict[str, str], tmp_path: Path) -> None:
+    """Of what it listens on, what the peer reached, and what it advertises."""
+    with master_in_thread(tmp_path, **({"listen": "[::1]:0", "control": "[::1]:0"} | said)) as places:
+        assert places.control.startswith("[::")
+        welcome = places.client_welcome()
+        assert welcome.control.startswith("[::1]:")
+        assert status(Places(places.listen, places.unix, welcome.control)).name
+
+
 def test_a_follower_names_the_owner_and_answers_nothing_else(pair: tuple[Places, Places]) -> None:
     owner, follower = pair
     assert (owner.client_welcome().owner, follower.client_welcome().owner) == ("", owner.listen)

@@ -6,10 +6,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Group
 from rich.table import Table
 
 from kvstore.client.cli.options import PIPED_COLUMNS, client_options, console, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
+from kvstore.client.tools.status_tables import NOT_SHOWN, nodes_table, status_lines
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError
 
 
@@ -88,6 +91,22 @@ def test_lines_of_a_table_in_a_pipe_end_where_their_text_does(monkeypatch: pytes
     shown.print(table)
     assert capsys.readouterr().out == " check    found\n one      a long text\n another\n"
     assert (shown.encoding, shown.is_terminal) == (sys.stdout.encoding.lower(), False)
+
+
+@pytest.mark.parametrize("columns", ["", "400"], ids=["in a pipe", "as wide as COLUMNS says"])
+def test_brackets_and_colons_in_names_and_addresses_are_text(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rich takes [x] for markup, an end of what was not begun for an error, and :bee: for an insect."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    node = pb.NodeStatus(node_id=1, name="rack[/1]", state="alive", tcp="[fd12:bee:3456::7]:7450")
+    status = pb.StatusReply(nodes=[node], http="[fd12:bee::1]:7442")
+    console().print(Group(status_lines(status), nodes_table(status)))
+    shown = " ".join(capsys.readouterr().out.split())
+    for told in (node.name, node.tcp, "http://[fd12:bee::1]:7442/", NOT_SHOWN):
+        assert told in shown
 
 
 def test_a_misspelt_variable_is_an_error_with_the_nearest_name() -> None:
