@@ -67,7 +67,7 @@ class AsyncView:
         near = at_hand.operations.near
         nodes, timeout = await at_hand.nodes(self._deadline_s)
         if nodes:
-            near_view = await carry_out(Work(partial(near.look, nodes, self._key), near.look_bytes))
+            near_view: LocalView | None = await carry_out(Work(partial(near.look, nodes, self._key), near.look_bytes))
             if near_view is None and near.wanted:
                 near_view, timeout = await at_hand.again(timeout, near.look, nodes, self._key)
             if near_view is not None:
