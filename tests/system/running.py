@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.control import Control
+from kvstore.client.control import Control, cluster_status
 from kvstore.client.local.nodes import PROBE_NS
 from kvstore.client.sync import Client
 from kvstore.client.tools.child import Child, launched
@@ -136,8 +136,7 @@ class System:
     def status(self) -> pb.StatusReply:
         """As the first master that answers has it."""
         if len(self._master_ports) > 1:
-            with Control.find(self.settings) as control:
-                return control.status()
+            return cluster_status(self.settings)
         self._control = self._control or Control.find(self.settings)
         try:
             return self._control.status()

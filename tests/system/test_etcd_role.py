@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.client.control import Control
 from tests.etcd_server import EtcdServer, found
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 from tests.system.test_standby import LEASE
@@ -51,5 +50,4 @@ def test_masters_whose_user_may_do_what_the_page_says_share_partitions_take_over
 
 def owners(system: System) -> int:
     """How many masters own something, as far as they know of one another."""
-    with Control.find(system.settings) as control:
-        return len({owner.name for owner in control.status().owners})
+    return len({owner.name for owner in system.status().owners})
