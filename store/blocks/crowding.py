@@ -33,6 +33,8 @@ class Crowding:
         self._quotas = quotas
         self._drop = drop
         self._max_blocks = max_blocks
+        self._in_vain: set[str] = set()
+        """Tenants of whose surplus nothing could leave since the last `look_again`."""
 
     def at_most(self, tenant: str, count: int) -> int:
         """As many of so many blocks of the tenant as there is a place for now."""
@@ -47,21 +49,27 @@ class Crowding:
             if not self._evict_of(tenant):
                 return False
         while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
-            if not self._evict(lambda level: level.order.coldest(level.may_leave), for_quota=False):
+            if not self._evict(lambda level: level.order.coldest(level.may_leave_now()), for_quota=False):
                 return False
         return True
 
     def take_surplus(self) -> None:
         """Blocks leave that are more than their tenant may have, SURPLUS_BLOCKS at most; the others by the next calls."""
         left = SURPLUS_BLOCKS
-        for tenant in list(self._quotas.crowded):
+        for tenant in self._quotas.crowded - self._in_vain:
             while left and self._quotas.surplus_blocks(tenant) and self._evict_of(tenant):
                 left -= 1
             if not self._quotas.surplus_blocks(tenant):
                 self._quotas.crowded.discard(tenant)
+            elif left:
+                self._in_vain.add(tenant)
+
+    def look_again(self) -> None:
+        """As of Room."""
+        self._in_vain.clear()
 
     def _evict_of(self, tenant: str) -> bool:
-        return self._evict(lambda level: level.order.coldest_of(tenant, level.may_leave), for_quota=True)
+        return self._evict(lambda level: level.order.coldest_of(tenant, level.may_leave_now()), for_quota=True)
 
     def _evict(self, coldest: Callable[[Level], Block | None], *, for_quota: bool) -> bool:
         """Have the block leave that `coldest` gives of the lowest tier where there is one. False: there is none."""

@@ -24,6 +24,8 @@ MAX_WALKED: Final = 1 << 13
 """Slots looked at for one slab that can be emptied, and those of the slab that takes it beyond: some 20 ms. A tenant with a pinned block at
 the end of each of 256 slabs stopped the node for half a second, and again at each attempt of a put that waited."""
 
+MayLeave = Callable[[Block], bool]
+
 
 @dataclass(slots=True)
 class EncodedTotals:
@@ -56,15 +58,15 @@ class Level:
         high: float,
         low: float,
         *,
-        may_leave: Callable[[Block], bool],
-        may_leave_of: Callable[[str], Callable[[Block], bool]] | None = None,
+        may_leave_now: Callable[[], MayLeave],
+        may_leave_of: Callable[[str], MayLeave] | None = None,
         max_remembered: int | None = None,
     ) -> None:
         """`high` and `low` are watermarks, as shares of the capacity; `blocks_of` and `max_remembered`: see EvictionOrder;
-        `may_leave`: whether nobody uses a block's copy here. `may_leave_of` gives the same for many blocks of a tenant, asked at once."""
+        `may_leave_now` says for one search whether nobody uses a block's copy here. `may_leave_of` says it of a tenant's blocks only."""
         self.index = index
-        self.may_leave = may_leave
-        self._may_leave_of = may_leave_of or (lambda tenant: may_leave)
+        self.may_leave_now = may_leave_now
+        self._may_leave_of = may_leave_of or (lambda tenant: may_leave_now())
         self.tier = tier
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
@@ -127,7 +129,7 @@ class Level:
         are the coldest of the group itself that are nowhere else: they are in no order any more, and `remove_all` has to follow."""
         if self.limits.surplus or self.slab_limits.surplus or self.spares.has_any(group) or not self.order.asks_all:
             return []
-        colder = self.order.coldest_elsewhere(group, self.may_leave)
+        colder = self.order.coldest_elsewhere(group, self.may_leave_now())
         colder_access = colder.last_access if colder is not None else None
         elsewhere = ~HELD[self.index]
 
@@ -180,7 +182,8 @@ class Level:
     def own_victims(self, size_bytes: int, tenant: str) -> list[Block]:
         """Who leaves for a newcomer of a tenant at its limit: its own coldest block. Where it is a slab that it lacks and that block is in
         none of the newcomer's size, all blocks of the coldest slab that can be emptied; else the coldest of that size."""
-        coldest = self.order.coldest_of(tenant, self.may_leave)
+        may_leave = self.may_leave_now()
+        coldest = self.order.coldest_of(tenant, may_leave)
         if coldest is None:
             return []
         group = self.tier.group(size_bytes, tenant=tenant)
@@ -188,7 +191,7 @@ class Level:
             return [coldest]
         if slab := self.own_slab(tenant):
             return slab
-        own = self.order.victim(group, self.may_leave)
+        own = self.order.victim(group, may_leave)
         return [own] if own is not None else []
 
     def own_slab(self, tenant: str) -> list[Block]:
@@ -202,9 +205,10 @@ class Level:
             for tenant in limits.surplus:
                 if limits.is_above(tenant) and (found := self.own_slab(tenant)):
                     return found
-        own = self.spares.next(group, self.may_leave) or self.order.victim(group, self.may_leave)
+        may_leave = self.may_leave_now()
+        own = self.spares.next(group, may_leave) or self.order.victim(group, may_leave)
         if own is not None:
-            colder = self.order.coldest_elsewhere(group, self.may_leave)
+            colder = self.order.coldest_elsewhere(group, may_leave)
             if colder is None or colder.last_access >= own.last_access:
                 return [own]
             if not self.order.owe(group, own.size_bytes, lambda: self._price(colder, own)):
@@ -213,11 +217,12 @@ class Level:
 
     def coldest(self, group: int, count: int = LOOK_AHEAD) -> list[Block]:
         """Those of the group that leave next and that the master knows, so many at most."""
-        return self.order.next_victims(group, lambda block: block.generation != UNDECIDED and self.may_leave(block), count)
+        may_leave = self.may_leave_now()
+        return self.order.next_victims(group, lambda block: block.generation != UNDECIDED and may_leave(block), count)
 
     def coldest_group(self) -> int | None:
         """The group whose next block to leave was read longest ago; None: nothing may leave."""
-        block = self.order.coldest(self.may_leave)
+        block = self.order.coldest(self.may_leave_now())
         return block.group_in(self.index) if block is not None else None
 
     def _price(self, colder: Block, own: Block) -> int:
@@ -240,28 +245,28 @@ class Level:
         Blocks of a slab that stays occupied would leave for nothing.
         """
         known: dict[int, bool] = {}
-        walked = 0
+        walked, may_leave = 0, self.may_leave_now()
 
         def can_go_with_its_slab(block: Block) -> bool:
             nonlocal walked
             place = self._place(block) if self._slabs is None else self._place(block) >> POSITION_BITS
             if place not in known:
-                known[place], seen = self._can_be_emptied(block) if walked < MAX_WALKED else (False, 0)
+                known[place], seen = self._can_be_emptied(block, may_leave) if walked < MAX_WALKED else (False, 0)
                 walked += seen
             return known[place]
 
         coldest = find(can_go_with_its_slab)
         return self._mates(coldest) if coldest is not None else []
 
-    def _can_be_emptied(self, block: Block) -> tuple[bool, int]:
+    def _can_be_emptied(self, block: Block, may_leave: MayLeave) -> tuple[bool, int]:
         """Whether all in the block's slab may leave, and how many slots were looked at for it."""
         slot = self._slot(block)
         if self._slabs is None:
-            return self.may_leave(block), 1
+            return may_leave(block), 1
         if self._slabs.slab_used(slot) != self._by_slot.count(slot.index):
             return False, 1  # an open put's
         mates = self._by_slot.mates(slot.index)
-        staying = next((place for place, holder in enumerate(mates) if holder is not None and not self.may_leave(holder)), None)
+        staying = next((place for place, holder in enumerate(mates) if holder is not None and not may_leave(holder)), None)
         return (True, len(mates)) if staying is None else (False, staying + 1)
 
     def _slot(self, block: Block) -> Slot:

@@ -55,6 +55,9 @@ class Room:
         self._moves: list[TierMove] = []
         self.under_way = 0
         """Copies between tiers that were planned or begun, promotions of the block table's included, and are not finished."""
+        self._in_vain: set[tuple[int, str | None, bool]] = set()
+        """What was looked for and not found since the last `look_again`: the tier, whose blocks (None: anybody's), whether slabs. A look at
+        thousands of blocks that are pinned, or that the master does not know yet, takes milliseconds, and each round of events asks."""
 
     def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
         """A slot in the tier, evicting until there is one; of a tenant at its limit only its own blocks leave for it. None: nothing can
@@ -154,6 +157,10 @@ class Room:
             else:
                 level.is_relieved = False
 
+    def look_again(self) -> None:
+        """To be called now and then: what could not leave before may by now."""
+        self._in_vain.clear()
+
     def warm(self, block: Block) -> None:
         """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""
         hbm = self._levels.get(HBM)
@@ -182,6 +189,8 @@ class Room:
         if level.leaving_blocks >= MAX_LEAVING:
             return
         level.is_relieved = False
+        if self._lower(level.index) is None and not any(len(other) for other in self._levels.values() if other is not level):
+            return  # there is nowhere to go, and no copy is one of several
 
         def is_too_full() -> bool:
             return level.tier.used_bytes - level.leaving_bytes > level.low_bytes
@@ -200,16 +209,18 @@ class Room:
         """The coldest blocks, of that tenant or of all, each when the one before has left or is on its way down: while more are wanted, and
         as many as one turn may take. Twice as many are looked for each time, for each look passes by all that are on their way; but once a
         block has left, the policy has another order."""
-        looked, count = 0, 1
+        looked, count, what = 0, 1, (level.index, tenant, False)
 
         def may_leave(block: Block) -> bool:
             nonlocal looked
             looked += 1
-            return level.may_leave(block) and block.generation != UNDECIDED
+            return block.generation != UNDECIDED and is_unused(block)
 
-        while is_wanted() and looked < MAX_LOOKED and level.leaving_blocks < MAX_LEAVING:
+        while what not in self._in_vain and is_wanted() and looked < MAX_LOOKED and level.leaving_blocks < MAX_LEAVING:
+            is_unused = level.may_leave_now()
             blocks = level.order.next_coldest(may_leave, min(count, MAX_LEAVING - level.leaving_blocks), tenant)
             if not blocks:
+                self._in_vain.add(what)
                 return
             count *= 2
             for block in blocks:
@@ -236,9 +247,11 @@ class Room:
         while something of the tenant is being copied down: its slab may be empty then."""
         limits, left = level.slab_limits, SURPLUS_BLOCKS
         for tenant in list(limits.surplus):
-            while left > 0 and limits.is_above(tenant) and not level.limits.leaving_bytes(tenant):
+            what = (level.index, tenant, True)
+            while left > 0 and what not in self._in_vain and limits.is_above(tenant) and not level.limits.leaving_bytes(tenant):
                 slab = level.own_slab(tenant)
                 if not slab:
+                    self._in_vain.add(what)
                     break
                 left -= len(slab)
                 for block in slab:

@@ -1,6 +1,6 @@
 """What the block table says to whoever shows its blocks to the clients of this host, and asks."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from kvstore.store.blocks.block import Block
@@ -8,6 +8,9 @@ from kvstore.tiers.tier import Slot
 
 Place = tuple[int, int]
 """Of a copy in DRAM: (slab id, offset in bytes)."""
+
+IsLookedAt = Callable[[int], bool]
+"""Asked about the slot of an index."""
 
 
 class Showing(Protocol):
@@ -30,6 +33,9 @@ class Showing(Protocol):
 
     def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
         """Those of which `is_looked_at` says yes."""
+
+    def who_looks(self, tenant: str) -> IsLookedAt | None:
+        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything."""
 
     def looks_at_any(self, tenant: str) -> bool:
         """Whether `is_looked_at` may say yes of any slot of the tenant."""
@@ -54,6 +60,9 @@ class ShowsNothing:
 
     def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
         return set()
+
+    def who_looks(self, tenant: str) -> IsLookedAt | None:
+        return None
 
     def looks_at_any(self, tenant: str) -> bool:
         return False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import DRAM, IN_USE, NVME, Block
 from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.copies import Copies, Emit
 from kvstore.store.blocks.counts import TierCounts
@@ -20,14 +20,14 @@ from kvstore.store.blocks.crowding import Crowding
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.free_slots import FreeSlots
-from kvstore.store.blocks.level import EncodedTotals, Level, is_evictable
+from kvstore.store.blocks.level import EncodedTotals, Level, MayLeave, is_evictable
 from kvstore.store.blocks.memory import most_blocks, most_remembered, table_bytes
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.rows import BlockRows, rows_of, write
-from kvstore.store.blocks.showing import Showing, ShowsNothing
+from kvstore.store.blocks.showing import IsLookedAt, Showing, ShowsNothing
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -80,7 +80,7 @@ class BlockTable:
                 self._visible.by_key,
                 high_watermark,
                 low_watermark,
-                may_leave=self._may_leave_dram if index == DRAM else is_evictable,
+                may_leave_now=self._may_leave_dram_now if index == DRAM else lambda: is_evictable,
                 may_leave_of=self._may_leave_dram_of if index == DRAM else None,
                 max_remembered=max_remembered,
             )
@@ -93,6 +93,9 @@ class BlockTable:
         self.events = events
         self.undecided = Undecided(partitioning or Partitioning())
         self._showing = showing or ShowsNothing()
+        self._looks_of: str | None = None
+        """The tenant of which the search under way for blocks that may leave DRAM asked last at what its clients look, and the answer."""
+        self._is_looked_at: IsLookedAt | None = None
         self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
         self.room = Room(self._levels, self.copies, encoding_of)
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
@@ -237,6 +240,8 @@ class BlockTable:
         self._ended.abort(put)
 
     def expire(self, *, now_ns: int) -> int:
+        self.room.look_again()
+        self._crowding.look_again()
         for level in self._levels.values():
             level.order.tell()
         return self._ended.expire(now_ns=now_ns)
@@ -290,12 +295,22 @@ class BlockTable:
 
     # --- room ---
 
-    def _may_leave_dram(self, block: Block) -> bool:
-        return is_evictable(block) and not self.copies.is_looked_at(block)
+    def _may_leave_dram_now(self) -> MayLeave:
+        self._looks_of = None
+        return self._may_leave_dram
 
-    def _may_leave_dram_of(self, tenant: str) -> Callable[[Block], bool]:
-        # Nobody looks at anything, as a rule. Who begins to meanwhile is seen once the block is hidden: its slot is kept then.
-        return self._may_leave_dram if self._showing.looks_at_any(tenant) else is_evictable
+    def _may_leave_dram(self, block: Block) -> bool:
+        columns, row = block.columns, block.row  # as is_evictable, first
+        if columns.readers[row] or columns.states[row] & IN_USE:
+            return False
+        tenant = columns.tenant
+        if tenant != self._looks_of:  # who begins to look meanwhile is seen when the block is hidden: its slot is kept then
+            self._looks_of, self._is_looked_at = tenant, self._showing.who_looks(tenant)
+        is_looked_at = self._is_looked_at
+        return is_looked_at is None or not is_looked_at(columns.places[row])
+
+    def _may_leave_dram_of(self, tenant: str) -> MayLeave:
+        return self._may_leave_dram_now() if self._showing.looks_at_any(tenant) else is_evictable  # as a rule
 
     def relieve(self) -> None:
         """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have."""

@@ -31,6 +31,11 @@ MAX_LOST: Final = 1 << 32
 """A client that says that more were lost at once is not believed."""
 
 
+def slot_of(word: int) -> int:
+    """The slot at which a look is."""
+    return (word & _SLOT_MASK) - 1
+
+
 class Desk:
     """See the module. Belongs to a connection. The node's loop is the only caller."""
 
@@ -59,16 +64,15 @@ class Desk:
         """A new descriptor, for its client; the caller closes it."""
         return os.dup(self.fd)
 
+    def looks(self) -> list[int]:
+        """The client's looks, by their words. After a fence that followed the hiding of what is in a slot, that none is at it is final."""
+        return list(filter(None, self._hazards.tolist())) if self._words[AT_HAZARDS_USED] else []
+
     def looks_at(self, slot: int) -> list[int]:
-        """The client's looks at the slot, by their words. After a fence that followed the hiding of what is there, none is final."""
+        """Those of its looks that are at the slot."""
         if not self._words[AT_HAZARDS_USED]:
             return []
-        return [word for word in self._hazards.tolist() if word & _SLOT_MASK == slot + 1]
-
-    @property
-    def looks_at_any(self) -> bool:
-        """Whether the client looks at anything."""
-        return bool(self._words[AT_HAZARDS_USED])
+        return [word for word in self.looks() if word & _SLOT_MASK == slot + 1]
 
     def still_looks(self, word: int) -> bool:
         """Whether it is the very same look still."""

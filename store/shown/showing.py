@@ -20,8 +20,8 @@ from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WA
 from kvstore.store.blocks.block import DRAM, HELD, Block
 from kvstore.store.blocks.columns import GONE, NOT_SHOWN
 from kvstore.store.blocks.rows import keys_of, places_of, rows_of
-from kvstore.store.blocks.showing import Place
-from kvstore.store.shown.desk import Desk
+from kvstore.store.blocks.showing import IsLookedAt, Place
+from kvstore.store.shown.desk import Desk, slot_of
 from kvstore.store.shown.growth import Growth
 from kvstore.store.shown.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
 from kvstore.tiers.dram import DramTier
@@ -58,6 +58,10 @@ class _Tenant:
     left: deque[Block] = field(default_factory=deque)
 
 
+_Look = tuple[object, Desk, int]
+"""By owner, desk and word."""
+
+
 class Showing:
     """See the module. The node's loop is the only caller."""
 
@@ -66,8 +70,8 @@ class Showing:
         self._dram = dram
         self._max_look_ns = max_look_ns
         self._hang_up = hang_up
-        self._seen: dict[tuple[object, Desk, int], int] = {}
-        """Looks that were in the way, by owner, desk and word, and since when."""
+        self._seen: dict[_Look, int] = {}
+        """Looks that were in the way, and since when."""
         self._tenants: dict[str, _Tenant] = {}
         self._kept: list[tuple[str, Slot]] = []
         self._now_ns = 0
@@ -170,7 +174,35 @@ class Showing:
 
     def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
         """Those at which a client looks. Of what is hidden the others are final, too."""
-        return {slot for slot in slots if self.is_looked_at(tenant, slot.index)} if self.looks_at_any(tenant) else set()
+        is_looked_at = self.who_looks(tenant)
+        return {slot for slot in slots if is_looked_at(slot.index)} if is_looked_at is not None else set()
+
+    def who_looks(self, tenant: str) -> IsLookedAt | None:
+        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything."""
+        of_tenant = self._tenants.get(tenant)
+        if of_tenant is None or not of_tenant.desks:
+            return None
+        of_tenant.index.fence()
+        looks: list[_Look] = []
+        for owner, desk in of_tenant.desks.items():
+            if words := desk.looks():
+                looks += [(owner, desk, word) for word in words]
+        return self._among(looks) if looks else None
+
+    def _among(self, looks: Sequence[_Look]) -> IsLookedAt:
+        """Whether one of these is at a slot. It is in the way then."""
+        by_slot: dict[int, list[_Look]] = {}
+        for look in looks:
+            by_slot.setdefault(slot_of(look[2]), []).append(look)
+
+        def is_looked_at(index: int) -> bool:
+            if index not in by_slot:
+                return False
+            for look in by_slot[index]:
+                self._seen.setdefault(look, self._now_ns)
+            return True
+
+        return is_looked_at
 
     def looks_at_any(self, tenant: str) -> bool:
         """Whether a client of the tenant looks at anything, asked behind a fence: what was hidden before nobody begins to look at."""
@@ -178,7 +210,7 @@ class Showing:
         if of_tenant is None or not of_tenant.desks:
             return False
         of_tenant.index.fence()
-        return any(desk.looks_at_any for desk in of_tenant.desks.values())
+        return any(desk.looks() for desk in of_tenant.desks.values())
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """A quarantined slot is the showing's from now on: it is released when nobody looks any more."""
@@ -270,8 +302,10 @@ class Showing:
         for owner in {owner for (owner, _, _), since_ns in self._seen.items() if self._now_ns - since_ns > self._max_look_ns}:
             self._hang_up(owner)
         kept, self._kept = self._kept, []
+        looks = {tenant: self.who_looks(tenant) for tenant in {tenant for tenant, _ in kept}}
         for tenant, slot in kept:
-            if self.is_looked_at(tenant, slot.index):
+            is_looked_at = looks[tenant]
+            if is_looked_at is not None and is_looked_at(slot.index):
                 self._kept.append((tenant, slot))
             else:
                 self._dram.release(slot)

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks import crowding
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]
@@ -55,4 +58,19 @@ def test_blocks_that_cannot_leave_keep_their_tenant_crowded(make_store: MakeStor
     assert (store.names(), store.table.quotas.crowded) == ("ab", {"red"})
     store.table.blocks_of("red")[0].pinned = False
     store.table.relieve()
+    assert len(store.names()) == 2, "they are looked at once a tick"
+    store.table.expire(now_ns=0)
+    store.table.relieve()
     assert (len(store.names()), store.table.quotas.crowded) == (1, set())
+
+
+def test_so_many_leave_at_once_and_the_others_by_the_next_calls(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(1000, slab_bytes=100)
+    for name in "abcd":
+        store.put(name)
+    monkeypatch.setattr(crowding, "SURPLUS_BLOCKS", 2)
+    store.table.quotas.set(Quotas(Quota(blocks=1)))
+    store.table.relieve()
+    assert store.names() == "cd"
+    store.table.relieve()
+    assert store.names() == "d"

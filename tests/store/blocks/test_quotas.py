@@ -176,6 +176,7 @@ def test_a_block_that_the_master_has_not_decided_about_does_not_go_down(make_sto
     store.table.relieve()
     assert store.table.room.take_moves() == []
     store.table.decide(block, 7)
+    store.table.expire(now_ns=0)
     store.table.relieve()
     assert [move.block for move in store.table.room.take_moves()] == [block]
 
@@ -208,6 +209,7 @@ def test_what_cannot_leave_yet_leaves_later(make_store: MakeStore) -> None:
     store.table.relieve()
     assert store.names() == "a"
     block.pinned = False
+    store.table.expire(now_ns=0)
     store.table.relieve()
     assert store.names() == ""
 

@@ -116,7 +116,7 @@ def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
     blocks, looked = 3000, 0
     store = make_store(100 * blocks, nvme_bytes=200 * blocks, high=1 if is_over_quota else 0.9, low=0.2)
     level = store.table._landing
-    may_leave = level.may_leave
+    may_leave = level.may_leave_now()
 
     def look(block: Block) -> bool:
         nonlocal looked
@@ -127,7 +127,7 @@ def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
         store.put(str(number))
     if is_over_quota:
         store.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=20 * blocks)}))
-    monkeypatch.setattr(level, "may_leave", look)
+    monkeypatch.setattr(level, "may_leave_now", lambda: look)
     demoted = list[int]()
     while True:
         looked = 0
@@ -142,6 +142,47 @@ def test_relief_of_many_blocks_looks_at_few_in_a_turn_and_goes_on_in_the_next(
             store.finish(move)
         store.table.check_integrity()
     assert demoted == list(range(blocks * 8 // 10)), "the coldest, down to the low watermark"
+
+
+def asked_about(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+    """The blocks of which it is asked from now on whether they may leave DRAM."""
+    level, asked = store.table._landing, list[Block]()
+    may_leave = level.may_leave_now()
+
+    def look(block: Block) -> bool:
+        asked.append(block)
+        return may_leave(block)
+
+    monkeypatch.setattr(level, "may_leave_now", lambda: look)
+    return asked
+
+
+def test_blocks_of_which_none_could_leave_are_looked_at_once_a_tick(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(1000, nvme_bytes=1000, high=0.5, low=0.5)
+    for number in range(6):
+        store.put(str(number)).pinned = True
+    asked = asked_about(store, monkeypatch)
+    for _ in range(3):
+        store.table.relieve()
+    assert len(asked) == 6
+    store.table.expire(now_ns=0)
+    store.table.relieve()
+    assert len(asked) == 12
+    for block in store.table.blocks():
+        block.pinned = False
+    store.table.expire(now_ns=0)
+    store.table.relieve()
+    assert [move.block.key for move in store.table.room.take_moves()] == [b"0"]
+
+
+def test_where_nothing_can_go_anywhere_nothing_is_looked_at(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(1000, high=0.5, low=0.2)
+    for number in range(9):
+        store.put(str(number))
+    asked = asked_about(store, monkeypatch)
+    store.table.relieve()
+    assert asked == []
+    assert len(store.names()) == 9
 
 
 def test_relief_loses_nothing_for_a_block_that_cannot_go_down(make_store: MakeStore) -> None:

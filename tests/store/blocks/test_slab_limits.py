@@ -166,6 +166,9 @@ def test_slabs_above_a_limit_that_cannot_be_emptied_yet_are_emptied_later(make_s
     assert store.names() == "a"
     block.pinned = False
     store.table.relieve()
+    assert store.names() == "a", "it is looked at once a tick"
+    store.table.expire(now_ns=0)
+    store.table.relieve()
     assert store.names() == ""
 
 
@@ -204,13 +207,13 @@ def test_a_put_that_finds_no_slab_to_empty_looks_at_so_many_slots_and_holds_up_n
     store.put("a", 100)
     limit(store, dram_slabs=11)
     asked: list[str] = []
-    may_leave = store.table._landing.may_leave
+    may_leave = store.table._landing.may_leave_now()
 
     def asking(block: Block) -> bool:
         asked.append(block.key.decode())
         return may_leave(block)
 
-    monkeypatch.setattr(store.table._landing, "may_leave", asking)
+    monkeypatch.setattr(store.table._landing, "may_leave_now", lambda: asking)
     monkeypatch.setattr(level, "MAX_WALKED", 4)
     assert store.try_put("b", 30) is None
     assert len(asked) <= 8, "two slabs, and who is coldest"

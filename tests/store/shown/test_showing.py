@@ -13,6 +13,7 @@ from kvstore.protocol.shown_index import ACCESSES, AT_SETS, HEADER_BYTES, MAX_KE
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.columns import NOT_SHOWN, Loss
 from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.index import FIRST_SETS
 from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_A_TURN, SHOWN_AT_ONCE
 from tests.store.made import made
@@ -262,6 +263,62 @@ def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
     store.put("e")
     assert store.table.find("red", b"a") is None
     store.close()
+
+
+def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(100 * 100)
+    client = store.client()
+    for number in range(100):
+        store.put(f"a{number}")
+    look = client.look("a0")
+    assert look is not None
+    looked = list[Desk]()
+    looks = Desk.looks
+
+    def count(desk: Desk) -> list[int]:
+        looked.append(desk)
+        return looks(desk)
+
+    monkeypatch.setattr(Desk, "looks", count)
+    slots = store.table.slots.free_slots("red", 100, 60)
+    assert len(slots) == 60
+    assert store.table.find("red", b"a0") is not None
+    assert len(looked) < 10
+    store.table.slots.give_back(slots)
+    store.close()
+
+
+def test_desks_are_looked_at_once_for_all_slots_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(5000)
+    client = store.client()
+    blocks = [store.put(f"a{number}") for number in range(20)]
+    hazards = [look[1] for number in range(20) if (look := client.look(f"a{number}")) is not None]
+    for block in blocks:
+        store.table.copies.drop(block)
+    assert store.showing.kept_slots == 20
+    looked, looks = list[Desk](), Desk.looks
+
+    def count(desk: Desk) -> list[int]:
+        looked.append(desk)
+        return looks(desk)
+
+    monkeypatch.setattr(Desk, "looks", count)
+    client.desk.look_away(hazards[7])
+    store.showing.sweep()
+    assert store.showing.kept_slots == 19
+    assert len(looked) == 1
+    store.close()
+
+
+def test_a_look_that_was_lost_leaves_nothing_to_be_looked_for(store: Store) -> None:
+    client = store.client()
+    store.put("a")
+    look = client.look("a")
+    assert look is not None
+    assert store.showing.looks_at_any("red")
+    del look
+    assert not store.showing.looks_at_any("red")
+    assert store.showing.who_looks("red") is None
 
 
 def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_looks() -> None:
