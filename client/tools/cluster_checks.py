@@ -5,6 +5,7 @@ Each check says what mends it, as those of doctor.py do. Nothing here changes an
 
 import email.utils
 import grp
+import http.client
 import itertools
 import json
 import ssl
@@ -47,10 +48,12 @@ Fetch = Callable[[str], tuple[str, str]]
 def fetch(url: str) -> tuple[str, str]:
     try:
         with urllib.request.urlopen(url, timeout=LOOK_S, context=_TRUSTING) as answer:
-            return answer.read(1 << 16).decode(), answer.headers.get("Date", "")
+            return answer.read(1 << 16).decode(errors="replace"), answer.headers.get("Date", "")
     except urllib.error.HTTPError as error:
         with error:  # an answer, though not 200
-            return error.read(1 << 16).decode(), error.headers.get("Date", "")
+            return error.read(1 << 16).decode(errors="replace"), error.headers.get("Date", "")
+    except http.client.HTTPException as error:  # something else has the port now
+        raise OSError(f"what answers there does not speak HTTP: {error!r}") from None
 
 
 def checks(settings: ClientSettings) -> list[Check]:

@@ -69,6 +69,14 @@ def test_a_daemon_has_the_time_to_stop_that_its_settings_want() -> None:
     assert int(service("router")["TimeoutStopSec"]) >= router.drain_s + 10
 
 
+def test_a_node_sees_gpus_and_rdma_devices_by_the_names_that_drivers_gave_them() -> None:
+    """systemd matches char-NAME with /proc/devices, where NVIDIA's names changed with 545 and where rdma_cm, a misc device, has none."""
+    lines = (FOLDER / "kvstore-node.service").read_text().splitlines()
+    allowed = {line.removeprefix("DeviceAllow=").split()[0] for line in lines if line.startswith("DeviceAllow=")}
+    assert {"char-nvidia-frontend", "char-nvidia", "char-nvidiactl", "char-nvidia-uvm"} <= allowed
+    assert {"char-infiniband_verbs", "/dev/infiniband/rdma_cm"} <= allowed
+
+
 def test_the_settings_are_settings() -> None:
     node = settings(NodeSettings, "node")
     check(settings(NodeSettings, "node", socket_group=""))  # the group is made where it runs

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -67,7 +68,7 @@ def is_hung_up_on(client: Channel) -> bool:
 @pytest.mark.parametrize(
     "said", [{}, {"control": "[::]:0", "allow_unauthenticated": True}, {"advertise": "::1"}], ids=["listen", "reached", "advertise"]
 )
-def test_a_master_of_an_ipv6_address_tells_a_control_plane_that_is_reached(said: dict[str, str], tmp_path: Path) -> None:
+def test_a_master_of_an_ipv6_address_tells_a_control_plane_that_is_reached(said: dict[str, Any], tmp_path: Path) -> None:
     """Of what it listens on, what the peer reached, and what it advertises."""
     with master_in_thread(tmp_path, **({"listen": "[::1]:0", "control": "[::1]:0"} | said)) as places:
         assert places.control.startswith("[::")

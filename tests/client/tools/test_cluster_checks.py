@@ -17,6 +17,7 @@ from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.client.tools.masters import MasterTold
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.client.embedded import embedded
 from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
@@ -209,3 +210,18 @@ def test_without_a_master_one_line_says_why() -> None:
     assert judged(found)[0] is Verdict.WARNING
     assert "no master can be reached" in found.found
     assert not cluster_checks.are_well([Check("x", Verdict.WRONG, "y", "z")])
+
+
+def test_what_does_not_speak_http_is_told_as_what_cannot_be_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\xff\xfe who are you?\r\n")
+
+        greeting = in_background(greet)
+        with pytest.raises(OSError, match="does not speak HTTP"):
+            cluster_checks.fetch("http://127.0.0.1:{1}/healthz".format(*server.getsockname()))
+        greeting.result(PATIENCE_S)
