@@ -1,5 +1,6 @@
 """Carries out a blocking client's operations, effect by effect, over its pool of channels."""
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -68,7 +69,10 @@ class Driver:
         self.pool.close()
 
     def _tidy(self) -> None:
-        """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons."""
+        """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons. One thread
+        is at it at a time, however many calls end meanwhile; where none can be had the next call tries again."""
+        if self._tidying is not None and self._tidying.locked():
+            return
         giving_up = self._reservations.give_up_unused()
         is_at_work = threading.Lock()
         is_at_work.acquire()
@@ -79,8 +83,9 @@ class Driver:
             finally:
                 is_at_work.release()
 
-        begin_thread(give_back)
-        self._tidying = is_at_work
+        with contextlib.suppress(RuntimeError):
+            begin_thread(give_back)
+            self._tidying = is_at_work
 
     def _do(self, effect: Effect) -> Any:
         match effect:

@@ -10,8 +10,10 @@ from kvstore.client.driver import Driver
 from kvstore.client.effects import Aside, Later, Operation, Sleep, Take, Together, Work
 from kvstore.client.operations import Operations
 from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.master_messages import Cancel
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.deadline import Deadline
+from tests.no_threads import no_more_threads
 
 NOBODY = "unix:/no/such/master.sock"
 
@@ -68,3 +70,37 @@ def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) ->
     for _ in range(2):
         assert done.acquire(timeout=60)
     assert here not in threads
+
+
+def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    reservations = driver._reservations
+    may_end, tried = threading.Event(), threading.Semaphore(0)
+
+    def give_up_unused() -> Operation[None]:
+        yield Work(tried.release, 1)
+        yield Work(lambda: may_end.wait(60), 1)
+
+    monkeypatch.setattr(reservations, "give_up_unused", give_up_unused)
+    reservations.unused.append(OverPut())
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        assert driver.run(work(1)) == 1, "the call has its result all the same"
+    assert not tried.acquire(blocking=False)
+    for _ in range(20):
+        driver.run(work(1))
+    assert tried.acquire(timeout=60)
+    assert not tried.acquire(blocking=False)
+    may_end.set()
+    assert driver._tidying is not None
+    assert driver._tidying.acquire(timeout=60)
+    driver._tidying.release()
+    driver.run(work(1))
+    assert tried.acquire(timeout=60), "the next call has it tried again"
+    reservations.unused.clear()
+
+
+class OverPut:
+    """One that was interrupted."""
+
+    def unused(self) -> Cancel:
+        return Cancel([b"a"], [5])

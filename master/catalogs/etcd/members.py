@@ -55,7 +55,7 @@ class EtcdMembers:
             self._lease.close()
 
     def _run(self) -> None:
-        backoff = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S)
+        backoff, failures = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S), 0
         while not self._stopped.is_set():
             try:
                 if self._lease is None or not self._lease.is_valid:
@@ -63,14 +63,17 @@ class EtcdMembers:
                 told = self._look()
                 self.living = frozenset(told)
                 self.fellows = {address: fellow for address, fellow in told.items() if address != self._me.address}
-                self.health = None
+                self.health, failures = None, 0
                 backoff.reset()
                 self._stopped.wait(LOOK_S)
             except Exception as error:  # also of gRPC's, which there was no thread for
                 self.living = frozenset()  # the others are asked by what was told last: it holds for as long as they live
-                was, self.health = self.health, f"which masters live is not known: {typed(error)}"
-                if was is None:
-                    log.warning(self.health)
+                failures += 1
+                trouble = f"which masters live is not known: {typed(error)}"
+                if failures == 1:
+                    log.warning(trouble)
+                else:  # a connection that is made anew costs a look, and is no trouble
+                    self.health = trouble
                 self._stopped.wait(backoff.next_s())
 
     def _enter(self) -> None:
