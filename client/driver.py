@@ -1,6 +1,5 @@
 """Carries out a blocking client's operations, effect by effect, over its pool of channels."""
 
-import contextlib
 import threading
 import time
 from functools import partial
@@ -64,14 +63,14 @@ class Driver:
 
     def close(self) -> None:
         """Hang up. What an interrupted put had reserved is given back first, if a master answers soon."""
-        if self._tidying is not None and self._tidying.acquire(timeout=CLEANUP_S):
-            self._tidying.release()
+        if (tidying := self._tidying) is not None and tidying.acquire(timeout=CLEANUP_S):
+            tidying.release()
         self.pool.close()
 
     def _tidy(self) -> None:
         """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons. One thread
         is at it at a time, however many calls end meanwhile; where none can be had the next call tries again."""
-        if self._tidying is not None and self._tidying.locked():
+        if (tidying := self._tidying) is not None and tidying.locked():
             return
         giving_up = self._reservations.give_up_unused()
         is_at_work = threading.Lock()
@@ -83,9 +82,14 @@ class Driver:
             finally:
                 is_at_work.release()
 
-        with contextlib.suppress(RuntimeError):
+        self._tidying = is_at_work  # before the thread is there: its own run ends here, too
+        try:
             begin_thread(give_back)
-            self._tidying = is_at_work
+        except RuntimeError:
+            self._tidying = None
+        except BaseException:  # by a signal handler: the thread may be there or not, and two do no harm
+            self._tidying = None
+            raise
 
     def _do(self, effect: Effect) -> Any:
         match effect:

@@ -99,6 +99,28 @@ def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(dri
     reservations.unused.clear()
 
 
+def test_what_strikes_while_that_thread_is_started_comes_out_and_the_next_call_tries_again(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Semaphore(0)
+
+    def give_up_unused() -> Operation[None]:
+        yield Work(driver._reservations.unused.clear, 1)
+        yield Work(tried.release, 1)
+
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver._reservations, "give_up_unused", give_up_unused)
+    driver._reservations.unused.append(OverPut())
+    with monkeypatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", strike)
+        with pytest.raises(KeyboardInterrupt):
+            driver.run(work(1))
+    driver.run(work(1))
+    assert tried.acquire(timeout=60)
+
+
 class OverPut:
     """One that was interrupted."""
 
