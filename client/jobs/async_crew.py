@@ -1,6 +1,9 @@
 """Tasks that carry out jobs, on one event loop: one a job, as many at once as there would be threads, and one that keeps time.
 
 What they do is decided by the board, as what threads do is (crew.py). All of it happens on the loop: there is no lock.
+
+Somebody may cancel these tasks: a loop that ends does so to all that it has. Then every job is over, as if its caller had cancelled it, once
+nothing touches its memory any more: no job waits for a task that is not there. Where the loop goes on, the next job has new ones.
 """
 
 import asyncio
@@ -9,10 +12,11 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from typing import Any
 
 from kvstore.client.jobs.board import NEVER_NS, Board, Side
-from kvstore.client.jobs.calls import UNREACHABLE, AsyncCalls
+from kvstore.client.jobs.calls import UNREACHABLE, AsyncCalls, Outcome
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import AsyncJob, BaseJob
 from kvstore.client.jobs.stats import JobStats
+from kvstore.protocol.errors import Cancelled
 
 
 class AsyncCrew:
@@ -24,18 +28,21 @@ class AsyncCrew:
         self._settings = settings
         self._clock_ns = clock_ns
         self._board = Board(settings, clock_ns, self, calls.probe)
-        self._busy = {self._board.reads: 0, self._board.writes: 0}
+        self._busy: dict[Side, set[asyncio.Task[None]]] = {self._board.reads: set(), self._board.writes: set()}
         """Tasks that are at a side's jobs or probes."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Task[None] | None = None
         self._timer_wakes = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._has_stopped = False
+        self._is_struck = False
+        """Jobs that end just now have their ends told by who ends them."""
 
     async def ask_now(self, job: BaseJob) -> None:
         """Carry out a lookup in the caller's task."""
         board, side = self._board, self._board.reads
         refusal, epoch = board.refusal(side), side.breaker.epoch
+        self._mind_time()
         if refusal is not None:
             job.fail(0, len(job.keys), refusal)
         outcome = await self._calls.carry_out(job) if refusal is None else None
@@ -47,6 +54,7 @@ class AsyncCrew:
         """Have it carried out, or end it."""
         self._calls.note_trace(job)
         self._board.submit(job, self._calls.here(job) if self._board.may_be_here(job) else [False])
+        self._mind_time()
 
     def has(self, request: Hashable) -> bool:
         return request in self._board.live
@@ -59,7 +67,7 @@ class AsyncCrew:
 
     async def cancel(self, request: Hashable) -> int:
         jobs = self._board.cancel(request)
-        await _through(_all_over(jobs))
+        await _through(lambda: _all_over(jobs))
         return len(jobs)
 
     async def close(self, drain_s: float) -> None:
@@ -71,8 +79,8 @@ class AsyncCrew:
             jobs = self._board.cancel_all()
             self._has_stopped = True
             self._timer_wakes.set()
-            await _through(_all_over(jobs))
-            await _through(self._tasks_over())
+            await _through(lambda: _all_over(jobs))
+            await _through(self._tasks_over)
 
     async def _until_idle(self) -> None:
         while self._board.live:
@@ -86,46 +94,82 @@ class AsyncCrew:
     # --- what the board says ---
 
     def work(self, side: Side) -> None:
-        if self._busy[side] < side.workers:
-            self._busy[side] += 1
-            self._begin(self._worker(side))
+        if len(self._busy[side]) < side.workers:
+            self._busy[side].add(self._begin(self._worker(side)))
 
     def clerk(self, due_ns: int) -> None:
-        if self._timer is None:
+        if self._timer is None and not self._is_struck:
             self._timer = self._begin(self._keep_time())
         self._timer_wakes.set()
 
     def ended(self) -> None:
         self._has_ended.set()
 
+    def _mind_time(self) -> None:
+        """The task that waits until the store is to be probed may have been cancelled."""
+        if self._timer is None and not self._has_stopped:
+            self._have_it_probed(self._board.reads)
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
         return task
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """One that was cancelled may not even have begun."""
+        self._tasks.discard(task)
+        for busy in self._busy.values():
+            busy.discard(task)
+        if task is self._timer:
+            self._timer = None
+        if task.cancelled():
+            self._is_struck = True
+            self._board.cancel_all()
+            self._is_struck = False
+            for job in self._board.take_untold():
+                job.tell()
 
     # --- tasks of its own ---
 
     async def _worker(self, side: Side) -> None:
         """Ends when nothing is to be done; a probe that is due later has a task that waits for it."""
+        this = asyncio.current_task()
+        assert this is not None
         try:
             while (job := side.lane.take()) is not None or side.begin_probe(self._has_stopped):
                 epoch = side.breaker.epoch
                 if job is None:
                     await self._make_probe(side, epoch)
                     continue
-                outcome = await self._calls.carry_out(job)
-                self._board.carried_out(side, job, epoch, outcome)
-                job.tell()
+                outcome = Outcome.UNKNOWN
+                try:
+                    outcome = await self._calls.carry_out(job)
+                except BaseException:
+                    job.is_cancelled = True
+                    job.fail(job.answered, job.admitted, Cancelled(f"the task of this {job.kind.value} was cancelled"))
+                    raise
+                finally:
+                    self._board.carried_out(side, job, epoch, outcome)
+                    job.tell()
         finally:
-            self._busy[side] -= 1
+            self._busy[side].discard(this)
+        self._have_it_probed(side)
+
+    def _have_it_probed(self, side: Side) -> None:
+        """If the store is away, once that is due."""
         if side.until_probe_s(self._clock_ns()) is not None:
             self.clerk(side.breaker.probe_at_ns)
 
     async def _make_probe(self, side: Side, epoch: int) -> None:
         probe = side.probe
         assert probe is not None
-        self._board.probed(side, epoch, await self._calls.ask(lambda: probe(self._settings.probe_deadline_s)))
+        try:
+            answer = await self._calls.ask(lambda: probe(self._settings.probe_deadline_s))
+        except BaseException:
+            side.breaker.abandoned(epoch)
+            raise
+        self._board.probed(side, epoch, answer)
 
     async def _keep_time(self) -> None:
         """Tells of jobs that ended where they were made, ends those that are overdue, begins probes that are due."""
@@ -159,14 +203,19 @@ async def _all_over(jobs: Iterable[BaseJob]) -> None:
         await job.wait()
 
 
-async def _through(work: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end, whoever is cancelled meanwhile; he is when it is over."""
-    task = asyncio.ensure_future(work)
-    is_cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            is_cancelled = True
+async def _through(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Await it to its end, whoever is cancelled meanwhile; he is when it is over. It is begun anew where its own task is cancelled."""
+    caller = asyncio.current_task()
+    assert caller is not None
+    cancels, is_cancelled = caller.cancelling(), False
+    while True:
+        task = asyncio.ensure_future(work())
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                is_cancelled = caller.cancelling() > cancels
+        if not task.cancelled():
+            break
     if is_cancelled:
         raise asyncio.CancelledError

@@ -1,5 +1,9 @@
 """The nodes of this host whose index and desk this client has: how it comes to them, and when it lets go of them. Sans-I/O for what asks a
 node (see effects.py); a look at what is there asks nobody.
+
+A node frees what a desk keeps, views among it, when the desk's connection ends, as one does whose answer is not awaited. So nothing is asked
+over it that a caller's deadline, his cancellation or a signal could cut short: for slabs there are the pool's other connections, and
+the next index is asked for in the background.
 """
 
 import os
@@ -10,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from kvstore.client.daemons import Daemons
-from kvstore.client.effects import AnyLoan, AskForFds, Operation, Take
+from kvstore.client.effects import AnyLoan, Aside, AskForFds, Operation, Take
 from kvstore.client.forks import Process
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import FOREVER_NS, IndexView
@@ -153,7 +157,7 @@ class LocalNodes:
             self._drop_lost()
             for node in self.ready:
                 with suppress(KVStoreError):  # one that has gone meanwhile is dropped the next time
-                    yield from self._catch_up(node, _share_of(deadline))
+                    yield from self._let_go(node, _share_of(deadline))
             have = {node.node_id for node in self.ready}
             for known in nodes.local():
                 if known.node_id not in have:
@@ -168,6 +172,23 @@ class LocalNodes:
         finally:
             self._look()
             self._asking.release()
+        if any(node.index.is_over for node in self.ready):
+            with suppress(RuntimeError):  # the system has no thread for it; the next look tries again
+                yield Aside(self._renew_indexes())
+
+    def _renew_indexes(self) -> Operation[None]:
+        """The larger one, of each node that has one by now. Another call that asks nodes goes first: then the next look tries again."""
+        if not self._asking.acquire(blocking=False):
+            return
+        try:
+            for node in self.ready:
+                if node.index.is_over:
+                    with suppress(KVStoreError):
+                        node.index, _ = yield from self._ask(node.loan, Deadline(ATTACH_S))
+            self._due_ns = 0
+        finally:
+            self._look()
+            self._asking.release()
 
     def map_slabs(self, node: LocalNode, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
         """Have these mapped, as far as the node has them in a share of the time, and those unmapped that it has given up. Another thread's
@@ -175,8 +196,9 @@ class LocalNodes:
         if not self._asking.acquire(blocking=False):
             return
         try:
-            node.slabs_gone = node.index.slabs_gone
-            found = yield from self._mapping.map_slabs(node.loan.channel, node.node_id, slabs, _share_of(deadline), writable=False)
+            share = _share_of(deadline)
+            with (yield from self._connect(node, share)) as loan:
+                found = yield from self._mapping.map_slabs(loan.channel, node.node_id, slabs, share, writable=False)
             node.slabs.update(zip(slabs, (slab.memory for slab in found), strict=True))
             self._daemons.unshared.shared(node.name)
         except KVStoreError as error:
@@ -191,24 +213,41 @@ class LocalNodes:
         if isinstance(error, KVStoreError) and not is_passing and loan.channel.is_open:
             self._daemons.unshared.note(node, str(error))
 
-    def _catch_up(self, node: LocalNode, deadline: Deadline) -> Operation[None]:
-        if node.index.is_over:
-            node.index, _ = yield from self._ask(node.loan, deadline)
-        if node.slabs_gone != node.index.slabs_gone:
-            node.slabs_gone = node.index.slabs_gone
-            yield from self._mapping.let_go(node.loan.channel, node.node_id, deadline)
+    def _let_go(self, node: LocalNode, deadline: Deadline) -> Operation[None]:
+        """Unmap the slabs that the node has given up."""
+        gone = node.index.slabs_gone
+        if node.slabs_gone != gone:
+            with (yield from self._connect(node, deadline)) as loan:
+                yield from self._mapping.let_go(loan.channel, node.node_id, deadline)
+            node.slabs_gone = gone
             node.prune(self._mapping.slabs.held(node.node_id, node.epoch))
 
-    def _attach_to(self, node: KnownNode, deadline: Deadline) -> Operation[None]:
+    def _connect(self, node: LocalNode, deadline: Deadline) -> Operation[AnyLoan]:
+        """A connection to that very process, but the desk's. Raises Unreachable, and what Take does."""
+        known = self._daemons.nodes.get(node.node_id)
+        if known is None or not known.route.is_local:
+            raise Unreachable(f"the master names no node {node.name!r} of this host now")
+        loan = yield from self._take(known, deadline)
+        if loan.channel.welcome.epoch != node.epoch:
+            loan.discard()
+            raise Unreachable(f"node {node.name!r} is another process by now")
+        return loan
+
+    def _take(self, node: KnownNode, deadline: Deadline) -> Operation[AnyLoan]:
         address = node.route.address()
         try:
             loan: AnyLoan = yield Take(address, deadline, node.route.hello)
         except InvalidTicket:  # it has ended, or the node is another process by now
             yield from self._daemons.refresh_nodes(deadline)
             loan = yield Take(address, deadline, node.route.hello)
+        if not node.route.is_meant(address, loan.channel.welcome):
+            loan.discard()
+            raise Unreachable(f"at {address} there is another daemon by now")
+        return loan
+
+    def _attach_to(self, node: KnownNode, deadline: Deadline) -> Operation[None]:
+        loan = yield from self._take(node, deadline)
         try:
-            if not node.route.is_meant(address, loan.channel.welcome):
-                raise Unreachable(f"at {address} there is another daemon by now")
             found = LocalNode(node, loan, *(yield from self._ask(loan, deadline)))
             if self._is_closed:
                 raise Closed("the client is closed")

@@ -348,6 +348,69 @@ def test_a_mistake_is_logged_and_typed(address: str, caplog: pytest.LogCaptureFi
     on_loop(play, address)
 
 
+def cancel_all_others() -> None:
+    """As a loop that ends does."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+def test_somebody_cancels_every_task_and_no_job_waits_for_what_is_gone(address: str) -> None:
+    async def play(at: Scene) -> None:
+        barrier, told = at.barrier(), list[AsyncJob]()
+        running = at.jobs.store(fresh_keys(1), [b"x"], on_done=told.append)
+        await barrier.is_reached.wait()
+        waiting = at.jobs.store(fresh_keys(1), [b"y"], on_done=told.append)
+        cancel_all_others()
+        for job in (await over(running), await over(waiting)):
+            assert isinstance(job.error, Cancelled)
+            assert not job.values
+        assert sorted(map(id, told)) == sorted(map(id, [running, waiting]))
+        stored = at.jobs.store(fresh_keys(1), [b"z"])
+        cancel_all_others()
+        assert isinstance((await over(stored)).error, Cancelled), "its task had not even begun"
+        assert (await over(at.jobs.store(fresh_keys(1), [b"z"]))).results == [True], "later jobs have new tasks"
+        assert await asyncio.wait_for(at.jobs.cancel("r"), 60) == 0
+        await asyncio.wait_for(at.jobs.close(), 60)
+
+    on_loop(play, address)
+
+
+def test_a_probe_that_somebody_cancels_is_made_anew(address: str) -> None:
+    async def play(at: Scene) -> None:
+        at.client.faults.append(raises(AWAY))
+        barrier = at.barrier()
+        assert await at.jobs.match_prefix(fresh_keys(1)) == 0
+        await barrier.is_reached.wait()
+        cancel_all_others()
+        await until(lambda: at.jobs.stats().reads.state is State.OPEN)
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+        assert await at.jobs.match_prefix(fresh_keys(1)) == 0
+        await until(lambda: at.jobs.stats().reads.state is State.CLOSED)
+
+    on_loop(play, address, dataclasses.replace(SETTINGS, probe_interval_s=0.01))
+
+
+def test_close_is_through_though_somebody_cancels_what_it_waits_with(address: str) -> None:
+    async def play(at: Scene) -> None:
+        barrier = at.barrier()
+        running = at.jobs.store(fresh_keys(1), [b"x"])
+        await barrier.is_reached.wait()
+        [worker] = [task for task in asyncio.all_tasks() if "_worker" in repr(task)]
+        closing = asyncio.ensure_future(at.jobs.close())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), closing, worker}:
+            task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        barrier.open()
+        await asyncio.wait_for(closing, 60)
+        assert running.is_over
+
+    on_loop(play, address)
+
+
 def test_in_a_forked_child_all_is_answered_with_forked(address: str) -> None:
     async def play(at: Scene) -> None:
         jobs = at.jobs
