@@ -188,7 +188,9 @@ class IndexView:
         of_set = np.take(self._tags, sets, axis=0, out=room.tags[:count], mode="clip")
         ways = np.flatnonzero(np.equal(of_set, tags[:, None], out=room.is_tag[:count]))
         which = ways >> _WAY_BITS
-        if len(which) > count:  # keys of one hash: of each only the first is looked at, the room is for so many
+        if len(which) >= count and (which[1:] == which[:-1]).any():
+            # Of keys of one hash, and of one that goes from entry to entry, only the first is looked at: the room is for so many. As many
+            # candidates as keys are one of each from here on.
             which, first = np.unique(which, return_index=True)
             ways = ways[first]
         return which, (sets if len(which) == count else sets[which]) * WAYS + (ways & WAYS - 1)

@@ -489,6 +489,38 @@ def test_a_node_that_stopped_costs_a_new_client_a_part_of_its_calls_deadline(tmp
             node.send(signal.SIGCONT)
 
 
+def test_a_call_that_has_no_time_for_an_answer_ends_no_view(tmp_path: Any) -> None:
+    """Neither its deadline nor its cancellation hangs up the connection of the desk, with which every view would end."""
+
+    async def play(address: str) -> None:
+        async with AsyncClient(address) as client:
+            await client.put(b"seen", b"s" * 100_000)
+            while await client.get(b"seen") is None or not client._operations.local.ready:
+                await asyncio.sleep(0.001)
+            with Client(address) as writer:
+                writer.put(b"elsewhere", b"e" * (1 << 20), ack="cluster")
+            async with client.view(b"seen"):
+                [attached] = client._operations.local.ready
+                node.send(signal.SIGSTOP)
+                with pytest.raises(DeadlineExceeded):
+                    await client.get(b"elsewhere", deadline_s=0.002)
+                getting = asyncio.ensure_future(client.get(b"elsewhere", deadline_s=60))
+                await asyncio.sleep(0.002)
+                getting.cancel()
+                await asyncio.wait([getting])
+                node.send(signal.SIGCONT)
+                assert await client.get(b"elsewhere", deadline_s=60) == b"e" * (1 << 20)
+                assert client._operations.local.ready == (attached,)
+                assert not attached.is_lost
+
+    with cluster(tmp_path) as started:
+        node = started.start_node("--dram", "64MiB")
+        try:
+            asyncio.run(play(started.address))
+        finally:
+            node.send(signal.SIGCONT)
+
+
 def test_a_client_that_died_while_it_looked_holds_nothing(tmp_path: Any) -> None:
     with cluster(tmp_path) as started:
         started.start_node("--dram", "32MiB")

@@ -210,6 +210,19 @@ def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> No
     assert [found and found.offset for found in (find(view, key) for key in keys)] == [0, None, None]
 
 
+def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidate_that_another_lacks(index: ShownIndex) -> None:
+    moving, present, absent = b"m" * 16, b"p" * 16, b"a" * 16
+    for slot, key in enumerate((moving, present)):
+        index.show(block(key), 1, 64 * slot, 0, slot)
+    view, tag = view_of(index), tag_of(moving)
+    of_set = index._tag_rows[tag >> index._shift]
+    free = int(np.flatnonzero(of_set == 0)[-1])
+    of_set[free] = tag
+    batch = view.find_batch(words_of([moving, present, absent], 16), 16)
+    assert (batch.which.tolist(), batch.offsets.tolist()) == ([0, 1], [0, 64])
+    of_set[free] = 0
+
+
 def test_many_keys_are_looked_up_in_parts(index: ShownIndex) -> None:
     index.show(block(b"%05d" % 9999), 1, 77, 0, 0)
     keys = [b"%05d" % i for i in range(10_000)]
