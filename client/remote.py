@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, Closed, ConfigError, ProtocolError, Unreachable
+from kvstore.protocol.frames import MAX_BATCH
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
@@ -18,6 +19,9 @@ from kvstore.transfer.topology.discovery import Discovery
 
 REST_S: Final = 10.0
 """How long a node's engine that could not be reached is left alone."""
+
+MAX_SLABS: Final = MAX_BATCH
+"""Of one node: a batch names no more."""
 
 
 class SlabId(NamedTuple):
@@ -43,7 +47,8 @@ class RemoteMemory:
         self._peers: dict[int, tuple[bytes, Peer]] = {}
         self._resting: dict[int, tuple[int, int]] = {}
         """(revision of its description, until when in ns) by node: a description that has changed is worth another try."""
-        self._slabs: dict[SlabId, PeerRegion] = {}
+        self._slabs: dict[int, tuple[int, dict[int, PeerRegion]]] = {}
+        """By node: its process's epoch, and the slabs that it has shown, in that order."""
 
     @property
     def engine(self) -> TransferEngine:
@@ -111,23 +116,28 @@ class RemoteMemory:
 
     def missing(self, slabs: Sequence[SlabId]) -> list[SlabId]:
         """Which of these slabs the node has still to show, each once."""
-        return list(dict.fromkeys(slab for slab in slabs if slab not in self._slabs))
+        return list(dict.fromkeys(slab for slab in slabs if self.slab(slab) is None))
 
     def slab(self, slab: SlabId) -> PeerRegion | None:
-        return self._slabs.get(slab)
+        epoch, shown = self._slabs.get(slab.node_id, (slab.epoch, {}))
+        return shown.get(slab.slab) if epoch == slab.epoch else None
 
     def add(self, slab: SlabId, region: PeerRegion) -> None:
-        """The node has shown a slab. Those of its earlier processes are forgotten."""
+        """The node has shown a slab. Those of its earlier processes are forgotten, and of this one those shown longest ago, once they are
+        more than MAX_SLABS: nobody tells which the node has given up since."""
         with self._lock:
-            for old in [old for old in self._slabs if old.node_id == slab.node_id and old.epoch != slab.epoch]:
-                del self._slabs[old]
-            self._slabs[slab] = region
+            epoch, shown = self._slabs.get(slab.node_id, (slab.epoch, {}))
+            if epoch != slab.epoch or slab.node_id not in self._slabs:
+                shown = {}
+                self._slabs[slab.node_id] = slab.epoch, shown
+            elif len(shown) >= MAX_SLABS:
+                del shown[next(iter(shown))]
+            shown[slab.slab] = region
 
     def forget(self, node_id: int) -> None:
         """The slabs of a node are to be shown anew."""
         with self._lock:
-            for old in [old for old in self._slabs if old.node_id == node_id]:
-                del self._slabs[old]
+            self._slabs.pop(node_id, None)
 
     def close(self) -> None:
         """Close the engine. A second close is a no-op."""

@@ -230,6 +230,19 @@ def test_the_slabs_of_a_nodes_earlier_process_are_forgotten(remote: RemoteMemory
     assert remote.missing([SlabId(1, 5, 10), SlabId(2, 5, 10), SlabId(1, 6, 10)]) == [SlabId(1, 5, 10)]
 
 
+def test_of_slabs_that_a_node_has_shown_the_oldest_are_forgotten(
+    remote: RemoteMemory, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node gives slabs up and makes others for as long as it lives, and no two have one number."""
+    monkeypatch.setattr("kvstore.client.remote.MAX_SLABS", 3)
+    engine = make_engine()
+    region = remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE)))
+    slabs = [SlabId(1, 5, number) for number in range(5)]
+    for slab in slabs:
+        remote.add(slab, region)
+    assert remote.missing(slabs) == slabs[:2]
+
+
 def test_a_failed_engines_slabs_are_shown_anew(remote: RemoteMemory, make_engine: MakeEngine) -> None:
     engine = make_engine()
     remote.add(SlabId(1, 5, 10), remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE))))
