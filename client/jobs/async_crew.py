@@ -2,8 +2,8 @@
 
 What they do is decided by the board, as what threads do is (crew.py). All of it happens on the loop: there is no lock.
 
-Somebody may cancel these tasks: a loop that ends does so to all that it has. Then every job is over, as if its caller had cancelled it, once
-nothing touches its memory any more: no job waits for a task that is not there. Where the loop goes on, the next job has new ones.
+Somebody may cancel these tasks: a loop that ends does so to all that it has. Then every job is over, as if its caller had cancelled it,
+once nothing touches its memory any more: no job waits for a task that is not there. Where the loop goes on, the next job has new ones.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The nodes of this host whose index and desk this client has: how it comes to them, and when it lets go of them. Sans-I/O for what asks a
 node (see effects.py); a look at what is there asks nobody.
 
-A node frees what a desk keeps, views among it, when the desk's connection ends, as one does whose answer is not awaited. So nothing is asked
-over it that a caller's deadline, his cancellation or a signal could cut short: for slabs there are the pool's other connections, and
-the next index is asked for in the background.
+A node frees what a desk keeps, views among it, when the desk's connection ends, as one does whose answer is not awaited. So nothing is
+asked over it that a caller's deadline, his cancellation or a signal could cut short: for slabs there are the pool's other connections,
+and the next index is asked for in the background.
 """
 
 import os

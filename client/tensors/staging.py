@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvstore.client.tensors.arrays import Index, gather, is_tensor, scatter, writing
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, TensorHeader
+from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, TensorHeader, without_others
 from kvstore.protocol.errors import InvalidArgument
 
 Rows: TypeAlias = NDArray[np.uint8]
@@ -133,7 +133,7 @@ def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> N
         else:
             _encode(tensor[piece.blocks], header, piece, body)
     host.copy_(work)
-    if _has_lost(host, header) and all(piece.tensor[piece.blocks].isfinite().all() for piece in pieces):
+    if _has_lost(host, header) and _loses_finite(header, pieces, body):
         raise InvalidArgument(f"numbers too large for the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
 
 
@@ -197,11 +197,23 @@ def _records(body: Any, header: TensorHeader, kv: int) -> Any:
     return of_layers[..., start : start + sizes[kv]].unflatten(-1, (header.heads, -1))
 
 
+def _loses_finite(header: TensorHeader, pieces: Sequence[Piece], body: Any) -> bool:
+    """Whether NaN is made of finite numbers, too; `body` is what was."""
+    again = body.new_empty(body.shape)
+    for piece in pieces:
+        _encode(without_others(piece.tensor.detach()[piece.blocks]), header, piece, again)
+    return _any_lost(again, header)
+
+
 def _has_lost(rows: Any, header: TensorHeader) -> bool:
     """Whether the codecs made NaN of something."""
+    return _any_lost(rows[:, HEADER_BYTES:], header)
+
+
+def _any_lost(body: Any, header: TensorHeader) -> bool:
     from kvstore.kvcache.codecs.codec import has_lost
 
-    body, shape = rows[:, HEADER_BYTES:], {"tokens": header.tokens, "head_dim": header.head_dim}
+    shape = {"tokens": header.tokens, "head_dim": header.head_dim}
     return any(has_lost(_records(body, header, kv), header.scheme.of(kv == 0), is_key=kv == 0, **shape) for kv in range(header.kv_factor))
 
 

@@ -154,9 +154,14 @@ def encode_value(tensor: "torch.Tensor", scheme: CacheScheme) -> memoryview:
         scheme=scheme, dtype=_name(tensor), kv_factor=kv_factor, layers=layers, heads=heads, tokens=tokens, head_dim=head_dim
     )
     value, is_damaged = _encoded(tensor, header)
-    if is_damaged and tensor.float().isfinite().all():
+    if is_damaged and _encoded(without_others(tensor), header)[1]:
         raise InvalidArgument(f"numbers too large for the float16 scales of {scheme.name}: use fp8-head, whose scales are float32")
     return value
+
+
+def without_others(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Its finite numbers, and 0 for the others: what a scheme makes NaN of, even so, are numbers that its scales cannot hold."""
+    return tensor.float().nan_to_num(0.0, 0.0, 0.0).to(tensor.dtype)
 
 
 def decode_value(buffer: Buffer, out: "torch.Tensor") -> None:

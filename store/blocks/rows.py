@@ -180,6 +180,12 @@ def decided(blocks: Sequence[Block]) -> list[Block]:
     return list(compress(blocks, (read(blocks[0].columns.generations, rows_of(blocks)) != UNDECIDED).tolist()))
 
 
+def is_in(columns: Columns, rows: Numbers, tier: int) -> npt.NDArray[np.bool_]:
+    """Whether there is a copy of it in that tier, of each."""
+    found: npt.NDArray[np.bool_] = np.frombuffer(columns.held, np.uint8)[rows] & HELD[tier] != 0
+    return found
+
+
 def are_any_gone(blocks: Sequence[Block]) -> bool:
     """Whether one of them is gone; there is at least one."""
     states = np.frombuffer(blocks[0].columns.states, np.uint8)[rows_of(blocks)]

@@ -4,11 +4,15 @@ It plans copies as the mover takes them, a few at a time: the loop serves reader
 what was read last. It moves no bytes itself, and no block leaves the memory for it.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
 from kvstore.store.blocks.block import NVME, Block
+from kvstore.store.blocks.rows import is_in, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 
@@ -16,17 +20,22 @@ MAX_PLANNED: Final = 1024
 """Blocks whose copies are planned at once, however small: planning them takes some milliseconds of the loop."""
 WAITING_LOOK_NS: Final = 1_000_000_000
 """How often the table is walked while others may still bring something to be written."""
+WALK_SHARE: Final = 20
+"""And no sooner than so many times as long after a walk as it took."""
 
 
 class Saver:
     """See the module. Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, *, batch_bytes: int, may_be_decided: Callable[[], bool]) -> None:
+    def __init__(
+        self, table: BlockTable, *, batch_bytes: int, may_be_decided: Callable[[], bool], clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         """`batch_bytes` are planned at once, or one block. `may_be_decided`: there is a master, which decides soon about what was put last;
         before that nothing of it goes to NVMe."""
         self._table = table
         self._batch_bytes = batch_bytes
         self._may_be_decided = may_be_decided
+        self._clock_ns = clock_ns
         self._todo: deque[Block] | None = None
         self._planned: deque[Block] = deque()
         self._planned_bytes = 0
@@ -76,31 +85,36 @@ class Saver:
         is_waiting = self._is_waiting()
         if is_waiting and now_ns < self._look_ns:
             return
-        self._look_ns = now_ns + WAITING_LOOK_NS
+        begun_ns = self._clock_ns()
         self._todo = self._found()
+        self._look_ns = now_ns + max(WAITING_LOOK_NS, WALK_SHARE * (self._clock_ns() - begun_ns))
         if not self._todo and not is_waiting:
             self._todo, self.is_done = None, True
 
     def lost(self) -> tuple[int, int]:
         """(blocks, bytes) that only memory holds."""
-        found = [block.size_bytes for block in self._table.blocks() if block.nvme is None]
-        return len(found), sum(found)
+        blocks = list(self._table.blocks())
+        if not blocks:
+            return 0, 0
+        columns, rows = blocks[0].columns, rows_of(blocks)
+        sizes = read(columns.sizes, rows[~is_in(columns, rows, NVME)])
+        return len(sizes), int(sizes.sum())
 
     def _found(self) -> deque[Block]:
         """What was read last comes first: it is worth the most, should time not do for all. What would not fit is not written, for each
-        of the last to come would have one of the first leave again."""
-        wanted = [block for block in self._table.blocks() if self._is_wanted(block)]
-        wanted.sort(key=lambda block: block.last_access, reverse=True)
-        fitting: deque[Block] = deque()
-        for block in wanted:
-            if block.size_bytes > self._fitting_bytes:
-                break
-            self._fitting_bytes -= block.size_bytes
-            fitting.append(block)
-        return fitting
-
-    def _is_wanted(self, block: Block) -> bool:
-        return block.nvme is None and block.generation != UNDECIDED and block not in self._tried
+        of the last to come would have one of the first leave again. By columns: it is one turn of the loop."""
+        blocks = list(self._table.blocks())
+        if not blocks:
+            return deque()
+        columns, rows = blocks[0].columns, rows_of(blocks)
+        wanted = np.flatnonzero(~is_in(columns, rows, NVME) & (read(columns.generations, rows) != UNDECIDED))
+        if self._tried:
+            wanted = wanted[[blocks[place] not in self._tried for place in wanted.tolist()]]
+        wanted = wanted[np.argsort(~read(columns.last_accesses, rows[wanted]), kind="stable")]
+        ends = np.cumsum(read(columns.sizes, rows[wanted]))
+        count = int(np.searchsorted(ends, self._fitting_bytes, side="right"))
+        self._fitting_bytes -= int(ends[count - 1]) if count else 0
+        return deque(map(blocks.__getitem__, wanted[:count].tolist()))
 
     def _is_waiting(self) -> bool:
         """Something may still come: what the master has not decided about, what is being put, or is being copied already."""

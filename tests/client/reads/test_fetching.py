@@ -176,7 +176,7 @@ def test_the_slabs_of_a_node_that_restarted_are_asked_for_anew(oracle: Oracle, f
     far.epoch, far.revision = 2, 1
     assert get(oracle, b"k") == [BIG]
     remembered = oracle.resources.engine_copies.remote._slabs
-    assert {slab.epoch for slab in remembered} == {2}
+    assert {epoch for epoch, _ in remembered.values()} == {2}
     assert len(oracle.resources.engine_copies.remote.engine.peers()) == 1, "the earlier process is no peer any more"
 
 

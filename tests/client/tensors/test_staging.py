@@ -110,6 +110,9 @@ def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finit
     values[1, 1, 1, 1, 1, 1] = 1e30
     with pytest.raises(InvalidArgument, match="too large for the float16 scales of int8: use fp8-head"):
         written(header, in_pieces(values))
+    values[0, 0, 0, 0, 0, 0] = torch.inf
+    with pytest.raises(InvalidArgument, match="too large"):
+        written(header, in_pieces(values))
 
 
 def test_rows_lie_apart_in_memory_that_is_kept() -> None:

@@ -160,6 +160,9 @@ def test_finite_numbers_that_scales_cannot_hold_are_refused() -> None:
     out = torch.empty_like(tensor)
     decode_value(encode_value(tensor, CacheScheme.parse("int4/32")), out)
     assert out[0, 0, 0, 0, 0].isnan()
+    tensor[1, 0, 0, 0, 0] = 1e9
+    with pytest.raises(InvalidArgument, match="use fp8-head"):
+        encode_value(tensor, CacheScheme.parse("int4/32"))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Promises of saving.py: what only memory holds is written down once, what was read last first, a bounded amount at a time."""
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.moves.saving import WAITING_LOOK_NS, Saver
+from kvstore.store.moves.saving import WAITING_LOOK_NS, WALK_SHARE, Saver
 from tests.store.failing_tier import FailingNvme
 from tests.store.tables import Store, value_of
 
@@ -133,6 +134,21 @@ def test_an_open_put_is_waited_for_and_the_table_is_seldom_walked_meanwhile(make
     store.commit(put)
     run(store, saver, now_ns=WAITING_LOOK_NS)
     assert (saver.is_done, saver.saved_blocks) == (True, 2)
+
+
+def test_the_longer_a_walk_takes_the_more_seldom_it_is_made(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=10_000)
+    put = store.open("a")
+    assert isinstance(put, OpenPut)
+    saver = Saver(store.table, batch_bytes=1000, may_be_decided=lambda: True, clock_ns=count(0, WAITING_LOOK_NS).__next__)
+    saver.begin()
+    run(store, saver)
+    store.put("b")
+    run(store, saver, now_ns=WALK_SHARE * WAITING_LOOK_NS - 1)
+    assert saver.saved_blocks == 0
+    run(store, saver, now_ns=WALK_SHARE * WAITING_LOOK_NS)
+    assert saver.saved_blocks == 1
+    store.commit(put)
 
 
 def test_a_device_that_refuses_ends_it_and_nothing_is_counted_as_saved(make_store: MakeStore) -> None:
