@@ -1,16 +1,23 @@
 """The manifests: valid for Kubernetes, the same as the chart's, their settings settings, and a node empties before it ends."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
 from kvstore.protocol.settings import load_settings
 from kvstore.store.config import NodeSettings
 from kvstore.store.opening import check
 from kvstore.transfer.config import TransferSettings
+from tests.client.embedded import embedded
 from tests.deploy.rendering import base, chart, overlay, values
 
 VERSION = "1.30"
@@ -63,6 +70,32 @@ def test_the_settings_are_settings_and_a_node_ends_when_it_is_empty(name: str) -
     assert "kvstore drain" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
     assert "--cancel" in container["lifecycle"]["postStart"]["exec"]["command"][-1]
     assert spec["terminationGracePeriodSeconds"] >= empty_s + node.drain_s + node.shutdown_timeout_s
+
+
+def test_a_pod_undoes_its_own_drain_and_no_operators(tmp_path: Path) -> None:
+    """The very scripts of the manifest, on a cluster."""
+    lifecycle = pod(base(), "DaemonSet")["containers"][0]["lifecycle"]
+    mark = tmp_path / "drained"
+    with embedded() as cluster, Control.find(ClientSettings(master=cluster.address)) as control:
+        (name,) = (node.name for node in control.status().nodes)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        given = {"KVSTORE_MASTER": cluster.address, "KVSTORE_NODE_NAME": name, "EMPTY_SECONDS": "60", "DRAINED_HERE": str(mark)}
+
+        def hook(which: str) -> None:
+            subprocess.run(lifecycle[which]["exec"]["command"], env=os.environ | given | {"PATH": path}, check=True, timeout=120)
+
+        def is_drained() -> bool:
+            return control.status().nodes[0].HasField("drain")
+
+        hook("postStart")
+        hook("preStop")
+        assert (is_drained(), mark.exists()) == (True, True)
+        hook("postStart")
+        assert (is_drained(), mark.exists()) == (False, False)
+        control.drain(name)
+        hook("preStop")
+        hook("postStart")
+        assert (is_drained(), mark.exists()) == (True, False)
 
 
 @pytest.mark.parametrize("name", MADE)
