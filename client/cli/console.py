@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from kvstore.client.cli.ending import ending_signals
 from kvstore.client.cli.options import client_options
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.outside import Outside
@@ -19,7 +20,6 @@ from kvstore.telemetry.http.by_token import by_any_of
 from kvstore.telemetry.http.server import HttpServer
 
 LISTEN_DEFAULT: Final = "127.0.0.1:7480"
-ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command(short_help="Serve the console of a cluster on this machine.")
@@ -51,12 +51,13 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only)
     watch = Watch(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # of the threads as well: then whoever waits for them misses none
+    ending = ending_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # of the threads as well: then whoever waits for them misses none
     server.start()
     watch.start()
     try:
         click.echo(f"http://{server.address}/" + (f"#key={key}" if key else ""))
-        signal.sigwait(ENDING)
+        signal.sigwait(ending)
     finally:
         watch.close(wait_s=0)
         server.close()

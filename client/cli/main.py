@@ -1,7 +1,7 @@
 """The `kvstore` command: its subcommands, and how it ends.
 
 Exit status: 0 done; 1 the answer is no (a missing block, wrong bytes); 2 misuse, or the cluster cannot do it now, with one line that
-says why; 130 ended by Ctrl-C or SIGTERM.
+says why; 130 ended by Ctrl-C, SIGTERM or SIGHUP.
 """
 
 import signal
@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from kvstore.client.cli.ending import ending_signals, ends_in_a_line
 from kvstore.protocol.errors import Corrupt, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 
@@ -73,8 +74,9 @@ def kvstore() -> None:
 
 def main() -> None:
     """The console script."""
-    signal.signal(signal.SIGTERM, _terminate)
-    kvstore()
+    for number in ending_signals():
+        signal.signal(number, _terminate)
+    ends_in_a_line(kvstore, ERROR_STATUS)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from kvstore.client.cli.ending import ending_signals
 from kvstore.client.cli.options import client_options, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.recorder import Recorder
@@ -46,14 +47,14 @@ def record(file: str, duration: float | None, as_json: bool, settings: ClientSet
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Set by Ctrl-C or SIGTERM, which interrupt nothing meanwhile: what a node has told is written whole, and what it has left is
+    """Set by Ctrl-C, SIGTERM or SIGHUP, which interrupt nothing meanwhile: what a node has told is written whole, and what it has left is
     fetched. For the main thread."""
     interrupted = threading.Event()
 
     def note(number: int, frame: Any) -> None:
         interrupted.set()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in ending_signals()}
     try:
         yield interrupted
     finally:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 import pytest
@@ -89,7 +90,15 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     process.wait(20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", [["--help"], ["plan", "--model", "llama3-8b", "--gpu", "H100"], ["plan", "--model", "llama3-8b", "--gpu", "H100", "--json"]])
+def test_a_full_disk_under_its_output_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([*PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert ended.stderr == "kvstore: error: standard output cannot be written: No space left on device\n"
+    assert ended.returncode == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_with_status_130_and_no_traceback(number: signal.Signals) -> None:
     with embedded() as cluster:
         command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", cluster.address, "--deadline-s", "60"]
@@ -99,3 +108,15 @@ def test_a_signal_ends_a_command_with_status_130_and_no_traceback(number: signal
             process.send_signal(number)
             assert process.communicate(timeout=120)[1] == ""
             assert process.returncode == 130
+
+
+def test_what_is_to_outlive_its_terminal_does() -> None:
+    with embedded() as cluster:
+        command = ["nohup", *PROGRAM, "top", "--json", "--interval-s", "0.1", "--master", cluster.address, "--deadline-s", "60"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            for _ in range(3):
+                assert process.stdout.readline()
+            process.terminate()

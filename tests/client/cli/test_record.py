@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from kvstore.client import Client
 from kvstore.client.cli import record as cli_record
+from kvstore.client.cli.ending import ending_signals
 from kvstore.client.cli.main import Commands
 from kvstore.client.cli.record import interrupts, record
 from kvstore.client.tools.recorder import Recorder
@@ -62,7 +63,7 @@ def test_it_ends_by_itself_after_the_duration(master: str, tmp_path: Path) -> No
     assert list(read_events(path)) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts_nothing_and_is_noted(number: signal.Signals) -> None:
     with interrupts() as interrupted:
         assert not interrupted.is_set()
@@ -71,10 +72,10 @@ def test_a_signal_interrupts_nothing_and_is_noted(number: signal.Signals) -> Non
 
 
 def test_the_handlers_of_signals_are_put_back(master: str, tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in ending_signals()]
     result = run(str(tmp_path / "file"), "--master", master, "--duration", "0.001", "--json")
     assert json.loads(result.stdout)["stored"] == 0
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in ending_signals()] == before
 
 
 def test_what_is_missing_is_in_the_summary(master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
