@@ -11,7 +11,7 @@ _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Ctrl-C, SIGTERM, and SIGHUP, which says that the terminal is gone: unless whoever began the command had that ignored, as nohup does."""
+    """Ctrl-C, SIGTERM, and SIGHUP, which says that the terminal is gone: unless it was ignored when the command began, as nohup does."""
     outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM) if outlives_terminal else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

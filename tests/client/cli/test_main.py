@@ -16,6 +16,7 @@ from kvstore.protocol.errors import ChecksumMismatch, Full, KVStoreError
 from tests.client.embedded import embedded
 from tests.ports import free_ports
 
+PLAN = ["plan", "--model", "llama3-8b", "--gpu", "H100"]
 PROGRAM = [sys.executable, "-m", "kvstore.client.cli.main"]
 
 
@@ -90,7 +91,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     process.wait(20)
 
 
-@pytest.mark.parametrize("command", [["--help"], ["plan", "--model", "llama3-8b", "--gpu", "H100"], ["plan", "--model", "llama3-8b", "--gpu", "H100", "--json"]])
+@pytest.mark.parametrize("command", [["--help"], PLAN, [*PLAN, "--json"]])
 def test_a_full_disk_under_its_output_is_one_line(command: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run([*PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)

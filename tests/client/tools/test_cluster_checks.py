@@ -62,6 +62,17 @@ IN_ETCD = pb.StatusReply(catalog="etcd://e:1/prefix", catalog_health="ok")
         (of_etcd("3.3.27"), Verdict.WARNING, "version 3.3.27 has known faults"),
         (of_etcd("3.6.9", "false"), Verdict.WRONG, "unhealthy"),
         (Answers(), Verdict.WARNING, "does not answer here: nobody there"),
+        (
+            Answers(
+                {
+                    "http://e:1/version": "Client sent an HTTP request to an HTTPS server.\n",
+                    "https://e:1/version": '{"etcdserver": "3.6.9"}',
+                    "https://e:1/health": '{"health": "true"}',
+                }
+            ),
+            Verdict.OK,
+            "version 3.6.9, healthy",
+        ),
         (Answers({"http://e:1/version": "<html>"}), Verdict.WARNING, "does not answer as etcd does"),
     ],
 )
