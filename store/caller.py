@@ -1,7 +1,8 @@
 """What a node remembers of one connection: who it is, and the put whose payload is arriving."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvstore.protocol.errors import Denied, Unauthorized
 from kvstore.protocol.message import BUSY
@@ -13,6 +14,7 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 
 MAX_SLABS = 64
+MANY_SLABS: Final = 1024
 """Slabs named or passed in one message; the kernel passes at most 253 descriptors."""
 
 
@@ -58,11 +60,20 @@ class Caller:
     """Slabs in which blocks of these lie, as it was told."""
     frame: PutFrame | None = None
     exported: set[int] = field(default_factory=set)
+    most_slabs: int = MANY_SLABS
+    """In both, before those that are gone are forgotten."""
     allowed: frozenset[int] = field(init=False)
     """The frames that it may say."""
 
     def __post_init__(self) -> None:
         self.allowed = allowed(NODE_FRAMES, self.identity)
+
+    def forget_gone(self, has_slab: Callable[[int], bool]) -> None:
+        """A connection may last for months, and no two slabs have one number. Called where it asks for more of them."""
+        if len(self.exported) + len(self.pointed_at) > self.most_slabs:
+            self.exported = set(filter(has_slab, self.exported))
+            self.pointed_at = set(filter(has_slab, self.pointed_at))
+            self.most_slabs = MANY_SLABS + 2 * (len(self.exported) + len(self.pointed_at))
 
     @property
     def is_node(self) -> bool:

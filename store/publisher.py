@@ -45,6 +45,7 @@ class _Notice(NamedTuple):
     kind: int
     block: Block
     tier_mask: int
+    """When it happened; said of a block that is gone by then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +140,11 @@ class Publisher:
         return self._seq - self.durable_seq
 
     def emit(self, kind: int, block: Block) -> None:
-        """The table's `emit`. What moves before the inventory has named it is named: the master may not know what it was that moved."""
+        """The table's `emit`. What moves before the inventory has named it is named: the master may not know what it was that moved. What
+        moves while something is still to be said of it is not said once more: what is said is where it is by then. So a master that takes
+        nothing for an hour has no node grow by each move."""
+        if kind == EVENT_MOVED and block.event_seq > self._seq - len(self._queue):
+            return
         self._seq += 1
         block.event_seq = self._seq
         if kind == EVENT_MOVED and not self._is_synced:
@@ -397,6 +402,6 @@ def _message(epoch: int, phase: int, events: list[_Notice]) -> Publish:
         sizes=[block.size_bytes for block in blocks],
         checksums=[block.checksum for block in blocks],
         generations=[block.generation for block in blocks],
-        tiers=bytes(event.tier_mask for event in events),
+        tiers=bytes(event.block.tier_mask() or event.tier_mask for event in events),
         parents=[block.parent for block in blocks],
     )

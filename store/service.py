@@ -215,6 +215,7 @@ class NodeService:
             raise InvalidArgument(f"slabs are passed over Unix sockets, at most {MAX_SLABS} at once")
         if len(message.held) > MAX_BATCH:
             raise InvalidArgument(f"a client is told of at most {MAX_BATCH} slabs at once, not {len(message.held)}")
+        peer.forget_gone(self._dram.has_slab)
         fds: list[int] = []
 
         def close_fds() -> None:
@@ -243,6 +244,7 @@ class NodeService:
 
     def _show_regions(self, session: Session, header: Header, message: Regions) -> None:
         peer = peer_of(session)
+        peer.forget_gone(self._dram.has_slab)
         if peer.blocks is not None and not peer.pointed_at.issuperset(message.slabs):
             raise Denied("the pass of this node is for blocks in other slabs")
         if self._regions is None or len(message.slabs) > MAX_SLABS:

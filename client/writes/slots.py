@@ -34,7 +34,6 @@ class SlotWriting:
         if begun is None:
             return False
         loan, opened = begun
-        is_kept = self._batch.granted[indices[0]] == UNRESERVED
         try:
             if len(opened.statuses) != len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
@@ -42,9 +41,6 @@ class SlotWriting:
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
-        finally:
-            if is_kept:
-                self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
         loan.give_back()
         if opened.statuses.count(GRANTED) < len(indices):
             there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
@@ -62,7 +58,6 @@ class SlotWriting:
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
         loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
-        is_kept = self._batch.granted[indices[0]] == UNRESERVED
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
@@ -74,9 +69,6 @@ class SlotWriting:
                 raise
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return False
-        finally:
-            if is_kept:
-                resources.early_puts.answered(node, loan.channel.welcome.epoch)
         loan.give_back()
         there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
         again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
@@ -90,6 +82,7 @@ class SlotWriting:
         resources = self._resources
         places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
         if not places:
+            self._answered(loan, node, indices)
             return [], []
         sources = [self._batch.sources[indices[place]] for place in places]
         copies: list[Copy] = []
@@ -103,8 +96,20 @@ class SlotWriting:
         yield from resources.engine_copies.move(node, copies, self._deadline)
         sums = yield from work(lambda: [checksum(parts) for parts in sources], total_bytes)
         commit = Commit([opened.put_ids[place] for place in places], sums)
-        reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
+        reply = yield from self._commit(loan, node, indices, commit)
         return self._batch.written(node, [indices[place] for place in places], reply)
+
+    def _commit(self, loan: AnyLoan, node: KnownNode, indices: list[int], commit: Commit) -> Operation[Flags]:
+        try:
+            reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
+        finally:
+            self._answered(loan, node, indices)
+        return reply
+
+    def _answered(self, loan: AnyLoan, node: KnownNode, indices: list[int]) -> None:
+        """The node may have something of this put, which the cluster need not know: before it is told to commit, it has nothing."""
+        if self._batch.granted[indices[0]] == UNRESERVED:
+            self._resources.early_puts.answered(node, loan.channel.welcome.epoch)
 
     def _fill_slots(self, loan: AnyLoan, node: KnownNode, indices: list[int], opened: Opened) -> Operation[tuple[list[int], list[int]]]:
         """Copy into the slots and commit; what was not stored, as `PutBatch.written` tells it."""
@@ -131,7 +136,7 @@ class SlotWriting:
                 runs = runs_of_rows(sources.flat, row_bytes, written, slabs, offsets, parts)
                 copies = partial(resources.copier.copy_and_sum_rows, runs, row_bytes)
             sums = yield from work(copies, sources.bytes_of(written))
-            commit = Commit(put_ids, sums)
-            reply: Flags = yield Ask(channel, commit, Flags, self._deadline)
+            reply = yield from self._commit(loan, node, indices, Commit(put_ids, sums))
             return self._batch.written(node, written, reply)
+        self._answered(loan, node, indices)
         return [], []

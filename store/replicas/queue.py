@@ -157,7 +157,8 @@ class ReplicaQueue:
         self._links.pop(partition, None)
         left = [item for item in self._queue if item.order.partition != partition]
         self.failed += len(self._queue) - len(left)
-        self._queue = deque(left)
+        if len(left) < len(self._queue):
+            self._queue, self._stuck_ns = deque(left), 0
 
     def _asks(self, order: _CopyOrder) -> Ask | None:
         """Where to report on the order; None: the link by which it came is gone."""

@@ -250,7 +250,8 @@ class Showing:
                 desk.close()
                 self.sweep()
             index = of_tenant.growth or of_tenant.index
-            if not of_tenant.desks and not index.count and not of_tenant.left:
+            is_there = self._tenants.get(name) is of_tenant  # a sweep may hang up on another client, whose own end comes before this one's
+            if is_there and not of_tenant.desks and not index.count and not of_tenant.left:
                 index.close()
                 del self._tenants[name]
 

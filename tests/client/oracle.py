@@ -410,6 +410,8 @@ class Oracle:
         self.log.append(message)
         if self.script[type(message)]:
             scripted: Any = self.script[type(message)].popleft()
+            if callable(scripted):
+                scripted = scripted(channel, message)
             channel.is_open = not isinstance(scripted, Unreachable)
             raise scripted
         node = self.node_at(channel.address)

@@ -12,9 +12,9 @@ from kvstore.client.reads.reading import Reading
 from kvstore.client.reads.sinks import FreshBytes
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.writing import Writing
-from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists, Lookup, Nodes, Pin, Remove, Reserve
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read, Slabs
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 
@@ -122,6 +122,21 @@ def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value:
     assert len(oracle.resources.early_puts) == 1
     flush(oracle)
     assert len(oracle.resources.early_puts) == 0
+
+
+def test_a_node_that_ends_before_it_is_told_to_commit_had_nothing_that_could_be_lost(node: OracleNode) -> None:
+    far = OracleNode(2, local=False)
+    oracle = Oracle(node, far)
+
+    def ends(channel: Any, sent: Any) -> Any:
+        restart(oracle, node)
+        return Unreachable("it hung up")
+
+    oracle.script[Slabs].append(ends)
+    assert put(oracle, b"a", LARGE)
+    assert list(far.blocks) == [b"a"]
+    flush(oracle)
+    far.close()
 
 
 def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:

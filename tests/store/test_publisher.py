@@ -275,7 +275,6 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     first, second = node.commit("a"), node.commit("b")
     second.columns = second.columns.named("blue", "other")
     second.set_slot(NVME, Slot(2, 1, 10))
-    node.publisher.emit(EVENT_MOVED, second)
     link.sent.clear()
     node.publisher.flush()
     assert link.sent == [
@@ -284,22 +283,52 @@ def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
             phase=PHASE_STREAM,
             tenants=["red", "blue"],
             namespaces=["ns", "other"],
-            keys=[b"a", b"b", b"b"],
-            kinds=bytes((EVENT_COMMIT, EVENT_COMMIT, EVENT_MOVED)),
+            keys=[b"a", b"b"],
+            kinds=bytes((EVENT_COMMIT, EVENT_COMMIT)),
             tenant_indexes=link.sent[0].tenant_indexes,
             namespace_indexes=link.sent[0].namespace_indexes,
             sizes=link.sent[0].sizes,
             checksums=link.sent[0].checksums,
             generations=link.sent[0].generations,
-            tiers=bytes((2, 2, 6)),
-            parents=[b"p", b"p", b"p"],
+            tiers=bytes((2, 6)),
+            parents=[b"p", b"p"],
         )
     ]
     message = link.sent[0]
-    assert list(message.tenant_indexes) == list(message.namespace_indexes) == [0, 1, 1]
-    assert (list(message.sizes), list(message.checksums), list(message.generations)) == ([10] * 3, [7] * 3, [1] * 3)
+    assert list(message.tenant_indexes) == list(message.namespace_indexes) == [0, 1]
+    assert (list(message.sizes), list(message.checksums), list(message.generations)) == ([10] * 2, [7] * 2, [1] * 2)
     assert first.event_seq == 1
-    assert second.event_seq == 3
+    assert second.event_seq == 2
+
+
+def test_what_moves_while_it_is_still_to_be_told_of_is_told_once_where_it_is_by_then(node: Node) -> None:
+    """However long the master takes nothing: a node does not grow by each move."""
+    link = node.link_up()
+    link.answer_all()
+    said = node.commit("a")
+    node.publisher.flush()
+    unsaid = node.commit("b")
+    for slot in (Slot(2, 1, 10), None) * 50 + (Slot(2, 1, 10),):
+        for block in (said, unsaid):
+            block.set_slot(NVME, slot)
+            node.publisher.emit(EVENT_MOVED, block)
+    assert node.publisher.backlog == 3
+    link.sent.clear()
+    link.answer_all()
+    node.publisher.flush()
+    told = [(message.keys, bytes(message.kinds), message.tiers) for message in link.sent if message.keys]
+    assert told == [([b"b", b"a"], bytes((EVENT_COMMIT, EVENT_MOVED)), b"\6\6")]
+    assert said.event_seq == 3
+
+
+def test_one_that_left_before_its_turn_is_told_as_it_was(node: Node) -> None:
+    link = node.link_up()
+    link.answer_all()
+    node.commit("a")
+    node.gone("a")
+    link.sent.clear()
+    node.publisher.flush()
+    assert [(bytes(message.kinds), message.tiers) for message in link.sent] == [(bytes((EVENT_COMMIT, EVENT_GONE)), b"\2\0")]
 
 
 def test_events_go_between_the_parts_of_an_inventory_and_in_batches(node: Node) -> None:

@@ -388,6 +388,21 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     assert client.desk.is_over
 
 
+def test_a_client_that_is_hung_up_on_while_another_ends_is_no_trouble_to_that_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner in ("one", "two"):
+        store.client(owner=owner)
+    sweep, strays = store.showing.sweep, ["two"]
+
+    def hanging_up() -> None:
+        sweep()
+        while strays:
+            store.showing.forget_owner(strays.pop())
+
+    monkeypatch.setattr(store.showing, "sweep", hanging_up)
+    store.showing.forget_owner("one")
+    assert store.showing.memory_bytes == 0
+
+
 def test_an_index_of_which_nobody_knows_is_given_up(store: Store) -> None:
     client = store.client(owner="one")
     assert store.showing.memory_bytes > HEADER_BYTES
