@@ -46,6 +46,8 @@ class LocalPuts:
             parent = b""
         elif type(parent) is not bytes or not 0 < len(parent) <= MAX_KEY_BYTES:
             return None
+        if kind is not bytes and isinstance(told_bytes := getattr(value, "nbytes", 0), int) and told_bytes > self._max_bytes:
+            return None  # a tensor of a GPU, say, which is copied to this host once, where it is put
         source = value if kind is bytes else as_source(value)
         size_bytes = len(source)
         nodes = self._nodes

@@ -83,6 +83,18 @@ def test_any_buffer_can_be_put_and_counts_as_ever(client: Client) -> None:
     assert stats.bytes_out - before.bytes_out == sum(memoryview(value).nbytes for value in values)
 
 
+def test_what_is_too_large_for_a_message_is_not_copied_to_find_that_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of a GPU is copied to this host to be put."""
+
+    def refuse(value: Any) -> Any:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr("kvstore.client.local.puts.as_source", refuse)
+    key, value = os.urandom(16), np.arange(1 << 20, dtype=np.uint8)
+    assert client.put(key, value)
+    assert client.get(key) == value.tobytes()
+
+
 @pytest.mark.parametrize(
     "options",
     [
