@@ -6,6 +6,7 @@ by key, of partition 0's.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -191,7 +192,7 @@ def cluster_status(settings: ClientSettings) -> pb.StatusReply:
     """The whole cluster; while a partition changes hands its next owner is waited for. Raises as find_control."""
     deadline = Deadline(settings.deadline_s)
     while True:
-        with Control.find(settings) as control:
+        with Control.find(replace(settings, deadline_s=deadline.left_s())) as control:
             try:
                 return control.status()
             except Unavailable:
