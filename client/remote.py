@@ -130,7 +130,7 @@ class RemoteMemory:
             if epoch != slab.epoch or slab.node_id not in self._slabs:
                 shown = {}
                 self._slabs[slab.node_id] = slab.epoch, shown
-            elif len(shown) >= MAX_SLABS:
+            elif len(shown) >= MAX_SLABS and slab.slab not in shown:
                 del shown[next(iter(shown))]
             shown[slab.slab] = region
 

@@ -143,7 +143,7 @@ class Publisher:
         """The table's `emit`. What moves before the inventory has named it is named: the master may not know what it was that moved. What
         moves while something is still to be said of it is not said once more: what is said is where it is by then. So a master that takes
         nothing for an hour has no node grow by each move."""
-        if kind == EVENT_MOVED and block.event_seq > self._seq - len(self._queue):
+        if kind == EVENT_MOVED and self._seq - len(self._queue) < block.event_seq <= self._seq:
             return
         self._seq += 1
         block.event_seq = self._seq

@@ -33,7 +33,12 @@ class Publishers:
         return self._each[partition]
 
     def cut(self) -> None:
-        """The partitions are known: nothing has been said yet, so that nobody waits for what has changed its publisher."""
+        """The partitions are known: nothing has been said yet, so that nobody waits for what has changed its publisher. What moved before
+        had a number of the first publisher's, which says nothing at its own."""
+        if len(self._each) < self._partitioning.count:
+            for block in self._blocks():
+                if block.event_seq and self._partitioning.of(block.key):
+                    block.event_seq = 0
         self._each += [self._make(self._of(partition)) for partition in range(len(self._each), self._partitioning.count)]
 
     def _of(self, partition: int) -> Parts:

@@ -11,21 +11,24 @@ _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Ctrl-C, SIGTERM, and SIGHUP, which says that the terminal is gone: unless it was ignored when the command began, as nohup does."""
-    outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM) if outlives_terminal else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """Ctrl-C, SIGTERM, and SIGHUP, which says that the terminal is gone: but what was ignored when the command began, as nohup does with
+    SIGHUP and a shell with Ctrl-C for what it runs beside a script."""
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def ends_in_a_line(command: Callable[[], object], status: int) -> None:
-    """Carry it out; where the disk under standard output is full, say so, and exit with that status."""
+    """Carry it out; where the disk under standard output is full, or that is gone, say so, and exit with that status."""
     try:
         try:
             command()
         finally:
-            sys.stdout.flush()  # or the interpreter would, and say in its own words why it cannot
+            if sys.stdout is not None:  # closed by who began the command
+                sys.stdout.flush()  # or the interpreter would, and say in its own words why it cannot
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        print(f"kvstore: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(status)  # what is still to be written would fail once more
+        try:
+            print(f"kvstore: error: standard output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)  # what is still to be written would fail once more

@@ -81,6 +81,8 @@ def main() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """As Ctrl-C, so that clusters of one's own are stopped and temporary folders removed."""
+    if number == signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)  # it comes twice, of the shell and of the kernel, and would end the clean-up
     raise KeyboardInterrupt
 
 

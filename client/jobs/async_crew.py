@@ -2,8 +2,9 @@
 
 What they do is decided by the board, as what threads do is (crew.py). All of it happens on the loop: there is no lock.
 
-Somebody may cancel these tasks: a loop that ends does so to all that it has. Then every job is over, as if its caller had cancelled it,
-once nothing touches its memory any more: no job waits for a task that is not there. Where the loop goes on, the next job has new ones.
+Somebody may cancel these tasks: a loop that ends does so to all that it has. Then the job that one was at is over, as if its caller had
+cancelled it, once nothing touches its memory any more; and with the last of a side's tasks the jobs that wait there: none waits for a task
+that is not there. Where the loop goes on, the next job has new ones.
 """
 
 import asyncio
@@ -74,7 +75,8 @@ class AsyncCrew:
         self._board.is_closing = True
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._until_idle(), max(0.0, drain_s))
+                async with asyncio.timeout(max(0.0, drain_s)):
+                    await self._until_idle()
         finally:
             jobs = self._board.cancel_all()
             self._has_stopped = True
@@ -125,10 +127,13 @@ class AsyncCrew:
             self._timer = None
         if task.cancelled():
             self._is_struck = True
-            self._board.cancel_all()
+            for side, busy in self._busy.items():
+                if not busy:
+                    self._board.cancel_waiting(side)
             self._is_struck = False
             for job in self._board.take_untold():
                 job.tell()
+            self._timer_wakes.set()  # a probe that was cancelled is due anew
 
     # --- tasks of its own ---
 
@@ -182,7 +187,8 @@ class AsyncCrew:
                 self._timer = None
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._timer_wakes.wait(), self._until_due_s())
+                async with asyncio.timeout(self._until_due_s()):  # wait_for of Python 3.11 swallows a cancellation now and then
+                    await self._timer_wakes.wait()
 
     def _until_due_s(self) -> float | None:
         """How long nothing is due; a probe that is gets its task."""

@@ -133,6 +133,10 @@ class Board:
         self._cancel(jobs)
         return jobs
 
+    def cancel_waiting(self, side: Side) -> None:
+        """Those that nobody carries out yet."""
+        self._cancel(list(side.lane.waiting))
+
     def stats(self) -> JobStats:
         lanes = (self.reads.lane, self.writes.lane)
         return JobStats(

@@ -178,7 +178,8 @@ class AsyncJob(BaseJob):
             self._waiting.append(is_over.set)
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(is_over.wait(), None if timeout_s is None else max(0.0, timeout_s))
+                    async with asyncio.timeout(None if timeout_s is None else max(0.0, timeout_s)):
+                        await is_over.wait()
             finally:
                 self._waiting.remove(is_over.set)
         return self.is_over

@@ -179,13 +179,14 @@ class LocalNodes:
     def _renew_indexes(self) -> Operation[None]:
         """The larger one, of each node that has one by now. Another call that asks nodes goes first: then the next look tries again."""
         if not self._asking.acquire(blocking=False):
+            self._due_ns = self.clock_ns() + LOOK_NS
             return
         try:
             for node in self.ready:
                 if node.index.is_over:
                     with suppress(KVStoreError):
                         node.index, _ = yield from self._ask(node.loan, Deadline(ATTACH_S))
-            self._due_ns = 0
+                        self._due_ns = min(self._due_ns, self.clock_ns() + LOOK_NS)
         finally:
             self._look()
             self._asking.release()

@@ -157,8 +157,9 @@ class ReplicaQueue:
         self._links.pop(partition, None)
         left = [item for item in self._queue if item.order.partition != partition]
         self.failed += len(self._queue) - len(left)
-        if len(left) < len(self._queue):
-            self._queue, self._stuck_ns = deque(left), 0
+        if self._queue and left[:1] != [self._queue[0]]:
+            self._stuck_ns = 0  # the one that lacked room is gone
+        self._queue = deque(left)
 
     def _asks(self, order: _CopyOrder) -> Ask | None:
         """Where to report on the order; None: the link by which it came is gone."""

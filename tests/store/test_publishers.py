@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, Publish
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_MOVED, Publish
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store import publishers
 from kvstore.store.blocks.block import Block
@@ -66,6 +66,24 @@ def test_each_master_hears_of_its_own_blocks_alone() -> None:
         assert told.heard[partition] == told.keys(partition)
     assert told.publishers.backlog == 0
     assert told.publishers.is_synced
+
+
+def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again() -> None:
+    told = Told(1)
+    told.held = [made("red", b"recovered-%d" % number, 1, 1) for number in range(20)]
+    for block in told.held:
+        told.publishers.emit(EVENT_MOVED, block)
+    told.partitioning.tell(COUNT)
+    told.publishers.cut()
+    told.heard, told.unanswered = [[] for _ in range(COUNT)], [[] for _ in range(COUNT)]
+    told.link_up()
+    for partition in range(COUNT):
+        told.answer(partition)
+        told.heard[partition].clear()
+    for block in told.held:
+        told.publishers.emit(EVENT_MOVED, block)
+    told.publishers.flush_now()
+    assert sorted(key for heard in told.heard for key in heard) == sorted(block.key for block in told.held)
 
 
 def test_what_the_master_has_not_decided_about_is_in_no_inventory() -> None:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -373,6 +375,70 @@ def test_somebody_cancels_every_task_and_no_job_waits_for_what_is_gone(address: 
         await asyncio.wait_for(at.jobs.close(), 60)
 
     on_loop(play, address)
+
+
+def test_jobs_whose_own_tasks_live_are_carried_out_whatever_else_is_cancelled(address: str) -> None:
+    async def play(at: Scene) -> None:
+        barrier = at.barrier()
+        running, waiting = at.jobs.store(fresh_keys(1), [b"x"]), at.jobs.store(fresh_keys(1), [b"y"])
+        await barrier.is_reached.wait()
+        [clock] = [task for task in asyncio.all_tasks() if "_keep_time" in repr(task)]
+        clock.cancel()
+        await asyncio.wait([clock])
+        barrier.open()
+        assert [(await over(job)).results for job in (running, waiting)] == [[True], [True]]
+
+    on_loop(play, address)
+
+
+def test_close_that_waits_is_not_cancelled_with_what_it_waits_for(address: str) -> None:
+    async def play(at: Scene) -> None:
+        barrier = at.barrier()
+        running = at.jobs.store(fresh_keys(1), [b"x"])
+        await barrier.is_reached.wait()
+        closing = asyncio.ensure_future(at.jobs.close(drain_s=60))
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), closing}:
+            task.cancel()
+        await asyncio.wait_for(closing, 60)
+        assert isinstance(running.error, Cancelled)
+
+    on_loop(play, address)
+
+
+ENDS = """
+import asyncio, sys
+from kvstore.client.aio import AsyncClient
+from kvstore.client.jobs.async_jobs import AsyncJobs
+from kvstore.client.jobs.config import JobSettings
+
+async def main(turns):
+    client = AsyncClient(sys.argv[1])
+    jobs = AsyncJobs(client, JobSettings(write_workers=1))
+    reached = asyncio.Event()
+
+    async def hang(*_, **__):
+        reached.set()
+        await asyncio.sleep(600)
+
+    client.put_batch_from = hang
+    jobs.store([b"a"], [b"x"])
+    await reached.wait()
+    jobs.store([b"b"], [b"x"])
+    await asyncio.sleep(0.01)
+    jobs.store([b"c"], [b"x"])
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+for turns in range(5):
+    asyncio.run(main(turns))
+print("ended")
+"""
+
+
+def test_a_loop_that_ends_does_so_whatever_the_jobs_do_just_then(address: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS, address], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.stderr) == ("ended\n", "")
 
 
 def test_a_probe_that_somebody_cancels_is_made_anew(address: str) -> None:

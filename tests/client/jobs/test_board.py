@@ -101,6 +101,14 @@ def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> No
     assert (running.is_cancelled, running.is_over) == (True, False)
 
 
+def test_what_waits_on_one_side_may_be_ended_by_itself(at: Scene) -> None:
+    running, waiting, other = (at.submit(job(kind, request=kind.value)) for kind in (Kind.LOOKUP, Kind.LOAD, Kind.STORE))
+    assert at.board.reads.lane.take() is running
+    at.board.cancel_waiting(at.board.reads)
+    assert isinstance(waiting.error, Cancelled)
+    assert (running.is_cancelled, running.is_over, other.is_over) == (False, False, False)
+
+
 def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> None:
     at.submit(job(Kind.LOAD))
     waiting = at.submit(job(Kind.LOOKUP))
