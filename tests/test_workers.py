@@ -115,7 +115,8 @@ def test_it(number):
         assert status == pytest.ExitCode.TESTS_FAILED
         assert f"a worker ended with {told} in this test" in printed
         assert "FAILED test_it.py::test_it[1]" in printed
-        assert "1 failed, 7 passed in" in printed
+        assert "1 failed, 7 passed in" in printed, printed
+        assert "after its last test" not in printed, printed
 
 
 @pytest.mark.parametrize("at_its_end", [1, 7])

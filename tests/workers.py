@@ -56,6 +56,8 @@ class _Seat:
     begun: deque[int] = field(default_factory=deque)
     """Given to it, and their last report has not come."""
     ends_with: pytest.ExitCode = pytest.ExitCode.OK
+    has_all: bool = False
+    """It was told that no test is left for it: it tells of its last one, and asks for none any more."""
 
 
 class _Workers:
@@ -131,9 +133,10 @@ class _Workers:
                 if report.when == "teardown":
                     seat.begun.popleft()
                     session.ihook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
-        at = None if session.shouldfail or session.shouldstop else self._next(seat)
+        at = None if session.shouldfail or session.shouldstop or seat.has_all else self._next(seat)
         if at is not None:
             seat.begun.append(at)
+        seat.has_all = at is None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as the next look at it shows
             seat.connection.send(at)
         return True
@@ -180,6 +183,7 @@ class _Worker:
 
     def run(self) -> None:
         self._told.clear()  # what was before the fork, of which pytest tells each new plug-in
+        self._session.testsfailed = 0
         items = self._session.items
         at = self._ask()
         while at is not None:

@@ -12,7 +12,7 @@ WITHIN: Final = {
     "acknowledged_before_published": 10,
     "told_to_the_first_master": 10,
     "claim_answered_before_durable": 10,
-    "generation_not_bumped": 20,
+    "generation_not_bumped": 60,
     "epoch_not_compared": 20,
     "removal_forgotten": 48,
     "eviction_not_told": 20,
