@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.prefixes import Prefixes
-from kvstore.master.scheduling.engine_caches import EngineCaches, keys_of
+from kvstore.master.scheduling.engine_caches import EngineCaches, check_change
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
 from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
@@ -121,7 +121,7 @@ class Scheduling:
         """See Instances.report; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has changed then."""
         samples = samples_of(report)
         if report.HasField("engine_cache"):
-            keys_of(report.name, report.engine_cache)
+            check_change(report.name, report.engine_cache)
         self.instances.report(report, now_ns)
         if report.HasField("engine_cache"):
             self.engine_caches.apply(report.name, report.engine_cache)
