@@ -195,11 +195,10 @@ class Instances:
         Raises InvalidArgument for a report that cannot be, Full when there are `max_instances` others; it has changed nothing then.
         """
         check_report(report)
-        others = len((self.prefill.keys() | self.decode.keys()) - {report.name})
-        if others >= self._max_instances:
+        known = self.get(report.name)
+        if known is None and (others := len(self.prefill.keys() | self.decode.keys())) >= self._max_instances:
             raise Full(f"there are {others} instances already, as many as max_instances allows: {report.name!r} cannot join")
         kept, seen = _without_lists(report), list(report.seen_request_ids)
-        known = self.get(report.name)
         if known is not None and known.report.role == report.role:
             for members in (self.prefill, self.decode):
                 if report.name in members:

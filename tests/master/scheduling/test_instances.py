@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -91,6 +92,24 @@ def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() ->
     known.report(prefill("b"), 0)
     assert sorted(known.prefill) == ["a", "b"]
     known.check_integrity()
+
+
+class NotWalked(dict[str, PrefillMember]):
+    """Looked up in, never walked through."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all instances are looked at")
+
+    items = keys = values = __iter__
+
+
+def test_a_report_costs_no_more_where_there_are_more_instances() -> None:
+    known = instances()
+    known.report(prefill("a"), 0)
+    known.report(prefill("b"), 0)
+    known.prefill = NotWalked(known.prefill)
+    known.report(prefill("a", queue_s=1), 0)
+    assert known.prefill["a"].report.queue_s == 1
 
 
 def test_a_report_that_cannot_be_changes_nothing() -> None:
