@@ -140,8 +140,8 @@ def test_a_schedule_needs_the_tenants_token(tmp_path: Path) -> None:
 
 
 def test_a_silent_instance_leaves_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with master_in_thread(tmp_path, instance_ttl_s=0.01) as places, asked(places) as service:
+    with master_in_thread(tmp_path, instance_ttl_s=0.02, report_interval_s=0.01) as places, asked(places) as service:
         service.report(prefill("p"))
         while service.instances().instances:
             pass
-    assert "instance p is silent for 0.01 s and gets no more requests" in caplog.messages
+    assert "instance p is silent for 0.02 s and gets no more requests" in caplog.messages
