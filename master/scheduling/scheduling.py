@@ -35,9 +35,10 @@ UNKNOWN_OUTPUT_TOKENS: Final = 182
 
 
 class Replicate(Protocol):
-    """Has node `node_id` copy those of the blocks that it lacks from the source. Returns at once; never raises."""
+    """Has node `node_id` copy those of the blocks that it lacks from the source: how many it was told to, those not counted that were on
+    their way already. Returns at once; never raises."""
 
-    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None: ...
+    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int: ...
 
 
 FindPrefixes = Callable[[str, Sequence[bytes]], Prefixes]
@@ -257,10 +258,11 @@ class Scheduling:
         assert target is not None, "see _possible"
         end = decision.prefix_blocks
         keys = prompt.keys[end - decision.transfer_blocks : end]
-        self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
-        pool.prefill[sender].send(decision.transfer_blocks * self.estimators.block_bytes, now_ns)
-        self.counters["transfers"] += 1
-        self.counters["transfer_blocks"] += decision.transfer_blocks
+        ordered = self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
+        if ordered:  # what is on its way for an earlier request is sent once
+            pool.prefill[sender].send(ordered * self.estimators.block_bytes, now_ns)
+            self.counters["transfers"] += 1
+            self.counters["transfer_blocks"] += ordered
 
 
 def _status(member: Instance, engine_blocks: int, now_ns: int) -> pb.InstanceStatus:
