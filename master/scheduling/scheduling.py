@@ -118,15 +118,17 @@ class Scheduling:
         self._request_ids = itertools.count(first_request_id)
         self._decode_duration = DecodeDuration()
 
-    def report(self, report: pb.ReportRequest, now_ns: int) -> None:
-        """See Instances.report; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has changed then."""
+    def report(self, report: pb.ReportRequest, now_ns: int) -> str:
+        """See Instances.report, also for what it returns; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has
+        changed then."""
         samples = samples_of(report)
         if report.HasField("engine_cache"):
             check_change(report.name, report.engine_cache)
-        self.instances.report(report, now_ns)
+        other = self.instances.report(report, now_ns)
         if report.HasField("engine_cache"):
             self.engine_caches.apply(report.name, report.engine_cache)
         self.estimators.learn(samples, now_ns)
+        return other
 
     def leave(self, name: str) -> None:
         """An instance ends. One that is not known is ignored."""

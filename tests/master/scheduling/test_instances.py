@@ -129,6 +129,31 @@ def test_under_a_new_role_it_is_another_instance() -> None:
     assert (member.unseen_requests, member.scheduled) == (0, 0)
 
 
+def test_two_engines_of_one_name_are_told_of_once_for_each_two() -> None:
+    known = instances()
+    addresses = ["http://x", "http://y", "http://z"] * 3
+    told = [known.report(prefill("a", address=address), number) for number, address in enumerate(addresses)]
+    assert told == ["", "", "", "", "http://x", "http://y", "http://z", "", ""]
+    known.leave("a")
+    assert [known.report(prefill("a", address=address), S) for address in addresses[:2]] == ["", ""]
+    assert known.report(decode("a", address="http://x"), S) == "http://y", "under another role, too"
+    known.check_integrity()
+
+
+def test_an_engine_that_is_started_anew_elsewhere_is_no_other() -> None:
+    known = instances()
+    for number, address in enumerate(["http://x", "http://x", "http://y", "http://x", "http://y"]):
+        assert known.report(prefill("a", address=address), number * 5 * S) == ""
+
+
+def test_moves_without_end_are_not_remembered_without_end() -> None:
+    known = instances()
+    for number in range(2 * module.MAX_MOVES):
+        known.report(prefill("a", address=f"http://{number}"), 0)
+        known.check_integrity()
+    assert known.report(prefill("a", address=f"http://{number - 1}"), 0) == ""
+
+
 def test_a_kept_report_has_no_lists() -> None:
     known = instances()
     known.report(prefill("a", seen_request_ids=[1], queue_s=2), 0)
