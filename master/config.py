@@ -227,7 +227,9 @@ class MasterSettings(ServerTlsSettings):
     )
     admission_load_limit: float = setting(1.0, "Share of an SLO that early and predicted admission load a pool to.", minimum=0.01)
     report_interval_s: float = setting(0.5, "How often inference instances report to the scheduler.", minimum=0.01, maximum=3600)
-    instance_ttl_s: float = setting(5.0, "An inference instance silent for this long gets no more requests.", minimum=0.01)
+    instance_ttl_s: float = setting(
+        5.0, "An inference instance silent for this long gets no more requests; at least twice `report_interval_s`.", minimum=0.01
+    )
     decision_ttl_s: float = setting(
         5.0,
         "A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost.",

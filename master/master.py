@@ -93,6 +93,11 @@ class Master:
         self._quotas = QuotasInForce(settings.quotas)
         if settings.partitions > 1 and settings.records != ALL:
             raise ConfigError("with several partitions the scheduler finds blocks of others by their records: records must be all")
+        if settings.instance_ttl_s < 2 * settings.report_interval_s:
+            raise ConfigError(
+                f"instance_ttl_s is {settings.instance_ttl_s:g} and report_interval_s {settings.report_interval_s:g}: instances that live "
+                "would leave between two reports; make instance_ttl_s at least twice report_interval_s"
+            )
         make_estimators(settings)  # refused now if not when this master is elected
         self.reactor = Reactor()
         self.failure: KVStoreError | None = None

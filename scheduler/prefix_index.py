@@ -16,38 +16,26 @@ class PrefixIndex(Generic[K]):
     def __init__(self) -> None:
         self._holders: dict[K, int] = {}
 
-    def add(self, instance: int, keys: Iterable[K]) -> int:
-        """`instance` holds these blocks now; those it held already are none the worse. How many it did not."""
+    def add(self, instance: int, keys: Iterable[K]) -> None:
+        """`instance` holds these blocks now; those it held already are none the worse."""
         holders, bit = self._holders, 1 << instance
         before, after = 0, bit
-        new = 0
         for key in keys:
             held = holders.get(key, 0)
-            new += not held & bit
             # Blocks of a prompt are mostly held by the same instances: as one object for all of them they are matched in half the time.
             if held is not before:
                 before, after = held, held | bit
             holders[key] = after
-        return new
 
-    def remove(self, instance: int, keys: Iterable[K]) -> int:
-        """`instance` holds these no longer; those it did not are ignored. How many it did."""
-        holders, bit = self._holders, 1 << instance
-        keep, gone = ~bit, 0
+    def remove(self, instance: int, keys: Iterable[K]) -> None:
+        """`instance` holds these no longer; those it did not are ignored."""
+        holders, keep = self._holders, ~(1 << instance)
         for key in keys:
-            held = holders.get(key, 0)
-            gone += bool(held & bit)
-            left = held & keep
+            left = holders.get(key, 0) & keep
             if left:
                 holders[key] = left
             else:
                 holders.pop(key, None)
-        return gone
-
-    def forget(self, instance: int) -> None:
-        """`instance` holds nothing any more. O(blocks)."""
-        bit = 1 << instance
-        self.remove(instance, [key for key, held in self._holders.items() if held & bit])
 
     def match(self, keys: Sequence[K], instances: int) -> list[int]:
         """The number of leading blocks of `keys` that each of the instances [0, instances) holds."""

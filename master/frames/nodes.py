@@ -130,12 +130,12 @@ class NodeFrames:
         # Answered before it is entered: nobody is served in between, and the node goes on meanwhile.
         self._take_in(peer.node_id, publish, answer, is_answered_first=True)
 
-    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> None:
-        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`. Fire and forget: what
-        comes of it shows in the directory, trouble in the log, once a call. `as_guests`: nothing of its own is to leave for them; only for
-        a node that `takes_guests`. For the loop's thread."""
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> int:
+        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`: how many were not on
+        their way already. Fire and forget: what comes of it shows in the directory, trouble in the log, once a call. `as_guests`: nothing
+        of its own is to leave for them; only for a node that `takes_guests`. For the loop's thread."""
         if not keys:
-            return
+            return 0
         link = self._links.get(node_id)
         try:
             if link is None:
@@ -145,12 +145,13 @@ class NodeFrames:
             )
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
-            return
+            return 0
         for order in orders:
             order.guests = int(as_guests)
         if self._tickets is not None:
             self._tickets.stamp(orders, link.reactor.now_ns())
-        self._counters["copies_ordered"] += sum(len(order.keys) for order in orders)
+        ordered = sum(len(order.keys) for order in orders)
+        self._counters["copies_ordered"] += ordered
 
         def told(answers: Answers) -> None:
             for _node_id, order, flags in answers:
@@ -158,6 +159,7 @@ class NodeFrames:
                 self._directory.replication.answered(node_id, order, flags)
 
         self._links.order([(node_id, order) for order in orders], told)
+        return ordered
 
     def takes_guests(self, node_id: int) -> bool:
         """It has a link, and is of a release that knows what guests are."""

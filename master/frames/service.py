@@ -175,11 +175,13 @@ class FramesService:
             order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
             on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
-    def seek(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
-        """Have node `node_id` ask for copies of these blocks, each at the master of its partition. Fire and forget, as `replicate`."""
+    def seek(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
+        """Have node `node_id` ask for copies of these blocks, each at the master of its partition. Fire and forget, as `replicate`, but all
+        are counted: which are on their way already only those masters know."""
         for begin in range(0, len(keys), MAX_BATCH):
             part = list(keys[begin : begin + MAX_BATCH])
             self.links.say(node_id, Seek(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
+        return len(keys)
 
     def _spill(self, now_ns: int) -> None:
         """Order copies of what nodes without room would have leave next."""

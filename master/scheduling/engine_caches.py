@@ -6,7 +6,7 @@ all mend themselves with the next report.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.protocol import control_pb2 as pb
@@ -20,16 +20,16 @@ MAX_CHANGED_BLOCKS: Final = 65_536
 
 @dataclass(slots=True)
 class _Cache:
-    """Of one instance: its number in its tenant's index, and the version that is there."""
+    """Of one instance: its number in its tenant's index, the version that is there, and what it has: it is forgotten by that alone."""
 
     tenant: str
     number: int
     version: int
-    blocks: int = 0
+    keys: set[bytes] = field(default_factory=set)
 
 
 class EngineCaches:
-    """Of all instances, by name. Not thread-safe. Memory: an entry a block that any of a tenant's engines has."""
+    """Of all instances, by name. Not thread-safe. Memory: an entry a block of a tenant, and one for each engine that has it."""
 
     def __init__(self, *, max_blocks: int) -> None:
         """`max_blocks`: of one instance. What it has beyond is not known of, until it has less."""
@@ -47,11 +47,11 @@ class EngineCaches:
     def blocks(self, name: str) -> int:
         """How many of its blocks are known of."""
         cache = self._caches.get(name)
-        return 0 if cache is None else cache.blocks
+        return 0 if cache is None else len(cache.keys)
 
     def apply(self, name: str, change: pb.EngineCache) -> None:
-        """Take a change, if it continues what is here. Raises InvalidArgument for one that cannot be, as `keys_of` does."""
-        added, removed = keys_of(name, change)
+        """Take a change, if it continues what is here. Raises InvalidArgument for one that cannot be, as `check_change` does."""
+        check_change(name, change)
         if change.base_version == 0:
             self.leave(name)
             self._caches[name] = _Cache(change.tenant, self._take_number(change.tenant), 0)
@@ -59,17 +59,21 @@ class EngineCaches:
         if cache is None or cache.version != change.base_version or cache.tenant != change.tenant:
             return
         index = self._indexes[cache.tenant]
-        cache.blocks -= index.remove(cache.number, removed)
-        cache.blocks += index.add(cache.number, added[: self._max_blocks - cache.blocks])
+        removed = _cut(change.removed, change.key_bytes)
+        index.remove(cache.number, removed)
+        cache.keys.difference_update(removed)
+        added = _cut(change.added, change.key_bytes)[: self._max_blocks - len(cache.keys)]
+        index.add(cache.number, added)
+        cache.keys.update(added)
         cache.version = change.version
 
     def leave(self, name: str) -> None:
-        """Nothing of it is here any more. One that is not known is ignored."""
+        """Nothing of it is here any more. One that is not known is ignored. O(its blocks)."""
         cache = self._caches.pop(name, None)
         if cache is None:
             return
         numbers, index = self._numbers[cache.tenant], self._indexes[cache.tenant]
-        index.forget(cache.number)
+        index.remove(cache.number, cache.keys)
         numbers[cache.number] = False
         if not any(numbers):
             del self._numbers[cache.tenant], self._indexes[cache.tenant]
@@ -94,8 +98,8 @@ class EngineCaches:
         return number
 
 
-def keys_of(name: str, change: pb.EngineCache) -> tuple[list[bytes], list[bytes]]:
-    """Those added and those removed. Raises InvalidArgument: no length of keys divides what came, or there are too many."""
+def check_change(name: str, change: pb.EngineCache) -> None:
+    """Raises InvalidArgument: no length of keys divides what came, or there are too many, or it is of no version."""
     size = change.key_bytes
     if not 1 <= size <= MAX_KEY_BYTES or len(change.added) % size or len(change.removed) % size:
         raise InvalidArgument(
@@ -106,7 +110,6 @@ def keys_of(name: str, change: pb.EngineCache) -> tuple[list[bytes], list[bytes]
         raise InvalidArgument(f"instance {name!r} reports {count} changed blocks at once: send at most {MAX_CHANGED_BLOCKS} a report")
     if not change.version:
         raise InvalidArgument(f"instance {name!r} reports version 0 of its cache: versions count from 1")
-    return _cut(change.added, size), _cut(change.removed, size)
 
 
 def _cut(keys: bytes, size: int) -> list[bytes]:

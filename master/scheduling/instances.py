@@ -21,6 +21,9 @@ MAX_PROMISED: Final = 65_536
 """Requests on their way to one instance: beyond, the oldest counts as lost."""
 UNMEASURED_BYTES_PER_S: Final = 1.25e9
 """What an instance is taken to send until it has measured itself: 10 Gb/s Ethernet."""
+MAX_MOVES: Final = 16
+"""Pairs of addresses that are remembered of one name: what moves between more has been told of by then."""
+_TOLD: Final = -1
 NO_LIMIT_TOKENS: Final = 1 << 62
 
 
@@ -188,33 +191,38 @@ class Instances:
         self._max_instances = max_instances
         self.prefill: dict[str, PrefillMember] = {}
         self.decode: dict[str, DecodeMember] = {}
+        self._moves: dict[str, dict[frozenset[str], int]] = {}
+        """Of each name, between which two addresses it has moved, and when last; _TOLD: that two go by it has been told."""
 
-    def report(self, report: pb.ReportRequest, now_ns: int) -> None:
+    def report(self, report: pb.ReportRequest, now_ns: int) -> str:
         """An instance lives. Under a new role it is another instance, and what was promised to the former one is forgotten.
 
-        Raises InvalidArgument for a report that cannot be, Full when there are `max_instances` others; it has changed nothing then.
+        Returns the address of another engine that goes by the same name, once for each two; "": there seems to be none. One that is started
+        anew elsewhere moves, but not there and back within `instance_ttl_s`. Raises InvalidArgument for a report that cannot be, Full when
+        there are `max_instances` others; it has changed nothing then.
         """
         check_report(report)
-        others = len((self.prefill.keys() | self.decode.keys()) - {report.name})
-        if others >= self._max_instances:
-            raise Full(f"there are {others} instances already, as many as max_instances allows: {report.name!r} cannot join")
-        kept, seen = _without_lists(report), list(report.seen_request_ids)
         known = self.get(report.name)
+        if known is None and (others := len(self.prefill.keys() | self.decode.keys())) >= self._max_instances:
+            raise Full(f"there are {others} instances already, as many as max_instances allows: {report.name!r} cannot join")
+        other = "" if known is None else self._moved(report.name, known.report.address, report.address, now_ns)
+        kept, seen = _without_lists(report), list(report.seen_request_ids)
         if known is not None and known.report.role == report.role:
             for members in (self.prefill, self.decode):
                 if report.name in members:
                     members[report.name].renew(kept, seen, now_ns)
-            return
-        self.leave(report.name)
+            return other
+        self._remove(report.name)
         if report.role != pb.ROLE_DECODE:
             self.prefill[report.name] = PrefillMember(kept, now_ns)
         if report.role != pb.ROLE_PREFILL:
             self.decode[report.name] = DecodeMember(kept, now_ns)
+        return other
 
     def leave(self, name: str) -> None:
         """It ends. One that is not known is ignored: it may have been silent for too long before."""
-        self.prefill.pop(name, None)
-        self.decode.pop(name, None)
+        self._remove(name)
+        self._moves.pop(name, None)
 
     def get(self, name: str) -> Instance | None:
         """Of one that does both, its prefill side."""
@@ -232,12 +240,29 @@ class Instances:
             self.leave(name)
         return silent
 
+    def _remove(self, name: str) -> None:
+        self.prefill.pop(name, None)
+        self.decode.pop(name, None)
+
+    def _moved(self, name: str, before: str, now: str, now_ns: int) -> str:
+        """See `report`."""
+        if before == now:
+            return ""
+        moves, pair = self._moves.setdefault(name, {}), frozenset((before, now))
+        last_ns = moves.get(pair)
+        if last_ns == _TOLD or (last_ns is None and len(moves) == MAX_MOVES):
+            return ""
+        is_back = last_ns is not None and now_ns - last_ns < self._instance_ttl_ns
+        moves[pair] = _TOLD if is_back else now_ns
+        return before if is_back else ""
+
     def check_integrity(self) -> None:
         """Assert that every name is that of one instance, and that none is over a limit. For tests."""
         both = {name for name, member in self.prefill.items() if member.report.role == pb.ROLE_BOTH}
         assert self.prefill.keys() & self.decode.keys() == both
         assert all((member.report.role == pb.ROLE_BOTH) == (name in both) for name, member in self.decode.items())
         assert len(self.each()) <= self._max_instances
+        assert all(self.get(name) is not None and len(moves) <= MAX_MOVES for name, moves in self._moves.items())
         assert all(member.unseen_requests <= MAX_PROMISED for member in (*self.prefill.values(), *self.decode.values()))
 
 

@@ -10,6 +10,8 @@ MAX_NAME_BYTES: Final = 255
 MAX_ADDRESS_BYTES: Final = 2048
 MAX_SEEN: Final = 65_536
 """Requests named in one report."""
+MAX_BATCH: Final = 1 << 20
+"""Sequences that one instance decodes at once: no engine has memory for so many. Admission makes a list of them (pool_load.py)."""
 MAX_SAMPLES: Final = 256
 """Of each kind in one report. Each 32 cost a fit, which takes milliseconds of the loop's time (scheduler/estimators/online.py)."""
 MAX_SECONDS: Final = 1e6
@@ -44,6 +46,7 @@ def check_report(report: pb.ReportRequest) -> None:
         ("seen_after_s", report.seen_after_s, MAX_SECONDS),
         ("send_bytes_per_s", report.send_bytes_per_s, MAX_BYTES_PER_S),
         ("send_backlog_bytes", report.send_backlog_bytes, MAX_COUNT),
+        ("batch", report.batch, MAX_BATCH),
         ("context_tokens", report.context_tokens, MAX_COUNT),
         ("capacity_tokens", report.capacity_tokens, MAX_COUNT),
     ):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.prefixes import Prefixes
-from kvstore.master.scheduling.engine_caches import EngineCaches, keys_of
+from kvstore.master.scheduling.engine_caches import EngineCaches, check_change
 from kvstore.master.scheduling.estimators import LiveEstimators
 from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember, Instance, Instances, PrefillMember, Promise
 from kvstore.master.scheduling.pool_load import DecodeDuration, pool_load
@@ -35,9 +35,10 @@ UNKNOWN_OUTPUT_TOKENS: Final = 182
 
 
 class Replicate(Protocol):
-    """Has node `node_id` copy those of the blocks that it lacks from the source. Returns at once; never raises."""
+    """Has node `node_id` copy those of the blocks that it lacks from the source: how many it was told to, those not counted that were on
+    their way already. Returns at once; never raises."""
 
-    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None: ...
+    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int: ...
 
 
 FindPrefixes = Callable[[str, Sequence[bytes]], Prefixes]
@@ -117,15 +118,17 @@ class Scheduling:
         self._request_ids = itertools.count(first_request_id)
         self._decode_duration = DecodeDuration()
 
-    def report(self, report: pb.ReportRequest, now_ns: int) -> None:
-        """See Instances.report; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has changed then."""
+    def report(self, report: pb.ReportRequest, now_ns: int) -> str:
+        """See Instances.report, also for what it returns; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has
+        changed then."""
         samples = samples_of(report)
         if report.HasField("engine_cache"):
-            keys_of(report.name, report.engine_cache)
-        self.instances.report(report, now_ns)
+            check_change(report.name, report.engine_cache)
+        other = self.instances.report(report, now_ns)
         if report.HasField("engine_cache"):
             self.engine_caches.apply(report.name, report.engine_cache)
         self.estimators.learn(samples, now_ns)
+        return other
 
     def leave(self, name: str) -> None:
         """An instance ends. One that is not known is ignored."""
@@ -257,10 +260,11 @@ class Scheduling:
         assert target is not None, "see _possible"
         end = decision.prefix_blocks
         keys = prompt.keys[end - decision.transfer_blocks : end]
-        self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
-        pool.prefill[sender].send(decision.transfer_blocks * self.estimators.block_bytes, now_ns)
-        self.counters["transfers"] += 1
-        self.counters["transfer_blocks"] += decision.transfer_blocks
+        ordered = self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
+        if ordered:  # what is on its way for an earlier request is sent once
+            pool.prefill[sender].send(ordered * self.estimators.block_bytes, now_ns)
+            self.counters["transfers"] += 1
+            self.counters["transfer_blocks"] += ordered
 
 
 def _status(member: Instance, engine_blocks: int, now_ns: int) -> pb.InstanceStatus:

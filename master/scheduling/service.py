@@ -49,9 +49,16 @@ class SchedulerService(SchedulerServicer):
             self._check_name(context, request)
             scheduling = self._scheduling()
             is_new = scheduling.instances.get(request.name) is None
-            scheduling.report(request, self._reactor.now_ns())
+            other = scheduling.report(request, self._reactor.now_ns())
             if is_new:
                 log.info("instance %s (%s) has joined, at %s", request.name, pb.Role.Name(request.role), request.address)
+            if other:
+                log.warning(
+                    "two engines go by the name %s, at %s and at %s: each takes the other's place; give either a name of its own",
+                    request.name,
+                    other,
+                    request.address,
+                )
             return scheduling.engine_caches.version(request.name)
 
         version = self._in_loop(context, report)

@@ -55,15 +55,16 @@ class Places:
         assert self.master is not None
         return self.master.partitions[0].standing.leading().epoch
 
-    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
-        """Have the master order copies."""
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
+        """Have the master order copies: how many it did."""
         master = self.master
         assert master is not None
 
-        def order() -> None:
-            master.partitions[0].standing.leading().frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+        def order() -> int:
+            frames = master.partitions[0].standing.leading().frames
+            return frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
-        master.reactor.call(order, deadline_s=TIMEOUT_S)
+        return master.reactor.call(order, deadline_s=TIMEOUT_S)
 
     def reserved_bytes(self, node_id: int) -> int:
         """What the master takes for written at the node since its last heartbeat."""

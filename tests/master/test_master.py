@@ -11,9 +11,11 @@ from aetcd.rpc import rpc_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
+from kvstore.master.config import MasterSettings
+from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
-from kvstore.protocol.errors import KVStoreError, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.errors import ConfigError, KVStoreError, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Flags, Hello, Welcome
 from kvstore.rpc.channel import Channel
@@ -197,3 +199,10 @@ def test_a_follower_knows_tenants_by_their_tokens(tmp_path: Path, etcd_url: str)
         client = follower.client(token="secret")
         assert client.welcome.owner == owner.listen
         client.close()
+
+
+def test_instances_have_time_for_two_reports_before_they_count_as_silent(tmp_path: Path) -> None:
+    with master_in_thread(tmp_path, report_interval_s=2.5, instance_ttl_s=5.0):
+        pass
+    with pytest.raises(ConfigError, match=r"instance_ttl_s is 5 and report_interval_s 2\.75"):
+        Master(MasterSettings(report_interval_s=2.75, instance_ttl_s=5.0))

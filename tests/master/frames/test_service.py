@@ -11,7 +11,7 @@ import pytest
 from kvstore.master.directory.targets import Asked, Targets
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim, Coldest, Copied, Copy, Drop, Hold, Publish
+from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim, Coldest, Copied, Copy, Drop, Hold, Publish, Seek
 from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
@@ -273,8 +273,8 @@ class Two:
     one: NodeSide
     two: NodeSide
 
-    def replicate(self, *keys: bytes) -> None:
-        self.places.replicate(TENANT, keys, node_id=2, source_node_id=1)
+    def replicate(self, *keys: bytes) -> int:
+        return self.places.replicate(TENANT, keys, node_id=2, source_node_id=1)
 
     def report(self, arrived: bytes = b"\1\1", epoch: int = 0) -> tuple[Header, bytes]:
         return self.two.ask(Copied(epoch or self.two.registration.registration_epoch, TENANT, [b"a", b"b"], [1, 2], arrived))
@@ -380,16 +380,28 @@ def test_what_a_node_does_not_take_on_is_refused_later_and_can_be_ordered_anew(t
 def test_copies_that_cannot_be_made_are_one_line_in_the_log(
     two: Two, caplog: pytest.LogCaptureFixture, node_id: int, source_node_id: int, text: str
 ) -> None:
-    two.places.replicate(TENANT, [b"a", b"b"], node_id=node_id, source_node_id=source_node_id)
+    assert two.places.replicate(TENANT, [b"a", b"b"], node_id=node_id, source_node_id=source_node_id) == 0
     assert [record.getMessage().startswith(text) for record in caplog.records] == [True]
 
 
 def test_an_order_for_nothing_is_none(two: Two, caplog: pytest.LogCaptureFixture) -> None:
-    two.replicate()
-    two.replicate(b"none")
-    two.replicate(b"a")
+    assert two.replicate() == 0
+    assert two.replicate(b"none") == 0
+    assert two.replicate(b"a") == 1
     assert Copy.unpack(two.two.read()[1]).keys == [b"a"]
+    assert two.replicate(b"a", b"b") == 1, "a is on its way"
     assert not caplog.records
+
+
+def test_a_node_is_told_of_all_that_it_is_to_seek_and_all_of_it_counts(two: Two) -> None:
+    master = two.places.master
+    assert master is not None
+    frames = master.partitions[0].standing.leading().frames
+    for _ in range(2):
+        sought = master.reactor.call(lambda: frames.seek(TENANT, [b"a", b"b"], node_id=2, source_node_id=1), deadline_s=TIMEOUT_S)
+        header, body = two.two.read()
+        assert (sought, header.type, Seek.unpack(body).keys) == (2, Seek.TYPE, [b"a", b"b"])
+        two.two.answer(header, Ok())
 
 
 def test_a_report_under_a_registration_that_is_over_and_one_of_a_client_are_refused(two: Two, client: Channel) -> None:

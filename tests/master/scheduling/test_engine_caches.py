@@ -1,6 +1,7 @@
 """Promises of engine_caches.py: prefixes at each instance, changes that do not fit are not taken, and nothing grows without end."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,29 @@ def test_who_leaves_has_nothing_and_leaves_nothing() -> None:
     assert caches.match("t", KEYS, ["c", "b"]) == [1, 20]
     for name in "bc":
         caches.leave(name)
+    assert not any(vars(caches)[name] for name in ("_caches", "_indexes", "_numbers"))
+
+
+class NotWalked(dict[bytes, int]):
+    """Looked up in, never walked through."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all blocks of the tenant are looked at")
+
+    items = keys = values = __iter__
+
+
+def test_who_leaves_or_begins_again_costs_what_it_has_and_not_what_all_have() -> None:
+    caches = EngineCaches(max_blocks=100)
+    caches.apply("a", change(KEYS[:4]))
+    caches.apply("b", change(KEYS))
+    index = caches._indexes["t"]
+    index._holders = NotWalked(index._holders)
+    caches.apply("a", change(KEYS[2:3]))
+    assert caches.match("t", KEYS[2:], ["a", "b"]) == [1, 18]
+    caches.leave("a")
+    assert caches.match("t", KEYS, ["a", "b"]) == [0, 20]
+    caches.leave("b")
     assert not any(vars(caches)[name] for name in ("_caches", "_indexes", "_numbers"))
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -93,6 +94,24 @@ def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() ->
     known.check_integrity()
 
 
+class NotWalked(dict[str, PrefillMember]):
+    """Looked up in, never walked through."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all instances are looked at")
+
+    items = keys = values = __iter__
+
+
+def test_a_report_costs_no_more_where_there_are_more_instances() -> None:
+    known = instances()
+    known.report(prefill("a"), 0)
+    known.report(prefill("b"), 0)
+    known.prefill = NotWalked(known.prefill)
+    known.report(prefill("a", queue_s=1), 0)
+    assert known.prefill["a"].report.queue_s == 1
+
+
 def test_a_report_that_cannot_be_changes_nothing() -> None:
     known = instances()
     with pytest.raises(InvalidArgument):
@@ -108,6 +127,31 @@ def test_under_a_new_role_it_is_another_instance() -> None:
     member = known.get("a")
     assert isinstance(member, DecodeMember)
     assert (member.unseen_requests, member.scheduled) == (0, 0)
+
+
+def test_two_engines_of_one_name_are_told_of_once_for_each_two() -> None:
+    known = instances()
+    addresses = ["http://x", "http://y", "http://z"] * 3
+    told = [known.report(prefill("a", address=address), number) for number, address in enumerate(addresses)]
+    assert told == ["", "", "", "", "http://x", "http://y", "http://z", "", ""]
+    known.leave("a")
+    assert [known.report(prefill("a", address=address), S) for address in addresses[:2]] == ["", ""]
+    assert known.report(decode("a", address="http://x"), S) == "http://y", "under another role, too"
+    known.check_integrity()
+
+
+def test_an_engine_that_is_started_anew_elsewhere_is_no_other() -> None:
+    known = instances()
+    for number, address in enumerate(["http://x", "http://x", "http://y", "http://x", "http://y"]):
+        assert known.report(prefill("a", address=address), number * 5 * S) == ""
+
+
+def test_moves_without_end_are_not_remembered_without_end() -> None:
+    known = instances()
+    for number in range(2 * module.MAX_MOVES):
+        known.report(prefill("a", address=f"http://{number}"), 0)
+        known.check_integrity()
+    assert known.report(prefill("a", address=f"http://{number - 1}"), 0) == ""
 
 
 def test_a_kept_report_has_no_lists() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.master.scheduling.reports import MAX_SAMPLES, MAX_SEEN, check_report, samples_of
+from kvstore.master.scheduling.reports import MAX_BATCH, MAX_SAMPLES, MAX_SEEN, check_report, samples_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
@@ -14,6 +14,7 @@ from tests.master.scheduling.reports import decode, prefill
 def test_a_plausible_report_is_taken() -> None:
     check_report(prefill(queue_s=1.5, send_bytes_per_s=1e9, seen_request_ids=[1, 2]))
     check_report(prefill(send_bytes_per_s=1.0))
+    check_report(decode(batch=MAX_BATCH, context_tokens=10))
     check_report(decode(batch=3, context_tokens=10, capacity_tokens=100, node="n"))
 
 
@@ -34,6 +35,7 @@ def test_a_plausible_report_is_taken() -> None:
         ({"send_bytes_per_s": -1.0}, "send_bytes_per_s"),
         ({"send_bytes_per_s": 1e-300}, "0 or at least 1"),
         ({"send_backlog_bytes": 1 << 60}, "send_backlog_bytes"),
+        ({"batch": MAX_BATCH + 1}, "batch = 1.04858e\\+06: it must be in"),
         ({"context_tokens": 1 << 60}, "context_tokens"),
         ({"capacity_tokens": 1 << 60}, "capacity_tokens"),
         ({"seen_request_ids": range(MAX_SEEN + 1)}, "65537 seen_request_ids: at most 65536"),

@@ -45,8 +45,11 @@ class Scheduled:
             first_request_id=1000,
         )
 
-    def _replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> None:
-        self.copies.append((tenant, list(keys), node_id, source_node_id))
+    def _replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
+        replication = self.master.directory.replication
+        orders = replication.plan(tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=self.now_ns)
+        self.copies += [(tenant, order.keys, node_id, source_node_id) for order in orders]
+        return sum(len(order.keys) for order in orders)
 
     def hold(self, name: str, count: int, *, size: int = 1000) -> None:
         self.master.sync(self.nodes[name], *(Event(key, size=size) for key in KEYS[:count]))
@@ -90,6 +93,20 @@ def test_where_the_holder_is_busy_its_blocks_are_sent_to_another(live: Scheduled
     counters = live.scheduling.show(0).counters
     assert (counters["scheduled"], counters["transfers"], counters["transfer_blocks"]) == (1, 1, 60)
     assert live.ask().transfer_s > reply.transfer_s, "what was ordered first is sent first"
+
+
+def test_what_is_on_its_way_for_an_earlier_request_is_sent_and_counted_once(live: Scheduled) -> None:
+    live.report(prefill("pa", node="a", queue_s=20.0, send_bytes_per_s=1e6))
+    replies = [live.ask() for _ in range(4)]
+    to_b = [reply for reply in replies if reply.prefill == "pb"]
+    assert [(reply.transfer_from, reply.transfer_blocks) for reply in to_b] == [("pa", 60)] * len(to_b)
+    assert len(to_b) > 1
+    assert [copy[1:] for copy in live.copies].count((KEYS[20:80], live.nodes["b"].node_id, live.nodes["a"].node_id)) == 1
+    counters = live.scheduling.show(0).counters
+    assert counters["transfers"] == len(live.copies)
+    assert counters["transfer_blocks"] == sum(len(keys) for _tenant, keys, _to, _from in live.copies)
+    sent = live.scheduling.instances.prefill["pa"].view(0).send_backlog_bytes
+    assert sent == pytest.approx(1000 * counters["transfer_blocks"], abs=1)
 
 
 def test_where_the_way_between_two_nodes_is_slow_blocks_are_computed_or_come_from_another(live: Scheduled) -> None:

@@ -101,6 +101,14 @@ def test_a_report_is_answered_with_the_interval_and_shown(service: Asked, caplog
     assert not service.instances().instances
 
 
+def test_two_engines_of_one_name_are_a_line_in_the_log(service: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    for place in "xyxyxy":
+        service.report(prefill("p", address=f"http://{place}"))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "two engines go by the name p, at http://y and at http://x: each takes the other's place; give either a name of its own"
+    ]
+
+
 def test_no_instances_is_an_answer_and_no_error(service: Asked) -> None:
     assert service.schedule().rejected == "no_instance"
     assert service.instances().counters == {"scheduled": 0, "transfers": 0, "transfer_blocks": 0, "rejected_no_instance": 1}
@@ -140,8 +148,8 @@ def test_a_schedule_needs_the_tenants_token(tmp_path: Path) -> None:
 
 
 def test_a_silent_instance_leaves_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with master_in_thread(tmp_path, instance_ttl_s=0.01) as places, asked(places) as service:
+    with master_in_thread(tmp_path, instance_ttl_s=0.02, report_interval_s=0.01) as places, asked(places) as service:
         service.report(prefill("p"))
         while service.instances().instances:
             pass
-    assert "instance p is silent for 0.01 s and gets no more requests" in caplog.messages
+    assert "instance p is silent for 0.02 s and gets no more requests" in caplog.messages
