@@ -19,7 +19,7 @@ from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, decoding_after, goes_to_own_only, has_room
+from kvstore.scheduler.decode_selection import broken_slo, decodings
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request
@@ -55,7 +55,8 @@ class KVCacheCentric(Dispatcher):
         # Line 1, PrefixHash, is the caller's, and so is the matching of line 3: request.keys, and their runs at each instance.
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
-        ttft_s, p = inf, -1  # line 2
+        decoded = decodings(request, prefill, decode, self._estimators.decode)  # line 17, for each
+        ttft_s, p = inf, next(iter(decoded))  # line 2
         if sendable is None:
             sendable = matches
         best_len = max(sendable)  # line 3
@@ -66,24 +67,20 @@ class KVCacheCentric(Dispatcher):
         transfers_s = {own: self._transfer_s(prefix_len - own, prefill[senders.first]) for own, prefix_len in prefix_lens.items()}
         prefills_s = {prefix_len: self._prefill_s(request, prefix_len) for prefix_len in set(prefix_lens.values())}  # line 13
         costs_s = {own: transfers_s[own] + prefills_s[prefix_len] for own, prefix_len in prefix_lens.items()}
-        own_only = goes_to_own_only(request, prefill, decode, self._estimators.decode)
-        for number, instance in enumerate(prefill):  # line 4
-            if own_only and instance.decodes_at is None:
-                continue
-            own = matches[number]
+        for number in decoded:  # line 4
+            instance, own = prefill[number], matches[number]
             cost_s = costs_s[own]
             if instance.received_bytes_per_s and prefix_lens[own] > own:
                 sender = prefill[senders.to(instance)]
                 cost_s = self._transfer_s(prefix_lens[own] - own, sender, instance) + prefills_s[prefix_lens[own]]
             total_s = cost_s + instance.queue_s  # line 12, and the sum of line 14
-            if ttft_s > total_s and has_room(instance, request, decode):  # lines 14 to 16
+            if ttft_s > total_s:  # lines 14 to 16
                 ttft_s, p = total_s, number
-        # Of -1 the last: why it cannot be there is why it can be nowhere.
-        decoding = decoding_after(prefill[p], request, decode, self._estimators.decode)  # line 17
+        decoding = decoded[p]
         if isinstance(decoding, Rejection):
             return decoding
         rejection = broken_slo(request.slo, ttft_s=ttft_s, tbt_s=decoding.tbt_s)  # lines 18 and 19
-        if rejection is not None or p < 0:
+        if rejection is not None or ttft_s == inf:
             return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
         own = matches[p]
         prefix_len = prefix_lens[own]

@@ -154,7 +154,7 @@ def test_who_decodes_its_own_prompts_and_is_full_is_passed_over() -> None:
     assert isinstance(found, Decision)
     assert (found.prefill, found.decode) == (1, 1)
     decode[1].capacity_tokens = 40
-    assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 40)
+    assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 41), "the most there is"
 
 
 def test_where_decode_instances_are_full_or_slow_who_decodes_its_own_gets_it_though_it_is_later() -> None:
