@@ -18,10 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.decision import Reason, Rejection
 from kvstore.scheduler.estimators.interface import DecodeTime
 from kvstore.scheduler.request import Slo
+
+Times = Sequence[float] | npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,10 @@ class PoolLoad:
     now_s: float
     decode_instances: int
     """At least one."""
-    decode_begun_s: Sequence[float]
+    decode_begun_s: Times
     """When each sequence that is being decoded began to be, ascending."""
-    prefill_ends_s: Sequence[float]
-    """When the prefill of each request that was taken on and is not decoded yet will be over, as predicted, ascending."""
+    prefill_ends_s: Times
+    """When the prefill of each request that was taken on and is not decoded yet will be over, as predicted, in any order."""
     decode_s: float
     """How long a sequence is decoded, on average; 0: not known yet, none is taken to end."""
     context_tokens: float
@@ -108,10 +113,10 @@ class RejectEarly(Admission):
 
 
 class RejectByPrediction(Admission):
-    """By both loads as they will be when the prefill is over, the end of a sequence being as likely at any age. O(requests in prefill).
+    """By both loads as they will be when the prefill is over, the end of a sequence being as likely at any age.
 
-    Lengths of output vary about that much, and then what is foreseen has no cliff: the published form below, where all end at one age,
-    takes on a burst every load.decode_s when a prefill takes nearly as long.
+    O(requests in prefill), as an array. Lengths of output vary about that much, and then what is foreseen has no cliff: the published form
+    below, where all end at one age, takes on a burst every load.decode_s when a prefill takes nearly as long.
     """
 
     name = "predicted"
@@ -122,7 +127,7 @@ class RejectByPrediction(Admission):
 
 
 class RejectByUniformPrediction(Admission):
-    """As RejectByPrediction, each sequence being decoded for exactly load.decode_s, as published. O(log sequences)."""
+    """As RejectByPrediction, each sequence being decoded for exactly load.decode_s, as published. O(requests in prefill), as an array."""
 
     name = "predicted_uniform"
 
@@ -137,7 +142,8 @@ def expected_decoding(at_s: float, load: PoolLoad) -> float:
     """
     decode_s = load.decode_s or math.inf
     staying = len(load.decode_begun_s) * math.exp((load.now_s - at_s) / decode_s)
-    return staying + sum(math.exp((end_s - at_s) / decode_s) for end_s in load.prefill_ends_s if end_s <= at_s)
+    ends_s = np.asarray(load.prefill_ends_s, np.float64)
+    return staying + float(np.exp((ends_s[ends_s <= at_s] - at_s) / decode_s).sum())
 
 
 def uniformly_decoding(at_s: float, load: PoolLoad) -> int:
@@ -147,9 +153,8 @@ def uniformly_decoding(at_s: float, load: PoolLoad) -> int:
     """
     since_s = at_s - (load.decode_s or math.inf)
     ended = bisect_right(load.decode_begun_s, since_s)
-    begun = bisect_right(load.prefill_ends_s, at_s)
-    over = bisect_right(load.prefill_ends_s, since_s)
-    return len(load.decode_begun_s) - ended + begun - over
+    ends_s = np.asarray(load.prefill_ends_s, np.float64)
+    return len(load.decode_begun_s) - ended + int(np.count_nonzero((since_s < ends_s) & (ends_s <= at_s)))
 
 
 ADMISSIONS: Final[dict[str, type[Admission]]] = {

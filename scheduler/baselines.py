@@ -14,7 +14,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, decoding_after, goes_to_own_only, has_room
+from kvstore.scheduler.decode_selection import broken_slo, decodings
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD, KVCacheCentric
@@ -37,13 +37,11 @@ class Baseline(Dispatcher):
     ) -> Decision | Rejection:
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
-        if goes_to_own_only(request, prefill, decode, self._estimators.decode):
-            among = [n for n, one in enumerate(prefill) if one.decodes_at is not None and has_room(one, request, decode)]
-            p = among[self._choose(request, [matches[n] for n in among], [prefill[n] for n in among])]
-        else:
-            p = self._choose(request, matches, prefill)
+        decoded = decodings(request, prefill, decode, self._estimators.decode)
+        among = list(decoded)
+        p = among[self._choose(request, [matches[n] for n in among], [prefill[n] for n in among])]
         queue_s, prefill_s = prefill[p].queue_s, self._prefill_s(request, matches[p])
-        decoding = decoding_after(prefill[p], request, decode, self._estimators.decode)
+        decoding = decoded[p]
         if isinstance(decoding, Rejection):
             return decoding
         rejection = broken_slo(request.slo, ttft_s=queue_s + prefill_s, tbt_s=decoding.tbt_s)

@@ -1,6 +1,6 @@
 """What all dispatchers share: SelectDecodingInstance, and the SLOs that a placement must keep. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.scheduler.decision import Reason, Rejection
@@ -21,39 +21,42 @@ def select_decoding_instance(request: Request, decode: Sequence[DecodeInstance],
     has room for it and for all its output; ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in
     tokens, without one that has room.
     """
-    return _select(request, [(index, instance) for index, instance in enumerate(decode) if not instance.is_own], estimator)
+    return _select(request, [(index, instance) for index, instance in enumerate(decode) if not instance.is_own], estimator, {})
 
 
-def decoding_after(
-    prefill: PrefillInstance, request: Request, decode: Sequence[DecodeInstance], estimator: DecodeTime
-) -> Decoding | Rejection:
-    """Where a request is decoded that is prefilled there: as `select_decoding_instance`, or by itself if it decodes what it prefills."""
-    if prefill.decodes_at is None:
-        return select_decoding_instance(request, decode, estimator)
-    return _select(request, [(prefill.decodes_at, decode[prefill.decodes_at])], estimator)
+def decodings(
+    request: Request, prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance], estimator: DecodeTime
+) -> Mapping[int, Decoding | Rejection]:
+    """The prefill instances to choose among, in order, and where the request would be decoded after each: as `select_decoding_instance`, or
+    by itself if it decodes what it prefills.
 
-
-def has_room(prefill: PrefillInstance, request: Request, decode: Sequence[DecodeInstance]) -> bool:
-    """False for one that decodes what it prefills and whose cache has no room for the request and all its output."""
-    return prefill.decodes_at is None or _fits(request, decode[prefill.decodes_at])
-
-
-def goes_to_own_only(request: Request, prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance], estimator: DecodeTime) -> bool:
-    """Whether only those can serve it that decode what they prefill: one has room, and where all others' requests are decoded there is
-    none, or tokens would come too slowly."""
-    if not any(instance.decodes_at is not None and has_room(instance, request, decode) for instance in prefill):
-        return False
+    One after which there is no room, or tokens would come too slowly, is left out as long as another is better. Without room anywhere all
+    are there, with one Reason.CAPACITY for the largest room, or Reason.NO_INSTANCE.
+    """
     elsewhere = select_decoding_instance(request, decode, estimator)
-    return isinstance(elsewhere, Rejection) or elsewhere.tbt_s > request.slo.tbt_s
+    if all(one.decodes_at is None for one in prefill):
+        return dict.fromkeys(range(len(prefill)), elsewhere)
+    foreseen: dict[tuple[int, int], float] = {}
+    found = {
+        number: elsewhere if (own := one.decodes_at) is None else _select(request, [(own, decode[own])], estimator, foreseen)
+        for number, one in enumerate(prefill)
+    }
+    fits = {number: place for number, place in found.items() if isinstance(place, Decoding)}
+    if fits:
+        return {number: place for number, place in fits.items() if place.tbt_s <= request.slo.tbt_s} or fits
+    reasons = [why for why in found.values() if isinstance(why, Rejection)]
+    return dict.fromkeys(found, max(reasons, key=lambda why: (why.reason is Reason.CAPACITY, why.limit)))
 
 
 def _fits(request: Request, instance: DecodeInstance) -> bool:
     return instance.context_tokens + request.input_tokens + request.output_tokens <= instance.capacity_tokens
 
 
-def _select(request: Request, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime) -> Decoding | Rejection:
+def _select(
+    request: Request, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime, foreseen: dict[tuple[int, int], float]
+) -> Decoding | Rejection:
+    """`foreseen`: TBT by batch and context, as far as it was asked for this request."""
     best: tuple[float, int, int] | None = None
-    foreseen: dict[tuple[int, int], float] = {}
     for index, instance in among:
         if not _fits(request, instance):
             continue

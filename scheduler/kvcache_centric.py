@@ -12,14 +12,13 @@ who sends, of several with the longest prefix, may differ from receiver to recei
 Source: Qin et al., Mooncake, FAST 2025, section 5, Algorithm 1.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import islice
+from collections.abc import Hashable, Sequence
 from math import inf
 from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, decoding_after, goes_to_own_only, has_room
+from kvstore.scheduler.decode_selection import broken_slo, decodings
 from kvstore.scheduler.dispatcher import Dispatcher, Estimators
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request
@@ -30,7 +29,7 @@ fetched sooner than computed (reuse.py); more keeps nearly equal copies from tra
 
 
 class KVCacheCentric(Dispatcher):
-    """Algorithm 1. A decision is O(prefill + decode instances), and one estimate for each distinct length of prefix."""
+    """Algorithm 1. A decision is O(prefill + decode instances + measured rates), and one estimate for each distinct length of prefix."""
 
     name = "kvcache_centric"
 
@@ -55,35 +54,34 @@ class KVCacheCentric(Dispatcher):
         # Line 1, PrefixHash, is the caller's, and so is the matching of line 3: request.keys, and their runs at each instance.
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
-        ttft_s, p = inf, -1  # line 2
+        decoded = decodings(request, prefill, decode, self._estimators.decode)  # line 17, for each
+        ttft_s, p = inf, next(iter(decoded))  # line 2
         if sendable is None:
             sendable = matches
         best_len = max(sendable)  # line 3
-        senders = _Senders(best_len, sendable, prefill, self._transfer_s)
+        senders = _Senders(best_len, sendable, prefill, self._estimators)
         # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has, but for measured rates: it is foreseen once
         # for each number of them.
         prefix_lens = {own: best_len if self._exceeds(best_len, own) else own for own in set(matches)}  # lines 5, 6 and 10
         transfers_s = {own: self._transfer_s(prefix_len - own, prefill[senders.first]) for own, prefix_len in prefix_lens.items()}
         prefills_s = {prefix_len: self._prefill_s(request, prefix_len) for prefix_len in set(prefix_lens.values())}  # line 13
         costs_s = {own: transfers_s[own] + prefills_s[prefix_len] for own, prefix_len in prefix_lens.items()}
-        own_only = goes_to_own_only(request, prefill, decode, self._estimators.decode)
-        for number, instance in enumerate(prefill):  # line 4
-            if own_only and instance.decodes_at is None:
-                continue
-            own = matches[number]
+        for number in decoded:  # line 4
+            instance, own = prefill[number], matches[number]
+            if ttft_s <= prefills_s[prefix_lens[own]] + instance.queue_s:
+                continue  # whatever the transfer takes
             cost_s = costs_s[own]
             if instance.received_bytes_per_s and prefix_lens[own] > own:
                 sender = prefill[senders.to(instance)]
                 cost_s = self._transfer_s(prefix_lens[own] - own, sender, instance) + prefills_s[prefix_lens[own]]
             total_s = cost_s + instance.queue_s  # line 12, and the sum of line 14
-            if ttft_s > total_s and has_room(instance, request, decode):  # lines 14 to 16
+            if ttft_s > total_s:  # lines 14 to 16
                 ttft_s, p = total_s, number
-        # Of -1 the last: why it cannot be there is why it can be nowhere.
-        decoding = decoding_after(prefill[p], request, decode, self._estimators.decode)  # line 17
+        decoding = decoded[p]
         if isinstance(decoding, Rejection):
             return decoding
         rejection = broken_slo(request.slo, ttft_s=ttft_s, tbt_s=decoding.tbt_s)  # lines 18 and 19
-        if rejection is not None or p < 0:
+        if rejection is not None or ttft_s == inf:
             return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
         own = matches[p]
         prefix_len = prefix_lens[own]
@@ -124,37 +122,54 @@ class KVCacheCentric(Dispatcher):
 class _Senders:
     """The instances of FindBestPrefixMatch: of those with the longest prefix the one that would send all of it soonest, ties the first."""
 
-    def __init__(
-        self,
-        best_len: int,
-        matches: Sequence[int],
-        prefill: Sequence[PrefillInstance],
-        transfer_s: Callable[[int, PrefillInstance, PrefillInstance | None], float],
-    ) -> None:
-        self._best_len = best_len
+    def __init__(self, best_len: int, matches: Sequence[int], prefill: Sequence[PrefillInstance], estimators: Estimators) -> None:
+        self._size_bytes = best_len * estimators.block_bytes
         self._prefill = prefill
-        self._transfer_s = transfer_s
-        holders = [number for number, own in enumerate(matches) if own == best_len]
+        self._estimator = estimators.transfer
+        holders = [(0.0, number) for number, own in enumerate(matches) if own == best_len]
         if len(holders) > 1 and best_len:
-            holders = [number for _, number in sorted((transfer_s(best_len, prefill[number], None), number) for number in holders)]
+            holders = sorted((self._takes_s(prefill[number]), number) for _, number in holders)
         self._holders = holders
         """Soonest first, by what senders say of themselves."""
-        self._at: dict[Hashable, list[int]] | None = None
+        self._waits: dict[Hashable, tuple[float, int]] = {}
+        """At each place how long it takes what the holder there has to send before; of several the one with the least."""
+        self._at_one_byte_per_s = 0.0
+        """How long the prefix alone would take at that rate: the estimator knows what it counts in."""
 
     @property
     def first(self) -> int:
         """Who sends to one that has measured nothing."""
-        return self._holders[0]
+        return self._holders[0][1]
 
     def to(self, receiver: PrefillInstance) -> int:
-        """Who sends to this one. O(its measured rates), and of several holders at one place only those."""
+        """Who sends to this one. O(its measured rates): the estimator is asked for each holder once, not for each receiver."""
         measured = receiver.received_bytes_per_s
-        if not measured or len(self._holders) == 1 or not self._best_len:
+        if not measured or len(self._holders) == 1 or not self._size_bytes:
             return self.first
-        if self._at is None:
-            self._at = {}
-            for number in self._holders:
-                self._at.setdefault(self._prefill[number].place, []).append(number)
-        found = [number for place in measured for number in self._at.get(place, ())]
-        found += islice((number for number in self._holders if self._prefill[number].place not in measured), 1)
-        return min(found, key=lambda number: (self._transfer_s(self._best_len, self._prefill[number], receiver), number))
+        if not self._waits:
+            self._prepare()
+        best_s, best = next((one for one in self._holders if self._prefill[one[1]].place not in measured), (inf, len(self._prefill)))
+        waits, at_one_byte_per_s = self._waits, self._at_one_byte_per_s
+        for place, bytes_per_s in measured.items():
+            holder = waits.get(place)
+            if holder is None:
+                continue
+            takes_s = holder[0] + at_one_byte_per_s / bytes_per_s if bytes_per_s > 0 else inf
+            if takes_s <= best_s and (takes_s < best_s or holder[1] < best):
+                best_s, best = takes_s, holder[1]
+        return best
+
+    def _prepare(self) -> None:
+        """A way's rate counts for what is sent by it, and for nothing before that: see TransferTime."""
+        for wait_s, number in sorted((self._takes_s(self._prefill[number], inf), number) for _, number in self._holders):
+            self._waits.setdefault(self._prefill[number].place, (wait_s, number))
+        idle = PrefillInstance("")
+        self._at_one_byte_per_s = self._takes_s(idle, 1.0) - self._takes_s(idle, inf)
+
+    def _takes_s(self, sender: PrefillInstance, measured_bytes_per_s: float | None = None) -> float:
+        return self._estimator.transfer_s(
+            self._size_bytes,
+            backlog_bytes=sender.send_backlog_bytes,
+            bytes_per_s=sender.send_bytes_per_s,
+            measured_bytes_per_s=measured_bytes_per_s,
+        )

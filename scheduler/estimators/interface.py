@@ -28,6 +28,7 @@ class TransferTime(Protocol):
     def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
         """Seconds until `size_bytes` have been sent by one that has `backlog_bytes` to send before and sends `bytes_per_s`.
 
-        `measured_bytes_per_s` was measured between these two; None: it was not. The backlog goes to others.
+        `measured_bytes_per_s` was measured between these two; None: it was not. The backlog goes to others: what it takes is added to
+        `size_bytes` / `measured_bytes_per_s`, and is all that is left where that is infinite.
         """
         ...

@@ -104,6 +104,27 @@ def test_where_decode_instances_are_full_a_baseline_takes_one_that_decodes_its_o
         assert (found.prefill, found.decode, found.prefix_blocks) == (2, 2, 0)
 
 
+@pytest.mark.parametrize("name", DISPATCHERS)
+@pytest.mark.parametrize("own", [DecodeInstance("both", capacity_tokens=40, is_own=True), DecodeInstance("both", batch=9, is_own=True)])
+def test_one_that_decodes_its_own_and_is_full_or_too_slow_is_passed_over_for_a_pair_that_is_not(name: str, own: DecodeInstance) -> None:
+    pool = prefill(0, 0, 9)
+    pool[0].decodes_at, pool[1].decodes_at = 0, 1
+    decode = [own, own, DecodeInstance("d")]
+    by = dispatcher(name)
+    for _ in range(5):
+        found = by.dispatch(request(Slo(tbt_s=2)), [4, 4, 0], pool, decode)
+        assert isinstance(found, Decision)
+        assert (found.prefill, found.decode) == (2, 2)
+
+
+@pytest.mark.parametrize("name", DISPATCHERS)
+def test_when_all_are_full_the_answer_says_the_largest_room(name: str) -> None:
+    pool = prefill(0, 0)
+    pool[0].decodes_at, pool[1].decodes_at = 0, 1
+    decode = [DecodeInstance("a", capacity_tokens=41, is_own=True), DecodeInstance("b", capacity_tokens=9, is_own=True)]
+    assert dispatcher(name).dispatch(request(), [0, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 41)
+
+
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_keeps_the_slos(name: str) -> None:
     by = dispatcher(name)

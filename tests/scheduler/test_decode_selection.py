@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.decode_selection import Decoding, broken_slo, decoding_after, goes_to_own_only, has_room, select_decoding_instance
+from kvstore.scheduler.decode_selection import Decoding, broken_slo, decodings, select_decoding_instance
 from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request, Slo
 
@@ -56,16 +58,40 @@ def test_without_instances_there_is_none() -> None:
     assert select_decoding_instance(REQUEST, [], Counting()) == Rejection(Reason.NO_INSTANCE)
 
 
-def test_only_who_decodes_its_own_can_serve_what_no_other_decode_instance_has_room_for_or_is_quick_enough_for() -> None:
-    plain, own = PrefillInstance("p"), PrefillInstance("both", decodes_at=1)
-    decode = [DecodeInstance("d", 1, 880, 1000), DecodeInstance("both", 0, 0, 120, is_own=True)]
-    assert not goes_to_own_only(REQUEST, [plain, own], decode, Counting())
-    assert goes_to_own_only(replace(REQUEST, slo=Slo(tbt_s=2)), [plain, own], decode, Counting())
-    decode[0].context_tokens += 1
-    assert goes_to_own_only(REQUEST, [plain, own], decode, Counting())
-    decode[1].context_tokens += 1
-    assert not goes_to_own_only(REQUEST, [plain, own], decode, Counting()), "why it goes nowhere is as without it"
-    assert not goes_to_own_only(REQUEST, [plain], decode, Counting())
+@pytest.mark.parametrize("whose", [0, 1])
+def test_where_there_is_no_room_or_tokens_come_too_slowly_is_passed_over_as_long_as_another_is_better(whose: int) -> None:
+    pool = [PrefillInstance("p"), PrefillInstance("both", decodes_at=1)]
+    decode = [DecodeInstance("d", capacity_tokens=1000), DecodeInstance("both", capacity_tokens=1000, is_own=True)]
+    here, other = decode[whose], Decoding(1 - whose, 1.1)
+    quick = replace(REQUEST, slo=Slo(tbt_s=2))
+    assert dict(decodings(quick, pool, decode, Counting())) == {0: Decoding(0, 1.1), 1: Decoding(1, 1.1)}
+    here.batch = 1
+    assert dict(decodings(REQUEST, pool, decode, Counting())) == {1 - whose: other, whose: Decoding(whose, 2.1)}
+    assert dict(decodings(quick, pool, decode, Counting())) == {1 - whose: other}
+    here.batch, here.context_tokens = 0, 881
+    assert dict(decodings(REQUEST, pool, decode, Counting())) == {1 - whose: other}
+    assert dict(decodings(replace(REQUEST, slo=Slo(tbt_s=1)), pool, decode, Counting())) == {1 - whose: other}, (
+        "too slow, but there is room"
+    )
+
+
+def test_where_tokens_come_too_slowly_everywhere_all_with_room_are_left() -> None:
+    pool = [PrefillInstance("p"), PrefillInstance("both", decodes_at=1), PrefillInstance("full", decodes_at=2)]
+    decode = [DecodeInstance("d"), DecodeInstance("both", 1, is_own=True), DecodeInstance("full", capacity_tokens=0, is_own=True)]
+    found = decodings(replace(REQUEST, slo=Slo(tbt_s=0.5)), pool, decode, Counting(0))
+    assert dict(found) == {0: Decoding(0, 1.0), 1: Decoding(1, 2.0)}
+
+
+@pytest.mark.parametrize("own", [[100, 90], [90, 100]])
+def test_without_room_after_any_the_answer_is_the_largest_there_is(own: list[int]) -> None:
+    pool = [PrefillInstance("p"), *(PrefillInstance(f"both{n}", decodes_at=n + 1) for n in range(2))]
+    decode = [DecodeInstance("d", capacity_tokens=80), *(DecodeInstance(f"both{n}", 0, 0, own[n], is_own=True) for n in range(2))]
+    full = Rejection(Reason.CAPACITY, 120, 100)
+    assert dict(decodings(REQUEST, pool, decode, Counting())) == {0: full, 1: full, 2: full}
+    decode[0] = DecodeInstance("unused", is_own=True)
+    assert dict(decodings(REQUEST, pool, decode, Counting())) == {0: full, 1: full, 2: full}, "the first has nowhere to be decoded"
+    decode[0] = DecodeInstance("d", capacity_tokens=110)
+    assert decodings(REQUEST, pool, decode, Counting())[2] == Rejection(Reason.CAPACITY, 120, 110)
 
 
 def test_a_placement_on_the_limit_keeps_it() -> None:
@@ -85,15 +111,11 @@ def test_what_decodes_its_own_prompts_takes_no_others() -> None:
 
 def test_what_is_prefilled_where_it_is_decoded_stays_there() -> None:
     decode = [DecodeInstance("b"), DecodeInstance("both", 3, capacity_tokens=120, is_own=True)]
-    assert decoding_after(PrefillInstance("both", decodes_at=1), REQUEST, decode, Counting(0)) == Decoding(1, 4.0)
-    assert decoding_after(PrefillInstance("p"), REQUEST, decode, Counting(0)) == Decoding(0, 1.0)
+    found = decodings(REQUEST, [PrefillInstance("both", decodes_at=1), PrefillInstance("p")], decode, Counting(0))
+    assert dict(found) == {0: Decoding(1, 4.0), 1: Decoding(0, 1.0)}
 
 
-def test_room_is_asked_of_the_decode_side_of_its_own() -> None:
-    decode = [DecodeInstance("full", capacity_tokens=0), DecodeInstance("both", context_tokens=1, capacity_tokens=120, is_own=True)]
-    both = PrefillInstance("both", decodes_at=1)
-    assert has_room(PrefillInstance("p"), REQUEST, decode)
-    assert not has_room(both, REQUEST, decode)
-    assert decoding_after(both, REQUEST, decode, Counting()) == Rejection(Reason.CAPACITY, 120, 119)
-    decode[1].context_tokens = 0
-    assert has_room(both, REQUEST, decode)
+def test_where_all_are_decoded_elsewhere_it_is_the_same_for_each() -> None:
+    pool = [PrefillInstance("a"), PrefillInstance("b")]
+    assert dict(decodings(REQUEST, pool, [DecodeInstance("d")], Counting(0))) == {0: Decoding(0, 1.0), 1: Decoding(0, 1.0)}
+    assert dict(decodings(REQUEST, pool, [], Counting())) == {0: Rejection(Reason.NO_INSTANCE), 1: Rejection(Reason.NO_INSTANCE)}

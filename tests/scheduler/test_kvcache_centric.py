@@ -154,7 +154,7 @@ def test_who_decodes_its_own_prompts_and_is_full_is_passed_over() -> None:
     assert isinstance(found, Decision)
     assert (found.prefill, found.decode) == (1, 1)
     decode[1].capacity_tokens = 40
-    assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 40)
+    assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 41), "the most there is"
 
 
 def test_where_decode_instances_are_full_or_slow_who_decodes_its_own_gets_it_though_it_is_later() -> None:
@@ -228,6 +228,38 @@ def test_who_sends_depends_on_the_way_to_who_receives() -> None:
     assert (found.transfer_from, round(found.transfer_s, 6)) == (2, 0.08)
     pool[3].received_bytes_per_s = {"a": 100.0, "b": 300.0, "c": 200.0}
     assert decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool).transfer_from == 1
+
+
+def test_a_way_by_which_nothing_arrives_is_not_taken() -> None:
+    pool = prefill(9, 9, 0)
+    for place, instance in zip("abc", pool, strict=True):
+        instance.place = place
+    pool[2].received_bytes_per_s = {"a": 0.0, "b": 100.0}
+    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 0], pool).transfer_from == 1
+
+
+class Blocks(BandwidthTransfer):
+    """Is told blocks of 100 bytes, as the master's is, and counts how often it is asked."""
+
+    asked = 0
+
+    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
+        self.asked += 1
+        measured = measured_bytes_per_s
+        return super().transfer_s(size_bytes * 100, backlog_bytes=backlog_bytes, bytes_per_s=bytes_per_s, measured_bytes_per_s=measured)
+
+
+def test_who_sends_is_found_without_an_estimate_for_each_measured_rate() -> None:
+    holders, receivers, blocks = 30, 30, Blocks()
+    pool = prefill(*[99] * holders, *[0] * receivers)
+    for number, instance in enumerate(pool):
+        instance.place = number
+        instance.send_backlog_bytes = 1000 if number == 7 else 0
+        instance.received_bytes_per_s = {place: 200.0 + (place in (5, 7)) * 100 for place in range(holders)}
+    found = KVCacheCentric(Estimators(Linear(), Linear(), blocks, 1)).dispatch(request(), [4] * holders + [0] * receivers, pool, DECODE)
+    assert isinstance(found, Decision)
+    assert (found.prefill, found.transfer_from) == (holders, 5), "the fastest two, and one has something else to send before"
+    assert blocks.asked <= 2 * holders + receivers + 10
 
 
 @given(
