@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import control_of_owner, hello, known_masters
@@ -34,6 +35,8 @@ from kvstore.security.tls.grpc_credentials import open_channel
 
 NO_SLO: Final = Slo()
 _HUNG_UP: Final = "the master, or another thread, has ended the connection"
+_CHECK: Final = "Check"
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 
 class Role(IntEnum):
@@ -223,6 +226,12 @@ class SchedulerClient:
         reply: pb.InstancesReply = self._call("Instances", pb.InstancesRequest())
         return reply
 
+    def check(self) -> None:
+        """A scheduler is there for this tenant and token, whatever their role: the owner of the catalog takes them, and serves by gRPC."""
+        deadline = Deadline(self.settings.deadline_s)
+        control_of_owner(self._masters, self.settings, deadline)  # its loop answers, which health does not tell
+        self._call(_CHECK, health_pb2.HealthCheckRequest(service=_SERVICE), deadline)
+
     def close(self) -> None:
         """A second close is a no-op."""
         with self._lock:
@@ -239,7 +248,10 @@ class SchedulerClient:
         while True:
             link = self._linked(deadline)
             try:
-                return self._ask(getattr(link.stub, method), request, deadline, self._shown(method))
+                reply = self._ask(_method(link, method), request, deadline, self._shown(method))
+                if method == _CHECK and reply.status != health_pb2.HealthCheckResponse.SERVING:
+                    raise Unavailable("the master does not own the catalog any more")
+                return reply
             except Unavailable:
                 pause_s = 0.0 if is_first else next(waits)
                 if not is_first and (not self._masters.are_several or deadline.up_to_s(pause_s) < pause_s):
@@ -327,6 +339,10 @@ class SchedulerClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _method(link: _Link, name: str) -> Any:
+    return getattr(health_pb2_grpc.HealthStub(link.channel) if name == _CHECK else link.stub, name)
 
 
 def _packed(change: EngineCacheChange | None) -> pb.EngineCache | None:
