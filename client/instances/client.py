@@ -190,31 +190,8 @@ class SchedulerClient:
         return Placement(**{field.name: getattr(reply, field.name) for field in fields(Placement)})
 
     def report(self, report: InstanceReport) -> Heard:
-        """The instance lives, and this is its state. Raises Full where there are too many."""
-        request = pb.ReportRequest(
-            name=report.name,
-            role=pb.Role.Name(report.role),
-            address=report.address,
-            node=report.node,
-            queue_s=report.queue_s,
-            send_backlog_bytes=_number("send_backlog_bytes", report.send_backlog_bytes, bits=64),
-            send_bytes_per_s=report.send_bytes_per_s,
-            batch=_number("batch", report.batch, bits=32),
-            context_tokens=_number("context_tokens", report.context_tokens, bits=64),
-            capacity_tokens=_number("capacity_tokens", report.capacity_tokens, bits=64),
-            seen_request_ids=report.seen_request_ids,
-            seen_after_s=report.seen_after_s,
-            engine_cache=_packed(report.engine_cache),
-            prefill_samples=[
-                pb.PrefillSample(input_tokens=each.input_tokens, prefix_tokens=each.prefix_tokens, duration_s=each.duration_s)
-                for each in report.prefill_samples
-            ],
-            decode_samples=[
-                pb.DecodeSample(batch=each.batch, context_tokens=each.context_tokens, duration_s=each.duration_s)
-                for each in report.decode_samples
-            ],
-        )
-        reply: pb.ReportReply = self._call("Report", request)
+        """The instance lives, and this is its state. Raises Full where there are too many, InvalidArgument also for what no message has."""
+        reply: pb.ReportReply = self._call("Report", _report_request(report))
         return Heard(reply.report_interval_s, reply.engine_cache_version)
 
     def leave(self, name: str, *, deadline: Deadline | None = None) -> None:
@@ -343,6 +320,36 @@ class SchedulerClient:
 
 def _method(link: _Link, name: str) -> Any:
     return getattr(health_pb2_grpc.HealthStub(link.channel) if name == _CHECK else link.stub, name)
+
+
+def _report_request(report: InstanceReport) -> pb.ReportRequest:
+    """Raises InvalidArgument for what protobuf does not take, whose errors are no typed ones."""
+    try:
+        return pb.ReportRequest(
+            name=report.name,
+            role=pb.Role.Name(report.role),
+            address=report.address,
+            node=report.node,
+            queue_s=report.queue_s,
+            send_backlog_bytes=_number("send_backlog_bytes", report.send_backlog_bytes, bits=64),
+            send_bytes_per_s=report.send_bytes_per_s,
+            batch=_number("batch", report.batch, bits=32),
+            context_tokens=_number("context_tokens", report.context_tokens, bits=64),
+            capacity_tokens=_number("capacity_tokens", report.capacity_tokens, bits=64),
+            seen_request_ids=report.seen_request_ids,
+            seen_after_s=report.seen_after_s,
+            engine_cache=_packed(report.engine_cache),
+            prefill_samples=[
+                pb.PrefillSample(input_tokens=each.input_tokens, prefix_tokens=each.prefix_tokens, duration_s=each.duration_s)
+                for each in report.prefill_samples
+            ],
+            decode_samples=[
+                pb.DecodeSample(batch=each.batch, context_tokens=each.context_tokens, duration_s=each.duration_s)
+                for each in report.decode_samples
+            ],
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"instance {report.name!r} reports what no message can say: {error}") from None
 
 
 def _packed(change: EngineCacheChange | None) -> pb.EngineCache | None:
