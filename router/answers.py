@@ -11,8 +11,8 @@ from kvstore.scheduler.decision import Reason
 
 MAX_RETRY_AFTER_S: Final = 60
 """What was foreseen beyond that will have changed by then."""
-UNITS: Final = {Reason.TTFT: "s", Reason.TBT: "s", Reason.CAPACITY: "tokens"}
-"""Of a rejection's value and limit; the other reasons' are shares of the capacity."""
+UNITS: Final = {Reason.TTFT: "s", Reason.TBT: "s", Reason.CAPACITY: "tokens", Reason.PREFILL_LOAD: "s", Reason.DECODE_LOAD: "s"}
+"""Of a rejection's value and limit: a load is a time to first token or between tokens, as foreseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,14 @@ def refusal_problem(refusal: Refusal) -> Problem:
     details = (("reason", refusal.reason.value), ("value", refusal.value), ("limit", refusal.limit))
     if refusal.reason is Reason.NO_INSTANCE:
         return Problem(503, "service_unavailable_error", "no engine is there to take it", "no_instance", 1, details)
-    unit = UNITS.get(refusal.reason, "")
-    message = f"rejected by the scheduler: {refusal.reason.value} would be {refusal.value:.4g}{unit and ' ' + unit}"
-    message += f", the limit is {refusal.limit:.4g}{unit and ' ' + unit}"
+    unit = UNITS[refusal.reason]
+    message = (
+        f"rejected by the scheduler: {refusal.reason.value} would be {refusal.value:.4g} {unit}, the limit is {refusal.limit:.4g} {unit}"
+    )
     return Problem(429, "rate_limit_error", message, refusal.reason.value, _retry_after_s(refusal), details)
 
 
 def _retry_after_s(refusal: Refusal) -> int:
     """How long until the queue is short enough, if nothing is added to it; a second where nobody can tell."""
-    over_s = refusal.value - refusal.limit if refusal.reason is Reason.TTFT else 0.0
+    over_s = refusal.value - refusal.limit if refusal.reason in (Reason.TTFT, Reason.PREFILL_LOAD) else 0.0
     return max(1, math.ceil(min(over_s, MAX_RETRY_AFTER_S)))

@@ -112,11 +112,15 @@ def _finite(text: str) -> float:
 
 def _check_members(body: Mapping[str, Any], known: frozenset[str]) -> None:
     for name, value in body.items():
-        if name in known or name in SAMPLING or name in IGNORED:
+        if name in known or name in IGNORED:
+            continue
+        if name in SAMPLING:
+            if not _is_flat(value):  # engines would refuse it, and what is nested deep enough to be read cannot be written again
+                raise InvalidArgument(f"{name} has a list or an object within another: engines know none")
             continue
         if name not in ONLY:
             raise InvalidArgument(f"unknown member {name!r}")
-        if json.dumps(value) not in map(json.dumps, ONLY[name]):
+        if not _is_flat(value) or json.dumps(value) not in map(json.dumps, ONLY[name]):
             raise InvalidArgument(f"{name} is served only as {json.dumps(ONLY[name][-1])}: a request gets one plain answer")
 
 
@@ -164,5 +168,11 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_flat(value: Any) -> bool:
+    """A plain value, or a list or an object of such."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not any(isinstance(item, list | dict) for item in items)
+
+
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:50]
+    return json.dumps(value)[:50] if _is_flat(value) else "something nested"

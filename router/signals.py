@@ -37,7 +37,7 @@ def add_router_signals(
     loop: asyncio.AbstractEventLoop,
     tracing: "Tracing | None" = None,
 ) -> None:
-    """Of the router whose requests `loop` serves. It is ready while the scheduler answers."""
+    """Of the router whose requests `loop` serves. It is ready while the scheduler answers and takes its token."""
 
     def alive() -> None:
         answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
@@ -48,7 +48,7 @@ def add_router_signals(
 
     def unready() -> Sequence[str]:
         try:
-            client.instances()
+            client.check()
         except KVStoreError as error:
             return [f"no scheduler: {error}"]
         return []

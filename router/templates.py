@@ -30,7 +30,7 @@ def _turn(message: object, name: str) -> str:
         raise InvalidArgument(f'{name} is an object with "role" and "content"')
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidArgument(f"{name}.role is one of {', '.join(ROLES)}, not {role!r}")
+        raise InvalidArgument(f"{name}.role is one of {', '.join(ROLES)}, not {role if isinstance(role, str) else type(role).__name__!r}")
     return f"<|{role}|>\n{_content(message.get('content'), f'{name}.content')}\n"
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import control_of_owner, hello, known_masters
@@ -34,6 +35,8 @@ from kvstore.security.tls.grpc_credentials import open_channel
 
 NO_SLO: Final = Slo()
 _HUNG_UP: Final = "the master, or another thread, has ended the connection"
+_CHECK: Final = "Check"
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 
 class Role(IntEnum):
@@ -187,31 +190,8 @@ class SchedulerClient:
         return Placement(**{field.name: getattr(reply, field.name) for field in fields(Placement)})
 
     def report(self, report: InstanceReport) -> Heard:
-        """The instance lives, and this is its state. Raises Full where there are too many."""
-        request = pb.ReportRequest(
-            name=report.name,
-            role=pb.Role.Name(report.role),
-            address=report.address,
-            node=report.node,
-            queue_s=report.queue_s,
-            send_backlog_bytes=_number("send_backlog_bytes", report.send_backlog_bytes, bits=64),
-            send_bytes_per_s=report.send_bytes_per_s,
-            batch=_number("batch", report.batch, bits=32),
-            context_tokens=_number("context_tokens", report.context_tokens, bits=64),
-            capacity_tokens=_number("capacity_tokens", report.capacity_tokens, bits=64),
-            seen_request_ids=report.seen_request_ids,
-            seen_after_s=report.seen_after_s,
-            engine_cache=_packed(report.engine_cache),
-            prefill_samples=[
-                pb.PrefillSample(input_tokens=each.input_tokens, prefix_tokens=each.prefix_tokens, duration_s=each.duration_s)
-                for each in report.prefill_samples
-            ],
-            decode_samples=[
-                pb.DecodeSample(batch=each.batch, context_tokens=each.context_tokens, duration_s=each.duration_s)
-                for each in report.decode_samples
-            ],
-        )
-        reply: pb.ReportReply = self._call("Report", request)
+        """The instance lives, and this is its state. Raises Full where there are too many, InvalidArgument also for what no message has."""
+        reply: pb.ReportReply = self._call("Report", _report_request(report))
         return Heard(reply.report_interval_s, reply.engine_cache_version)
 
     def leave(self, name: str, *, deadline: Deadline | None = None) -> None:
@@ -222,6 +202,12 @@ class SchedulerClient:
         """All instances as they last reported, and what the scheduler has decided."""
         reply: pb.InstancesReply = self._call("Instances", pb.InstancesRequest())
         return reply
+
+    def check(self) -> None:
+        """A scheduler is there for this tenant and token, whatever their role: the owner of the catalog takes them, and serves by gRPC."""
+        deadline = Deadline(self.settings.deadline_s)
+        control_of_owner(self._masters, self.settings, deadline)  # its loop answers, which health does not tell
+        self._call(_CHECK, health_pb2.HealthCheckRequest(service=_SERVICE), deadline)
 
     def close(self) -> None:
         """A second close is a no-op."""
@@ -239,7 +225,10 @@ class SchedulerClient:
         while True:
             link = self._linked(deadline)
             try:
-                return self._ask(getattr(link.stub, method), request, deadline, self._shown(method))
+                reply = self._ask(_method(link, method), request, deadline, self._shown(method))
+                if method == _CHECK and reply.status != health_pb2.HealthCheckResponse.SERVING:
+                    raise Unavailable("the master does not own the catalog any more")
+                return reply
             except Unavailable:
                 pause_s = 0.0 if is_first else next(waits)
                 if not is_first and (not self._masters.are_several or deadline.up_to_s(pause_s) < pause_s):
@@ -327,6 +316,40 @@ class SchedulerClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _method(link: _Link, name: str) -> Any:
+    return getattr(health_pb2_grpc.HealthStub(link.channel) if name == _CHECK else link.stub, name)
+
+
+def _report_request(report: InstanceReport) -> pb.ReportRequest:
+    """Raises InvalidArgument for what protobuf does not take, whose errors are no typed ones."""
+    try:
+        return pb.ReportRequest(
+            name=report.name,
+            role=pb.Role.Name(report.role),
+            address=report.address,
+            node=report.node,
+            queue_s=report.queue_s,
+            send_backlog_bytes=_number("send_backlog_bytes", report.send_backlog_bytes, bits=64),
+            send_bytes_per_s=report.send_bytes_per_s,
+            batch=_number("batch", report.batch, bits=32),
+            context_tokens=_number("context_tokens", report.context_tokens, bits=64),
+            capacity_tokens=_number("capacity_tokens", report.capacity_tokens, bits=64),
+            seen_request_ids=report.seen_request_ids,
+            seen_after_s=report.seen_after_s,
+            engine_cache=_packed(report.engine_cache),
+            prefill_samples=[
+                pb.PrefillSample(input_tokens=each.input_tokens, prefix_tokens=each.prefix_tokens, duration_s=each.duration_s)
+                for each in report.prefill_samples
+            ],
+            decode_samples=[
+                pb.DecodeSample(batch=each.batch, context_tokens=each.context_tokens, duration_s=each.duration_s)
+                for each in report.decode_samples
+            ],
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"instance {report.name!r} reports what no message can say: {error}") from None
 
 
 def _packed(change: EngineCacheChange | None) -> pb.EngineCache | None:

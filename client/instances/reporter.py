@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from kvstore.client.instances.client import Heard, InstanceReport, SchedulerClient
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.transfer.memory.shield import Shield
@@ -24,6 +24,7 @@ MAX_SEEN: Final = 65_536
 """Requests named in one report, the latest; the master takes no more."""
 MAX_SAMPLES: Final = 256
 """Samples of each kind in one report, the latest; the master takes no more."""
+MAX_REQUEST_ID: Final = (1 << 64) - 1
 
 log = logging.getLogger("kvstore.client")
 
@@ -48,8 +49,8 @@ class _News:
 class Reporter:
     """A context manager: the instance is in the master's list inside, from the first report that comes through, and gone afterwards.
 
-    A master that is away is looked for until it is back, and told then what it has missed. Threads may share it. One that nobody has any
-    more, for a signal handler raised as it was made, say, makes no further report.
+    A master that is away is looked for until it is back, and told then what it has missed. What it refuses as such is logged and not told
+    again. Threads may share it. One that nobody has any more, for a signal handler raised as it was made, say, makes no further report.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class Reporter:
             self._thread.start()
 
     def saw(self, request_id: int) -> None:
-        """This request has come in. Call it when `state` counts it: the master stops counting it by itself."""
+        """This request has come in. Call it when `state` counts it: the master stops counting it by itself. Raises InvalidArgument for
+        what is no number of a request."""
+        if not isinstance(request_id, int) or not 0 <= request_id <= MAX_REQUEST_ID:
+            raise InvalidArgument(f"the id of a request is a whole number from 0 to 2**64 - 1, not {request_id!r}")
         with self._lock:
             self._news.seen.append(request_id)
 
@@ -119,7 +123,8 @@ class Reporter:
         try:
             heard = self._client.report(report)
         except KVStoreError as error:
-            self._unheard = news
+            # What it refuses it would refuse again, and whatever comes after it.
+            self._unheard = _News() if isinstance(error, InvalidArgument) else news
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.warning("instance %s cannot report, and tries again each %g s: %s", report.name, RETRY_INTERVAL_S, error)

@@ -18,6 +18,8 @@ USED: Final = "vllm:kv_cache_usage_perc"
 CACHE: Final = "vllm:cache_config_info"
 PREFILLS: Final = "vllm:request_prefill_time_seconds_count"
 PREFILL_S: Final = "vllm:request_prefill_time_seconds_sum"
+PROMPTS: Final = "vllm:request_prompt_tokens_count"
+PROMPT_TOKENS: Final = "vllm:request_prompt_tokens_sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,13 @@ class Load:
     """0: not told."""
     mean_prefill_s: float
     """Since it started; 0 before the first."""
+    mean_prompt_tokens: float
+    """Of requests that are over; 0 before the first."""
+
+    @property
+    def expected_tokens(self) -> int:
+        """Of its cache, once what waits is in it, too: the engine does not tell how long those prompts are, so as others were."""
+        return self.context_tokens + round(self.waiting * self.mean_prompt_tokens)
 
     @property
     def queue_s(self) -> float:
@@ -50,7 +59,7 @@ def read_load(text: str) -> Load:
                     capacity_tokens += _capacity_tokens(sample.labels)
                 elif sample.name == USED:
                     used, engines = used + sample.value, engines + 1
-                elif sample.name in (RUNNING, WAITING, PREFILLS, PREFILL_S):
+                elif sample.name in (RUNNING, WAITING, PREFILLS, PREFILL_S, PROMPTS, PROMPT_TOKENS):
                     sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     except (ValueError, KeyError) as error:
         raise ProtocolError(f"the engine's metrics cannot be read: {error}") from None
@@ -58,14 +67,18 @@ def read_load(text: str) -> Load:
         raise ProtocolError("the engine's metrics have values that are no finite numbers")
     if RUNNING not in sums or WAITING not in sums:
         raise ProtocolError(f"the engine's metrics have no {RUNNING} and {WAITING}: is it vLLM, with its statistics on?")
-    prefills = sums.get(PREFILLS, 0.0)
     return Load(
         running=round(sums[RUNNING]),
         waiting=round(sums[WAITING]),
         context_tokens=round(used / max(engines, 1) * capacity_tokens),
         capacity_tokens=capacity_tokens,
-        mean_prefill_s=sums.get(PREFILL_S, 0.0) / prefills if prefills else 0.0,
+        mean_prefill_s=_mean(sums, PREFILL_S, PREFILLS),
+        mean_prompt_tokens=_mean(sums, PROMPT_TOKENS, PROMPTS),
     )
+
+
+def _mean(sums: Mapping[str, float], total: str, count: str) -> float:
+    return sums.get(total, 0.0) / sums[count] if sums.get(count) else 0.0
 
 
 def _capacity_tokens(labels: Mapping[str, str]) -> int:

@@ -120,7 +120,7 @@ class Telling:
             node=settings.node,
             queue_s=load.queue_s,
             batch=load.running + load.waiting,
-            context_tokens=load.context_tokens,
+            context_tokens=load.expected_tokens,
             capacity_tokens=load.capacity_tokens,
             seen_after_s=settings.seen_after_s,
             engine_cache=None if self._blocks is None else self._blocks.change(),

@@ -17,6 +17,8 @@ from kvstore.scheduler.estimators.gpus import GpuFacts
 
 DEFAULT_MFU: Final = 0.5
 """Of the peak, what large matrix products reach with tensor parallelism over NVLink, its all-reduces included. To be fitted."""
+MIN_EFFICIENCY: Final = 1e-6
+"""A GPU that reaches less does nothing that is worth foreseeing."""
 DEFAULT_HBM_EFFICIENCY: Final = 0.8
 """Of the bandwidth, what loads of weights and cache reach. The A40 tables of the layer model give 0.75 to 0.8."""
 USED_HBM: Final = 0.9
@@ -55,7 +57,7 @@ class AnalyticModel:
         """`mfu`: reached of the peak by an operation that computing bounds; `hbm_efficiency`: of the bandwidth by one that loading bounds.
 
         Raises:
-            ConfigError: one of them is not within (0, 1], the model does not fit on the GPUs, or is not what this describes.
+            ConfigError: one of them is not within [MIN_EFFICIENCY, 1], the model does not fit on the GPUs, or is not what this describes.
         """
         if model.specials:
             raise ConfigError(
@@ -63,8 +65,8 @@ class AnalyticModel:
                 "all keys and values, or times learnt from an engine"
             )
         for name, value in (("mfu", mfu), ("hbm_efficiency", hbm_efficiency)):
-            if not 0 < value <= 1:
-                raise ConfigError(f"{name} is {value:g}: it must be above 0 and at most 1")
+            if not MIN_EFFICIENCY <= value <= 1:
+                raise ConfigError(f"{name} is {value:g}: it must be from {MIN_EFFICIENCY:g} to 1")
         if gpus < 1:
             raise ConfigError(f"gpus is {gpus}: it must be at least 1")
         self.model, self.gpu, self.gpus = model, gpu, gpus

@@ -12,10 +12,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.estimators.least_squares import FitReport, fit
+
+MIN_SAMPLE_S: Final = 1e-6
+"""A fit weighs samples by the inverse of their durations."""
+MAX_SAMPLE_S: Final = 1e6
+"""Nothing takes eleven days: the figure is wrong."""
+MAX_REQUEST_TOKENS: Final = (1 << 32) - 1
+"""Of one prompt, and sequences of one batch: reports have 32 bits for either."""
+MAX_CONTEXT_TOKENS: Final = 1 << 53
+"""Tokens beyond are no longer exact as floats, and are wrong anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,7 @@ class PrefillSample:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for what cannot have been measured."""
-        if not 0 <= self.prefix_tokens < self.input_tokens:
+        if not 0 <= self.prefix_tokens < self.input_tokens <= MAX_REQUEST_TOKENS:
             raise InvalidArgument(f"a prefill of {self.input_tokens} tokens cannot have found {self.prefix_tokens} in the cache")
         _check_duration(self.duration_s)
 
@@ -45,14 +54,14 @@ class DecodeSample:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for what cannot have been measured."""
-        if not 1 <= self.batch <= self.context_tokens:
+        if not (1 <= self.batch <= self.context_tokens <= MAX_CONTEXT_TOKENS and self.batch <= MAX_REQUEST_TOKENS):
             raise InvalidArgument(f"a batch of {self.batch} cannot have {self.context_tokens} tokens of cache")
         _check_duration(self.duration_s)
 
 
 def _check_duration(duration_s: float) -> None:
-    if not 0 < duration_s < math.inf:
-        raise InvalidArgument(f"a step cannot have taken {duration_s:g} seconds")
+    if not MIN_SAMPLE_S <= duration_s <= MAX_SAMPLE_S:
+        raise InvalidArgument(f"a step cannot have taken {duration_s:g} seconds: it takes from {MIN_SAMPLE_S:g} to {MAX_SAMPLE_S:g}")
 
 
 R = TypeVar("R", bound="Regression")

@@ -4,10 +4,13 @@ It is the scheduler's PrefillTime and DecodeTime too, so what is foreseen is wha
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
+
+MAX_BYTES_PER_S: Final = 1e18
+"""Of an instance. Nothing sends or loads so fast, and what takes no time at all cannot be counted with."""
 
 
 class InstanceTimes(PrefillTime, DecodeTime, Protocol):
@@ -46,8 +49,8 @@ class Machine:
         if self.capacity_tokens < 1:
             raise ConfigError("the model does not fit in the GPUs of an instance with room for a KV cache: give it more or larger ones")
         for name in ("send_bytes_per_s", "load_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be above 0")
+            if not 1 <= getattr(self, name) <= MAX_BYTES_PER_S:
+                raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be from 1 to {MAX_BYTES_PER_S:g}")
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
         """Seconds to compute a prompt and load its prefix."""

@@ -1,6 +1,5 @@
 """What to simulate: how many instances in which mode, their caches, what was promised. Values, checked; the machine is machine.py's."""
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -11,6 +10,8 @@ from kvstore.scheduler.request import Slo
 BLOCK_TOKENS: Final = 512
 """Of the trace format."""
 MAX_INSTANCES: Final = 4096
+MAX_FACTOR: Final = 1e9
+"""The highest rate and interval; its inverse is the lowest. A simulation looks at its load the more often the longer it takes."""
 
 
 class Mode(Enum):
@@ -61,10 +62,10 @@ class Plan:
         if self.cache_blocks < 0:
             raise InvalidArgument(f"cache_blocks is {self.cache_blocks}: it must be 0 or more")
         for name in ("rate", "sample_s"):
-            if not (0 < getattr(self, name) < math.inf):
-                raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be above 0")
-        if not 0 <= self.decision_s < math.inf:
-            raise InvalidArgument(f"decision_s is {self.decision_s:g}: it must be 0 or more seconds")
+            if not 1 / MAX_FACTOR <= getattr(self, name) <= MAX_FACTOR:
+                raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g}")
+        if not 0 <= self.decision_s <= MAX_FACTOR:
+            raise InvalidArgument(f"decision_s is {self.decision_s:g}: it must be from 0 to {MAX_FACTOR:g} seconds")
 
     @property
     def instances(self) -> int:

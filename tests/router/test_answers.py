@@ -88,7 +88,8 @@ def test_the_status_says_who_must_act(error: KVStoreError, status: int, retry_af
         (Refusal(Reason.TTFT, 1e9, 5.0), "rejected by the scheduler: ttft would be 1e+09 s, the limit is 5 s", str(MAX_RETRY_AFTER_S)),
         (Refusal(Reason.TTFT, 5.01, 5.0), "rejected by the scheduler: ttft would be 5.01 s, the limit is 5 s", "1"),
         (Refusal(Reason.CAPACITY, 9000, 8000), "rejected by the scheduler: capacity would be 9000 tokens, the limit is 8000 tokens", "1"),
-        (Refusal(Reason.PREFILL_LOAD, 1.5, 1), "rejected by the scheduler: prefill_load would be 1.5, the limit is 1", "1"),
+        (Refusal(Reason.PREFILL_LOAD, 12.5, 10), "rejected by the scheduler: prefill_load would be 12.5 s, the limit is 10 s", "3"),
+        (Refusal(Reason.DECODE_LOAD, 4.5, 1), "rejected by the scheduler: decode_load would be 4.5 s, the limit is 1 s", "1"),
     ],
 )
 def test_a_rejection_names_reason_value_and_limit(refusal: Refusal, message: str, retry_after: str) -> None:

@@ -51,6 +51,18 @@ def test_what_cannot_be_kept_is_refused_not_ignored(member: dict[str, Any]) -> N
         parse_completion({**BODY, **member})
 
 
+@pytest.mark.parametrize("nested", [b"[[1]]", b'{"a": {}}', b'{"a": []}', b"[" * 980 + b"]" * 980])
+@pytest.mark.parametrize("name", ["stop", "logit_bias", "tools", "max_tokens"])
+def test_what_is_nested_is_refused_by_name_however_deep(name: str, nested: bytes) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} |not JSON"):  # the deepest may be too deep to be read, too
+        parse_completion(parse_json(b'{"model": "m", "prompt": "text", "%s": %s}' % (name.encode(), nested)))
+
+
+@pytest.mark.parametrize("members", [{"stop": ["x", "y"], "logit_bias": {"5": -1.5}}, {"stop": "x", "stop_token_ids": [1, 2]}])
+def test_lists_and_objects_of_plain_values_go_on_to_engines(members: dict[str, Any]) -> None:
+    assert parse_completion({**BODY, **members}).sampling == members
+
+
 @pytest.mark.parametrize(
     ("member", "message"),
     [

@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from kvstore.protocol import control_pb2 as pb
+from kvstore.client.config import ClientSettings
+from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import Unavailable
 from kvstore.router import signals
 from kvstore.router.counters import Counters
 from kvstore.router.signals import add_router_signals, readings
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import ROUTER
+from tests.credentials import tokens_file
+from tests.master.running import master_in_thread
 from tests.router.scripted import run
 from tests.telemetry.http.asking import ask
 
@@ -22,10 +26,9 @@ class Scheduler:
     def __init__(self) -> None:
         self.is_there = True
 
-    def instances(self) -> pb.InstancesReply:
+    def check(self) -> None:
         if not self.is_there:
             raise Unavailable("no master can be reached")
-        return pb.InstancesReply()
 
 
 def test_what_is_told_is_what_is_listed() -> None:
@@ -55,5 +58,24 @@ def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(m
             assert ask(server.address, "/healthz").status == 503, "this is the loop's own thread, which waits for the answer"
         finally:
             await asyncio.to_thread(server.close)
+
+    run(test())
+
+
+@pytest.mark.parametrize("role", ["read", "write", "admin"])
+def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and_with_no_other(tmp_path: Path, role: str) -> None:
+    tenants = tokens_file(tmp_path, {"blue": "other"}, f'[[tenants.red]]\ntoken = "secret"\nrole = "{role}"')
+
+    async def test() -> None:
+        with master_in_thread(tmp_path / "run", tokens=tenants) as places:
+            for token, status in (("secret", 200), ("guess", 503)):
+                server = HttpServer("127.0.0.1:0")
+                with SchedulerClient(ClientSettings(master=places.listen, tenant="red", token=token)) as client:
+                    add_router_signals(server, Counters(), client, asyncio.get_running_loop())
+                    server.start()
+                    try:
+                        assert (await asyncio.to_thread(ask, server.address, "/readyz")).status == status
+                    finally:
+                        await asyncio.to_thread(server.close)
 
     run(test())

@@ -34,6 +34,7 @@ def test_the_next_turns_prompt_begins_with_this_ones_and_its_answer() -> None:
         ("text", "messages is a list of at least one message"),
         (["text"], 'messages[0] is an object with "role" and "content"'),
         ([said("user", "x"), said("tool", "x")], "messages[1].role is one of system, developer, user, assistant, not 'tool'"),
+        ([{"role": [["user"]], "content": "x"}], "messages[0].role is one of system, developer, user, assistant, not 'list'"),
         ([said("user", None)], "messages[0].content is a text, or a list of text parts"),
         ([said("user", ["x"])], "messages[0].content[0] is not"),
         ([said("user", [{"type": "image_url", "image_url": {}}])], "messages[0].content[0] is not"),

@@ -1,12 +1,14 @@
 """Promises of client.py, against real masters; where blocks matter, against real nodes and what clients have put to them."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2_grpc
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
@@ -14,6 +16,7 @@ from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceRe
 from kvstore.client.routes import KnownNodes
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.client.unshared import Unshared
+from kvstore.master.health import Health
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
@@ -282,6 +285,38 @@ def test_a_call_cancelled_by_a_stopping_master_or_by_another_thread_goes_to_the_
     client.leave("p")
     assert not client.instances().instances
     server.stop(0).wait(TIMEOUT_S)
+
+
+def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(client: SchedulerClient) -> None:
+    client.check()
+    server, health = grpc.server(ThreadPoolExecutor(1)), Health()
+    health.set("kvstore.v1.Scheduler", is_serving=False)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    former, client._link = client._link, _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+    client.check()
+    assert client._link is not None
+    assert client._link.channel is not channel
+    assert former is not None
+    former.channel.close()
+    server.stop(0).wait(TIMEOUT_S)
+
+
+def test_a_scheduler_whose_loop_hangs_does_not_check(places: Places) -> None:
+    master, entered, release = places.master, threading.Event(), threading.Event()
+    assert master is not None
+
+    def hang() -> None:
+        entered.set()
+        release.wait(TIMEOUT_S)
+
+    with SchedulerClient(ClientSettings(master=places.listen, deadline_s=0.2, connect_timeout_s=0.1)) as client:
+        master.reactor.call_soon(hang)
+        assert entered.wait(TIMEOUT_S)
+        with pytest.raises((Unavailable, DeadlineExceeded)):
+            client.check()
+        release.set()
 
 
 def test_threads_that_look_for_a_master_at_once_follow_the_first(client: SchedulerClient) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
+from kvstore.transfer.testing.waiting import eventually
 from tests.line_child import LineChild
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
@@ -95,6 +97,48 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     assert [number for report in told for number in report.seen_request_ids] == [placed.request_id]
     assert [sample for report in told for sample in report.prefill_samples] == [PrefillSample(10, 5, 0.5)]
     assert [sample for report in told for sample in report.decode_samples] == [DecodeSample(2, 30, 0.25)]
+
+
+@pytest.mark.parametrize("request_id", [-1, 1 << 64, 1.5])
+def test_what_is_no_request_and_what_cannot_have_been_measured_is_refused_at_once(tmp_path: Path, request_id: Any) -> None:
+    with master_in_thread(tmp_path) as places, connected(places) as client, Reporter(client, lambda: DECODE) as reporter:
+        with pytest.raises(InvalidArgument, match="the id of a request"):
+            reporter.saw(request_id)
+        for duration_s in (5e-7, 2e6):
+            with pytest.raises(InvalidArgument, match="a step cannot have taken"):
+                reporter.decoded(batch=1, context_tokens=1, duration_s=duration_s)
+        with pytest.raises(InvalidArgument, match="a prefill of"):
+            reporter.prefilled(input_tokens=1 << 32, prefix_tokens=0, duration_s=1.0)
+
+
+def test_news_that_the_master_refuses_is_logged_once_and_dropped_and_reports_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_INTERVAL_S", 0.01)
+    caplog.set_level("WARNING", logger="kvstore.client")
+    states = [dataclasses.replace(PREFILL, batch=1.5), dataclasses.replace(PREFILL, queue_s=-1.0)]  # type: ignore[arg-type]
+    told: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+
+    class Listening(SchedulerClient):
+        def report(self, report: InstanceReport) -> Heard:
+            told.put(list(report.seen_request_ids))
+            return super().report(report)
+
+    with (
+        master_in_thread(tmp_path, report_interval_s=0.01) as places,
+        Listening(ClientSettings(master=places.listen)) as client,
+        Reporter(client, lambda: states[0] if states else PREFILL) as reporter,
+    ):
+        for said in ("what no message can say", "queue_s = -1"):
+            eventually(lambda said=said: any(said in message for message in caplog.messages), "it is said")  # type: ignore[misc]
+            reporter.saw(7)
+            while told.get(timeout=TIMEOUT_S) != [7]:
+                pass
+            assert told.get(timeout=TIMEOUT_S) == []
+            states.pop(0)
+        until(lambda: "p" in shown(client))
+        eventually(lambda: "instance p reports again" in caplog.messages, "it is said")
+    assert len(caplog.messages) == 3
 
 
 def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(

@@ -22,19 +22,29 @@ vllm:request_prefill_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 2.0
 vllm:request_prefill_time_seconds_bucket{engine="0",le="+Inf",model_name="m"} 2.0
 vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 2.0
 vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 0.5
+# TYPE vllm:request_prompt_tokens histogram
+vllm:request_prompt_tokens_bucket{engine="0",le="+Inf",model_name="m"} 1.0
+vllm:request_prompt_tokens_count{engine="0",model_name="m"} 1.0
+vllm:request_prompt_tokens_sum{engine="0",model_name="m"} 501.0
+vllm:request_prompt_tokens_count{engine="1",model_name="m"} 3.0
+vllm:request_prompt_tokens_sum{engine="1",model_name="m"} 1500.0
 """
 
 
 def test_the_ranks_of_an_engine_are_one_load() -> None:
     load = read_load(METRICS)
-    assert load == Load(running=4, waiting=4, context_tokens=1200, capacity_tokens=3200, mean_prefill_s=0.25)
+    assert load == Load(running=4, waiting=4, context_tokens=1200, capacity_tokens=3200, mean_prefill_s=0.25, mean_prompt_tokens=500.25)
     assert load.queue_s == 1.0
+
+
+def test_prompts_that_wait_count_as_the_tokens_that_others_had() -> None:
+    assert read_load(METRICS).expected_tokens == 1200 + 4 * 500.25
 
 
 def test_an_engine_that_has_done_nothing_has_no_queue() -> None:
     load = read_load('vllm:num_requests_running 0\nvllm:num_requests_waiting 2\nvllm:cache_config_info{block_size="None"} 1\n')
-    assert load == Load(0, 2, 0, 0, 0.0)
-    assert load.queue_s == 0
+    assert load == Load(0, 2, 0, 0, 0.0, 0.0)
+    assert (load.queue_s, load.expected_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "vllm:num_requests_running 1\n", "vllm:num_requests_waiting 1\n"])
@@ -44,7 +54,9 @@ def test_metrics_of_something_else_say_what_is_missing(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf"])
-@pytest.mark.parametrize("sample", ['running{engine="1"} 1.0', 'perc{engine="1"} 0.25', 'seconds_sum{engine="0"} 0.5'])
+@pytest.mark.parametrize(
+    "sample", ['running{engine="1"} 1.0', 'perc{engine="1"} 0.25', 'seconds_sum{engine="0"} 0.5', 'tokens_sum{engine="0"} 501.0']
+)
 def test_a_metric_that_is_no_finite_number_is_refused(sample: str, value: str) -> None:
     metrics = METRICS.replace(',model_name="m"', "")
     assert sample in metrics

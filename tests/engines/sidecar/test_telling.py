@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.metrics: str | None = "vllm:num_requests_running 3\nvllm:num_requests_waiting 1\n"
+        self.metrics += "vllm:request_prompt_tokens_count 2\nvllm:request_prompt_tokens_sum 14\n"
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -126,6 +127,7 @@ def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: P
         assert "kvstore_sidecar_reporting 1.0\n" in ask(facts["http"], "/metrics").text
         report = shown(scheduler)["e"]
         assert (report.role, report.address, report.batch, report.seen_after_s) == (pb.ROLE_BOTH, engine.url, 4, 1.0)
+        assert report.context_tokens == 7, "what waits, as long as others were"
         engine.publisher.await_subscriber()
         engine.store(2, 4)
         until(lambda: prefix(scheduler) == 4, "all that was stored, before and after, at the scheduler")

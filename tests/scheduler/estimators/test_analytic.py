@@ -156,7 +156,8 @@ def test_quantised_weights_are_loaded_faster_and_computed_as_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mfu", "efficiency", "gpus", "name"), [(0, 0.8, 8, "mfu"), (0.5, 1.1, 8, "hbm_efficiency"), (0.5, 0.8, 0, "gpus")]
+    ("mfu", "efficiency", "gpus", "name"),
+    [(0, 0.8, 8, "mfu"), (1e-300, 0.8, 8, "mfu"), (0.5, 1.1, 8, "hbm_efficiency"), (0.5, 0.8, 0, "gpus")],
 )
 def test_impossible_arguments_are_refused_by_name(mfu: float, efficiency: float, gpus: int, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is"):

@@ -71,14 +71,17 @@ def test_too_few_or_equal_samples_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "prefix", "duration_s"), [(10, 10, 1), (10, -1, 1), (10, 0, 0), (10, 0, float("inf")), (10, 0, float("nan"))]
+    ("tokens", "prefix", "duration_s"),
+    [(10, 10, 1), (10, -1, 1), (1 << 32, 0, 1), (10, 0, 0), (10, 0, 9e-7), (10, 0, 1.1e6), (10, 0, float("inf")), (10, 0, float("nan"))],
 )
 def test_a_prefill_that_cannot_have_been_is_no_sample(tokens: int, prefix: int, duration_s: float) -> None:
     with pytest.raises(InvalidArgument, match="cannot have"):
         PrefillSample(tokens, prefix, duration_s)
 
 
-@pytest.mark.parametrize(("batch", "context", "duration_s"), [(0, 10, 1), (11, 10, 1), (1, 10, -1)])
+@pytest.mark.parametrize(
+    ("batch", "context", "duration_s"), [(0, 10, 1), (11, 10, 1), (1, 10, -1), (1, 1 + (1 << 53), 1), (1 << 32, 1 << 53, 1)]
+)
 def test_a_step_that_cannot_have_been_is_no_sample(batch: int, context: int, duration_s: float) -> None:
     with pytest.raises(InvalidArgument, match="cannot have"):
         DecodeSample(batch, context, duration_s)

@@ -1,5 +1,7 @@
 """Promises of machine.py."""
 
+import math
+
 import pytest
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
@@ -33,6 +35,7 @@ def test_a_model_that_leaves_no_room_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["send_bytes_per_s", "load_bytes_per_s"])
-def test_a_bandwidth_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name} is 0: it must be above 0"):
-        machine(**{name: 0.0})
+@pytest.mark.parametrize("value", [0.0, 1e-300, math.nan, math.inf])
+def test_a_bandwidth_of_nothing_or_without_end_is_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is {value:g}: it must be from 1 to 1e[+]18"):
+        machine(**{name: value})
