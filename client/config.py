@@ -83,7 +83,9 @@ class ClientSettings(TlsSettings):
     transparent_hugepages: bool = setting(
         True, "Ask the kernel for huge pages where this client is the first to touch the memory of a node on its host (docs/sharing.md)."
     )
-    max_channels: int = setting(64, "Connections to one daemon; an open view holds one, and beside a node its shared index does.", minimum=2)
+    max_channels: int = setting(
+        64, "Connections to one daemon; an open view holds one, and on a node's own host its index does.", minimum=2
+    )
     busy_poll_us: int = setting(
         DEFAULT_US,
         "How long a thread may look for an answer before it sleeps, where answers have come as soon as that; 0: it sleeps at once. Not "

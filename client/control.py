@@ -67,16 +67,15 @@ class Control:
         """Partitions but the first."""
         return range(1, len(self._stubs))
 
-    def status(self) -> pb.StatusReply:
-        """The whole cluster, as the nodes' last heartbeats have it."""
-        return merged_status([self.status_of(partition) for partition in range(len(self._stubs))])
+    def status(self, deadline: Deadline | None = None) -> pb.StatusReply:
+        """The whole cluster, as the nodes' last heartbeats have it. `deadline`: of all that is asked; None: each question has its own."""
+        return merged_status([self.status_of(partition, deadline) for partition in range(len(self._stubs))])
 
-    def status_of(self, partition: int) -> pb.StatusReply:
+    def status_of(self, partition: int, deadline: Deadline | None = None) -> pb.StatusReply:
         """The cluster as the owner of one partition knows it. Raises Unavailable."""
+        left_s = self._settings.deadline_s if deadline is None else deadline.left_s()
         try:
-            reply: pb.StatusReply = self._stubs[partition].Status(
-                pb.StatusRequest(), timeout=self._settings.deadline_s, metadata=self._metadata(partition)
-            )
+            reply: pb.StatusReply = self._stubs[partition].Status(pb.StatusRequest(), timeout=left_s, metadata=self._metadata(partition))
         except grpc.RpcError as error:
             raise translated(error) from None
         if self._are_owners and reply.role == "following":
@@ -194,7 +193,7 @@ def cluster_status(settings: ClientSettings) -> pb.StatusReply:
     while True:
         with Control.find(replace(settings, deadline_s=deadline.left_s())) as control:
             try:
-                return control.status()
+                return control.status(deadline)
             except Unavailable:
                 pause_s = settings.owner_retry_s
                 if deadline.up_to_s(pause_s) < pause_s:

@@ -38,8 +38,6 @@ MAX_CLOCKS: Final = 64
 MIN_ETCD: Final = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 """By branch the first release without faults that lose data, as README.md says."""
 
-_WANTS_TLS: Final = "HTTP request to an HTTPS server"
-"""What a server in Go, as etcd is, answers by HTTP where it wants TLS."""
 _TRUSTING: Final = ssl._create_unverified_context()
 """What is asked so is what time it is there, and how etcd fares: nothing is told, and little believed."""
 
@@ -54,6 +52,8 @@ def fetch(url: str) -> tuple[str, str]:
     except urllib.error.HTTPError as error:
         with error:  # an answer, though not 200
             return error.read(1 << 16).decode(errors="replace"), error.headers.get("Date", "")
+    except http.client.RemoteDisconnected:
+        raise ConnectionResetError("hung up without an answer") from None
     except http.client.HTTPException as error:  # something else has the port now
         raise OSError(f"what answers there does not speak HTTP: {error!r}") from None
 
@@ -95,13 +95,13 @@ def etcd(status: pb.StatusReply, ask: Fetch) -> list[Check]:
 def _member(member: str, url: str, ask: Fetch) -> Check:
     name = f"etcd {member}"
     try:
-        told = ask(f"{url}/version")[0]
-        if _WANTS_TLS in told:  # of `etcd://…?ca=FILE` the status hides what follows the prefix
-            return _member(member, f"https://{member}", ask)
-        version = str(json.loads(told)["etcdserver"])
+        version = str(json.loads(ask(f"{url}/version")[0])["etcdserver"])
         health = json.loads(ask(f"{url}/health")[0])
         is_healthy = str(health["health"]).lower() == "true"
     except OSError as error:
+        if isinstance(error, ConnectionResetError) and url.startswith("http:"):
+            # As one does that wants TLS: of `etcd://…?ca=FILE` the status hides what follows the prefix.
+            return _member(member, f"https://{member}", ask)
         if any(isinstance(one, ssl.SSLError) for one in (error, getattr(error, "reason", None))) and url.startswith("https"):
             return Check(name, Verdict.OK, "not looked at: it wants a certificate; how it fares the catalog's health says")
         return Check(name, Verdict.WARNING, f"does not answer here: {error}", f"curl {url}/health, on a master's host too")

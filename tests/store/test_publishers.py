@@ -1,6 +1,6 @@
 """Promises of publishers.py: each partition's master hears of its own blocks alone, and who waits for several waits for all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -22,12 +22,15 @@ BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(20)]
 class Told:
     """Publishers of `COUNT` partitions, and what each one's master hears."""
 
-    def __init__(self, count: int = COUNT) -> None:
+    def __init__(self, count: int = COUNT, *, moved_before: Sequence[Block] = ()) -> None:
+        """Some moved before anything was known of partitions."""
         self.partitioning = Partitioning()
-        self.held: list[Block] = []
+        self.held: list[Block] = list(moved_before)
         self.publishers = Publishers(
             lambda: self.held, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=100)
         )
+        for block in moved_before:
+            self.publishers.emit(EVENT_MOVED, block)
         self.partitioning.tell(count)
         self.publishers.cut()
         self.heard: list[list[bytes]] = [[] for _ in range(count)]
@@ -69,13 +72,7 @@ def test_each_master_hears_of_its_own_blocks_alone() -> None:
 
 
 def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again() -> None:
-    told = Told(1)
-    told.held = [made("red", b"recovered-%d" % number, 1, 1) for number in range(20)]
-    for block in told.held:
-        told.publishers.emit(EVENT_MOVED, block)
-    told.partitioning.tell(COUNT)
-    told.publishers.cut()
-    told.heard, told.unanswered = [[] for _ in range(COUNT)], [[] for _ in range(COUNT)]
+    told = Told(moved_before=[made("red", b"recovered-%d" % number, 1, 1) for number in range(20)])
     told.link_up()
     for partition in range(COUNT):
         told.answer(partition)
