@@ -11,7 +11,7 @@ MAX_ADDRESS_BYTES: Final = 2048
 MAX_SEEN: Final = 65_536
 """Requests named in one report."""
 MAX_BATCH: Final = 1 << 20
-"""Sequences that one instance decodes at once: no engine has memory for so many. Admission makes a list of them (pool_load.py)."""
+"""Sequences that one instance decodes at once: no engine has memory for so many."""
 MAX_SAMPLES: Final = 256
 """Of each kind in one report. Each 32 cost a fit, which takes milliseconds of the loop's time (scheduler/estimators/online.py)."""
 MAX_SECONDS: Final = 1e6
