@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,14 @@ from tests.ports import free_ports
 
 PLAN = ["plan", "--model", "llama3-8b", "--gpu", "H100"]
 PROGRAM = [sys.executable, "-m", "kvstore.client.cli.main"]
+
+
+@pytest.fixture(autouse=True)
+def hangup_ends() -> Iterator[None]:
+    """Whoever began the tests may have had SIGHUP ignored, as nohup does, and processes begun here would inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 def commands() -> list[str]:

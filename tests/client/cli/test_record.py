@@ -28,6 +28,14 @@ def master() -> Iterator[str]:
         yield cluster.address
 
 
+@pytest.fixture(autouse=True)
+def hangup_ends() -> Iterator[None]:
+    """Whoever began the tests may have had SIGHUP ignored, as nohup does, and processes begun here would inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(Commands(commands={"record": record}), ["record", *arguments], catch_exceptions=False)
 
