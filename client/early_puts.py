@@ -158,10 +158,14 @@ class EarlyPuts:
             loan, _flags = yield from self._daemons.begin(early.node.route, Flush(), Flags, deadline)
         except Unreachable:
             yield from self._daemons.refresh_nodes(deadline)
-            if self._daemons.nodes.is_live(who):
+            node = self._daemons.nodes.by(who)
+            if node is None:
+                self._end(who, early, is_lost=True, is_away=True)
+                return
+            if node.route is early.node.route:
                 raise
-            self._end(who, early, is_lost=True, is_away=True)
-            return
+            early.node = node  # another master has named it since, by a route of its own: the former one's ticket is renewed no more
+            loan, _flags = yield from self._daemons.begin(node.route, Flush(), Flags, deadline)
         instance = loan.channel.welcome.epoch
         loan.give_back()
         if early.instance not in (0, instance):

@@ -193,7 +193,11 @@ class KnownNodes:
 
     def is_live(self, who: Who) -> bool:
         """Whether the master named this very process last."""
-        return any(node.route.who == who for node in self._nodes.values())
+        return self.by(who) is not None
+
+    def by(self, who: Who) -> KnownNode | None:
+        """This very process, if the master named it last."""
+        return next((node for node in self._nodes.values() if node.route.who == who), None)
 
     def are_by(self, route: Route) -> bool:
         """Whether one of those that the master named last is reached by this route."""

@@ -139,6 +139,19 @@ def test_a_node_that_ends_before_it_is_told_to_commit_had_nothing_that_could_be_
     far.close()
 
 
+def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket(oracle: Oracle) -> None:
+    nodes = oracle.resources.daemons.nodes
+    oracle.ticket = oracle.issued = b"first"
+    put(oracle, b"a")
+    oracle.ticket = oracle.issued = b"second"
+    for idle in oracle.idle.values():
+        idle.clear()
+    nodes.heard_from(1 << 60)
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    flush(oracle)
+    assert len(oracle.resources.early_puts) == 0
+
+
 def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     oracle.resources.early_puts.begin(known(oracle))
