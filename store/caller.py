@@ -14,8 +14,9 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
 
 MAX_SLABS = 64
-MANY_SLABS: Final = 1024
 """Slabs named or passed in one message; the kernel passes at most 253 descriptors."""
+MANY_SLABS: Final = 1024
+"""A connection may remember so many before it is looked which of them are gone."""
 
 
 @dataclass(slots=True, eq=False)

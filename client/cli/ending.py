@@ -28,7 +28,8 @@ def ends_in_a_line(command: Callable[[], object], status: int) -> None:
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
+        what = "standard output" if error.filename is None else error.filename
         try:
-            print(f"kvstore: error: standard output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"kvstore: error: {what} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
         finally:
             os._exit(status)  # what is still to be written would fail once more

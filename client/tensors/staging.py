@@ -133,7 +133,7 @@ def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[Piece]) -> N
         else:
             _encode(tensor[piece.blocks], header, piece, body)
     host.copy_(work)
-    if _has_lost(host, header) and _loses_finite(header, pieces, body):
+    if _has_lost(host[:, HEADER_BYTES:], header) and _loses_finite(header, pieces, body):
         raise InvalidArgument(f"numbers too large for the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
 
 
@@ -202,15 +202,11 @@ def _loses_finite(header: TensorHeader, pieces: Sequence[Piece], body: Any) -> b
     again = body.new_empty(body.shape)
     for piece in pieces:
         _encode(without_others(piece.tensor.detach()[piece.blocks]), header, piece, again)
-    return _any_lost(again, header)
+    return _has_lost(again, header)
 
 
-def _has_lost(rows: Any, header: TensorHeader) -> bool:
+def _has_lost(body: Any, header: TensorHeader) -> bool:
     """Whether the codecs made NaN of something."""
-    return _any_lost(rows[:, HEADER_BYTES:], header)
-
-
-def _any_lost(body: Any, header: TensorHeader) -> bool:
     from kvstore.kvcache.codecs.codec import has_lost
 
     shape = {"tokens": header.tokens, "head_dim": header.head_dim}

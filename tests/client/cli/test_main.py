@@ -108,6 +108,24 @@ def test_a_full_disk_under_its_output_is_one_line(command: list[str]) -> None:
     assert ended.returncode == 2
 
 
+def test_a_full_disk_elsewhere_is_not_said_to_be_under_its_output() -> None:
+    program = """
+from kvstore.client.cli.ending import ends_in_a_line
+
+def fills() -> None:
+    raise OSError(28, "No space left on device", "/tmp/trace")
+
+ends_in_a_line(fills, 2)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stderr, ended.returncode) == ("kvstore: error: /tmp/trace cannot be written: No space left on device\n", 2)
+
+
+def test_closed_output_is_no_traceback() -> None:
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "--help"], stderr=subprocess.PIPE, timeout=120, check=False)
+    assert (ended.stderr, ended.returncode) == (b"", 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_with_status_130_and_no_traceback(number: signal.Signals) -> None:
     with embedded() as cluster:
