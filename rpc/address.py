@@ -101,16 +101,16 @@ def connect(address: Address, *, timeout_s: float, source: str = "") -> socket.s
     except UnicodeError as error:
         raise not_a_name(error) from None
     end_s = time.monotonic() + timeout_s
-    failure: OSError = ConnectionError(0, "the host has no address")
     for number, (family, _, _, _, name) in enumerate(found):
         try:
             sock = _connect_one(family, name, share_s(end_s - time.monotonic(), len(found) - number), source)
-        except OSError as error:
-            failure = error
+        except OSError:
+            if number == len(found) - 1:
+                raise
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
-    raise failure
+    raise ConnectionError(0, "the host has no address")
 
 
 def _connect_one(family: int, name: Any, timeout_s: float, source: str) -> socket.socket:

@@ -84,5 +84,5 @@ class Arriving:
         self.refusal = self._destinations = None
 
     def let_go(self) -> None:
-        """The connection is gone: nothing is written any more."""
-        self._destinations = None
+        """The connection is gone: nothing is written any more, and nobody is told of a refusal, which refers to the call it came from."""
+        self.refusal = self._destinations = None

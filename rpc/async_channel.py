@@ -185,7 +185,10 @@ class AsyncChannel:
             raise self._broken(error) from None
         self._is_midway = False
         if isinstance(reply, KVStoreError):
-            raise reply
+            try:
+                raise reply
+            finally:
+                del reply  # the error refers to this call, which is not to refer to it
         return reply
 
     # --- the socket ---
@@ -286,16 +289,16 @@ async def _connect(address: Address, timeout_s: float) -> socket.socket:
             found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise not_a_name(error) from None
-    failure: OSError = ConnectionError(0, "the host has no address")
     for number, (family, _, _, _, name) in enumerate(found):
         try:
             sock = await _connect_one(family, name, share_s(end_s - loop.time(), len(found) - number))
-        except OSError as error:
-            failure = error
+        except OSError:
+            if number == len(found) - 1:
+                raise
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
-    raise failure
+    raise ConnectionError(0, "the host has no address")
 
 
 async def _connect_one(family: int, name: object, timeout_s: float) -> socket.socket:

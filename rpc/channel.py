@@ -257,7 +257,10 @@ class Channel:
             raise self._broken(error) from None
         self._is_midway = False
         if isinstance(reply, KVStoreError):
-            raise reply
+            try:
+                raise reply
+            finally:
+                del reply  # the error refers to this call, which is not to refer to it
         return reply
 
     # --- the connection ---

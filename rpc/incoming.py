@@ -11,6 +11,7 @@ from kvstore.protocol.frames import HEADER_BYTES, MAX_BODY_BYTES, Header, unpack
 
 BUFFER_BYTES: Final = 64 << 10
 """Small frames, values included, come many with one recv; a larger body gets a buffer of its own for as long as it is parsed."""
+_NOTHING: Final = memoryview(b"")
 
 
 class Incoming:
@@ -91,6 +92,10 @@ class Incoming:
         size = min(self._end - self._start, limit)
         self._take(size)
         return size
+
+    def let_go(self) -> None:
+        """The connection is gone: nothing has arrived, and nothing will."""
+        self._buffer, self._start, self._end = _NOTHING, 0, 0
 
     def _take(self, size: int) -> None:
         self._start += size

@@ -153,6 +153,10 @@ class Round:
             self._named.add(named)
             self._waiting.appendleft(named)
 
+    def end(self) -> None:
+        """What has failed is forgotten: errors refer to the calls that they came from, and so to this round."""
+        self._failures.clear()
+
     def error(self) -> KVStoreError:
         """Of a round that has found no owner: Unavailable, NoOwner where a master says so, unless one has refused for another reason
         (Unauthorized, ProtocolError)."""
@@ -202,17 +206,20 @@ def find_owner(
     Raises Unavailable: none says that it is the owner; or what a master refuses with (Unauthorized, ProtocolError).
     """
     asking = Round(masters, besides=besides)
-    while deadline.up_to_s(attempt_s) and (address := asking.next()) is not None:
-        patience_s = max(attempt_s, min((1 + masters.silences(address)) * attempt_s, max_attempt_s))
-        try:
-            channel = Channel.open(address, hello, Deadline(deadline.up_to_s(patience_s)), tls=tls)
-        except KVStoreError as error:
-            asking.failed(address, error)
-            continue
-        if asking.is_owner(address, channel.welcome):
-            return channel
-        channel.close()
-    raise asking.error()
+    try:
+        while deadline.up_to_s(attempt_s) and (address := asking.next()) is not None:
+            patience_s = max(attempt_s, min((1 + masters.silences(address)) * attempt_s, max_attempt_s))
+            try:
+                channel = Channel.open(address, hello, Deadline(deadline.up_to_s(patience_s)), tls=tls)
+            except KVStoreError as error:
+                asking.failed(address, error)
+                continue
+            if asking.is_owner(address, channel.welcome):
+                return channel
+            channel.close()
+        raise asking.error()
+    finally:
+        asking.end()
 
 
 def await_owner(

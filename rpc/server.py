@@ -248,6 +248,7 @@ class _Tracked:
     def closed(self, session: Session) -> None:
         self._server.sessions.discard(session)
         if self._is_stranger:
+            self.frame = self._server.handler.frame  # no reference to itself
             self._know(session)
         self._server.handler.closed(session)
 

@@ -37,9 +37,9 @@ DEFAULT_LIMITS: Final = SendLimits()
 log = logging.getLogger("kvstore.transfer")
 
 
-AtOnce = Callable[[memoryview], bool]
-"""Serves a whole request that has come alone, from its header to its last byte, and says so; else False, with nothing done. It has answered
-it, or had the session `count` it."""
+AtOnce = Callable[["Session", memoryview], bool]
+"""Serves a whole request that has come alone by the session, from its header to its last byte, and says so; else False, with nothing done.
+It has answered it, or had the session `count` it."""
 
 
 class Session(Answering):
@@ -167,7 +167,7 @@ class Session(Answering):
             return False
         began_ns = monotonic_ns() if self._stopwatch is not None else 0
         try:
-            if not at_once(room[:got]):
+            if not at_once(self, room[:got]):
                 return False
         except Exception as error:
             log.error("a request failed", exc_info=error)
@@ -371,12 +371,18 @@ class Session(Answering):
         self.close(str(error))
 
     def close(self, reason: str = "closed") -> None:
-        """Hang up. Waiting requests get Unavailable, `on_sent` of unsent answers is called. A second close is a no-op."""
+        """Hang up. Waiting requests get Unavailable, `on_sent` of unsent answers is called. A second close is a no-op.
+
+        Nothing refers to the session from within any more: who waits for the collector waits long in a daemon (daemon.py), and each
+        connection that came and went would hold its buffers until then.
+        """
         if not self.is_open:
             return
         self.is_open = False
         self.reactor.unregister(self._fd)
         self._sock.close()
+        self.at_once = None
+        self._incoming.let_go()
         self._arriving.let_go()
         self._speaker.let_go()
         if self.traces is not None:

@@ -133,5 +133,10 @@ class Speaker:
         self.outbox.abandon()
 
     def close(self, error: KVStoreError) -> None:
-        """Those who wait for answers get the error."""
+        """Those who wait for answers get the error. The owner is told of nothing any more, and not referred to."""
         self._questions.close(error)
+        self._hang_up, self._has_queued = _is_over, _is_over
+
+
+def _is_over(*_: object) -> None:
+    """Nobody is there to be told."""

@@ -152,7 +152,7 @@ class NodeService:
             return None
         return self._sent.payload(session, header, Put.unpack(body))
 
-    def _put_at_once(self, session: Session, tenant: str, frame: memoryview) -> bool:
+    def _put_at_once(self, tenant: str, session: Session, frame: memoryview) -> bool:
         """A session's `at_once`: whether this is a small put that has been served."""
         if kind_of(frame) != Put.TYPE or self._leaving.is_closed:
             return False
@@ -198,7 +198,7 @@ class NodeService:
                 self._admission.forget(session)
                 raise
         session.context = caller
-        session.at_once = partial(self._put_at_once, session, caller.tenant) if Put.TYPE in caller.allowed else None
+        session.at_once = partial(self._put_at_once, caller.tenant) if Put.TYPE in caller.allowed else None
         own = self._identity
         welcome = Welcome(SERVER_NODE, own.name, self._admission.node_id, own.instance, own.host_id, own.unix)
         session.welcome(header.request_id, welcome)

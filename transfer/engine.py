@@ -310,14 +310,14 @@ class TransferEngine:
             routes = sorted(peer.routes.items(), key=lambda item: (item[1].facts.preference, peer.chooser.states[item[0]].resting_until_ns))
         if not peer.is_connected:
             raise Unreachable(f"{peer.name} was disconnected")
-        failure: KVStoreError = Unreachable(f"there is no way to {peer.name}")
-        for _, route in routes:
+        for number, (_, route) in enumerate(routes):
             try:
                 route.agent.notify(route.remote, message, deadline)
                 return
-            except (Unreachable, Closed) as error:  # Closed: its rail has just gone
-                failure = error
-        raise failure
+            except (Unreachable, Closed):  # Closed: its rail has just gone
+                if number == len(routes) - 1:
+                    raise
+        raise Unreachable(f"there is no way to {peer.name}")
 
     def notifications(self) -> list[tuple[str, bytes]]:
         """(name of the engine, message) of what peers have sent since the last call, in order for each peer."""

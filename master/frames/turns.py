@@ -16,20 +16,30 @@ class Turns:
 
     def of(self, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
         """Do `work` with one slice after the other, and call `then` with the sum of what it told."""
-        total = 0
+        _Run(self, slices, work, then).proceed()
 
-        def proceed() -> None:
-            keys = next(slices, None) if self.is_wanted() else None
-            if keys is None:
-                then(total)
-            elif keys:
-                work(keys, count)
-            else:
-                self.later(proceed)
 
-        def count(number: int) -> None:
-            nonlocal total
-            total += number
-            self.later(proceed)
+class _Run:
+    """An object, for functions that call one another in turn are a cycle: all of a request would be left to the collector."""
 
-        proceed()
+    __slots__ = ("_slices", "_then", "_total", "_turns", "_work")
+
+    def __init__(self, turns: Turns, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
+        self._turns = turns
+        self._slices = slices
+        self._work = work
+        self._then = then
+        self._total = 0
+
+    def proceed(self) -> None:
+        keys = next(self._slices, None) if self._turns.is_wanted() else None
+        if keys is None:
+            self._then(self._total)
+        elif keys:
+            self._work(keys, self._count)
+        else:
+            self._turns.later(self.proceed)
+
+    def _count(self, number: int) -> None:
+        self._total += number
+        self._turns.later(self.proceed)

@@ -313,8 +313,8 @@ class TlsSocket(ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
     def close(self) -> None:
-        """Lets go of what was to be sent again: its owner gives that memory back."""
-        self._retried = None
+        """Lets go of what was to be sent again: its owner gives that memory back. And of what went wrong, which refers to the socket."""
+        self._retried = self._failure = None
         super().close()
 
 

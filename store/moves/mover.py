@@ -102,7 +102,7 @@ class TierMover:
     def _copy(self, jobs: list[MoveJob]) -> None:
         """In the writer's thread."""
         first = jobs[0].move
-        failure: Exception | None = None
+        failure: str | None = None
         try:
             fetch(self._tiers[first.source], jobs)
             if self._codec is not None:
@@ -111,13 +111,13 @@ class TierMover:
                         job.encode(self._codec)
             self._tiers[first.target].write_batch([job.record() for job in jobs if job.is_good])
         except (TierFull, KVStoreError) as error:
-            failure = error
+            failure = str(error)
         except Exception as error:
             log.exception("a copy between tiers failed")
-            failure = error
+            failure = str(error)
         self._reactor.call_soon(lambda: self._finish(jobs, failure))
 
-    def _finish(self, jobs: list[MoveJob], failure: Exception | None) -> None:
+    def _finish(self, jobs: list[MoveJob], failure: str | None) -> None:
         target = jobs[0].move.target
         if failure is not None:
             log.warning("%d blocks could not be copied to %s: %s", len(jobs), self._tiers[target].name, failure)

@@ -356,6 +356,7 @@ class ReplicaQueue:
             for put in batch.puts:
                 if put is not None:
                     self._table.abort(put)  # nothing to one that was shown
+            batch.puts, batch.errors = [], []  # they refer to it
         self._waiting.retry()
         self.step()
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.rpc.address import ELSEWHERE, Address, connect, host_id, is_here, network_id, parse_address, socket_id, why_not_here
 from tests.forks import told_by_child
+from tests.garbage import assert_no_garbage
 from tests.ports import free_ports
 from tests.rpc.unanswering import black_hole, has_addresses
 from tests.users import GROUP, IS_ROOT, become_another, common_folder
@@ -168,6 +169,16 @@ def test_a_failed_connection_leaves_no_descriptor(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"No such file|refused"):
             connect(address, timeout_s=5)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_failed_connection_leaves_nothing_to_the_collector() -> None:
+    nobody = Address("127.0.0.1", free_ports(1)[0])
+
+    def fail() -> None:
+        with pytest.raises(OSError, match="refused"):
+            connect(nobody, timeout_s=5)
+
+    assert_no_garbage(fail)
 
 
 def test_a_name_that_cannot_be_a_hosts_is_an_os_error() -> None:

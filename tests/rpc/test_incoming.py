@@ -254,3 +254,11 @@ def test_values_that_nobody_wants_are_thrown_away_and_no_more() -> None:
     feed(incoming, b"value")
     assert incoming.discard(100) == 5
     assert incoming.discard(95) == 0
+
+
+def test_of_a_connection_that_is_gone_no_memory_is_kept() -> None:
+    incoming = Incoming()
+    feed(incoming, Sent(b"body", b"value").packed(1))
+    assert incoming.next_frame() is not None
+    incoming.let_go()
+    assert (incoming.unread_bytes, len(incoming.room()), incoming.next_frame()) == (0, 0, None)

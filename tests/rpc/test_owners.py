@@ -1,5 +1,6 @@
 """Who is asked which master owns the catalog, and what comes of it: in rounds without sockets, and of stub masters."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -13,6 +14,8 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.owners import LONGEST_PAUSE, MAX_NAMED, PASSED_OVER, Masters, Round, await_owner, find_owner, looks, pauses
 from kvstore.transfer.testing.waiting import eventually
+from tests.garbage import assert_no_garbage
+from tests.ports import free_ports
 from tests.rpc.stub_masters import StubMaster, stub_masters
 
 A, B, C = (Address(host, 1) for host in "abc")
@@ -314,3 +317,16 @@ def test_a_refusal_ends_the_waiting() -> None:
         first.refusal = second.refusal = Unauthorized("the token is wrong")
         with pytest.raises(Unauthorized):
             await_owner(known(first, second), HELLO, Deadline(60), attempt_s=60, pause_s=60)
+
+
+def test_a_search_in_vain_leaves_nothing_to_the_collector() -> None:
+    with stub_masters(2) as (first, second):
+        first.refusal, second.refusal = Unauthorized("the token is wrong"), Unavailable("it has all its connections in use")
+        [free] = free_ports(1)
+        masters = Masters([parse_address(f"127.0.0.1:{free}"), *known(first, second).in_order()])
+
+        def search() -> None:
+            with contextlib.suppress(Unauthorized):  # pytest.raises would keep it
+                find_owner(masters, HELLO, Deadline(60), attempt_s=60).close()
+
+        assert_no_garbage(search)

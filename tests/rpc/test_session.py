@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FD
 from kvstore.rpc.tenant_loads import MAX_UNANSWERED, TenantLoad, TenantLoads
 from kvstore.rpc.tracing import BROKEN, Tracer, asking_for
 from kvstore.security.quotas.quota import Quota, Quotas
+from tests.garbage import assert_no_garbage
 from tests.rpc.encrypted_pair import tls_pair
 from tests.rpc.traced import Part, Spans
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
@@ -247,7 +248,8 @@ class AtOnce:
         line.session.belongs_to(TenantLoads().enter("a", "red"))
         line.session.at_once = self
 
-    def __call__(self, frame: memoryview) -> bool:
+    def __call__(self, session: Session, frame: memoryview) -> bool:
+        assert session is self.line.session
         self.shown.append(bytes(frame))
         if self.fault is not None:
             raise self.fault
@@ -344,9 +346,9 @@ def test_what_is_served_at_once_is_timed(unix: Line) -> None:
     assert len(times.taken_ns) == 1
     assert times.taken_ns[0] > 0
 
-    def counted(frame: memoryview) -> bool:
-        line.session.count(Header(Put.TYPE, 8, 0, 4, 5))
-        line.session.reply(8, Ok())
+    def counted(session: Session, frame: memoryview) -> bool:
+        session.count(Header(Put.TYPE, 8, 0, 4, 5))
+        session.reply(8, Ok())
         return True
 
     line.session.at_once = counted
@@ -436,6 +438,27 @@ def test_sessions_leave_no_descriptors(line: Line) -> None:
         other.send(frame(EXISTS))
         other.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("ends", [socket.socketpair, tls_pair])
+@pytest.mark.parametrize("is_closed_within", [False, True], ids=["between requests", "within one that is refused"])
+def test_sessions_that_are_over_leave_nothing_to_the_collector(
+    ends: "Callable[[], tuple[socket.socket, socket.socket]]", is_closed_within: bool
+) -> None:
+    reactors: list[Reactor] = []
+
+    def come_and_go() -> None:
+        line = Line(ends())
+        reactors.append(line.reactor)
+        line.session.at_once = AtOnce(line, b"")
+        line.send(frame(EXISTS))
+        line.session.request(EXISTS, lambda _header, _body: None, deadline_s=1.0)
+        if is_closed_within:
+            line.handler.room = Full("no room")
+            line.send(put(b"value")[:-1])
+        line.close()
+
+    assert_no_garbage(come_and_go)
 
 
 # --- peers that do not speak the protocol ---

@@ -49,7 +49,8 @@ class TcpConnection(Connection):
         self._peer = peer
         self._lock = threading.Lock()
         self._users = 0
-        self._failure: KVStoreError | None = None
+        self._has_failed = False
+        """Or was closed: for good."""
         self._armed_s = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
 
     @classmethod
@@ -151,22 +152,22 @@ class TcpConnection(Connection):
 
     def _enter(self) -> None:
         with self._lock:
-            if self._failure is not None:
+            if self._has_failed:
                 raise self._closed()
             self._users += 1
 
     def _leave(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._failure is not None and not self._users:
+            if self._has_failed and not self._users:
                 self._sock.close()
 
     def _fail(self, error: KVStoreError) -> KVStoreError:
         """Close for good; what the caller is told: the error, or that this side had closed the connection before."""
         with self._lock:
-            if self._failure is not None:
+            if self._has_failed:
                 return self._closed()
-            self._failure = error
+            self._has_failed = True
             self._hang_up()
         return error
 
@@ -175,8 +176,8 @@ class TcpConnection(Connection):
 
     def close(self) -> None:
         with self._lock:
-            if self._failure is None:
-                self._failure = self._closed()
+            if not self._has_failed:
+                self._has_failed = True
                 self._hang_up()
                 if not self._users:
                     self._sock.close()
@@ -189,7 +190,7 @@ class TcpConnection(Connection):
 
     @property
     def is_open(self) -> bool:
-        return self._failure is None
+        return not self._has_failed
 
     def fileno(self) -> int:
         return self._sock.fileno()

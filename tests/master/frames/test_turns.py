@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstore.master.frames.turns import Turns
+from tests.garbage import assert_no_garbage
 
 
 def run(slices: Sequence[Sequence[bytes]], wanted: Callable[[], bool] = lambda: True) -> tuple[list[list[bytes]], list[int]]:
@@ -30,3 +31,10 @@ def test_each_slice_is_worked_on_in_a_turn_of_its_own_and_the_numbers_are_added(
 def test_no_slice_is_begun_that_nobody_wants() -> None:
     left = iter([True, False])
     assert run([[b"a"], [b"b"]], lambda: next(left)) == ([[b"a"]], [1])
+
+
+def test_work_that_is_done_leaves_nothing_to_the_collector() -> None:
+    def work() -> None:
+        assert run([[b"a"], [], [b"b"]])[1] == [2]
+
+    assert_no_garbage(work)

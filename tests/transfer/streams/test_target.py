@@ -1,5 +1,6 @@
 """The passive side: who is served by what, how a connection is fenced off, and that nothing is left after close."""
 
+import contextlib
 import logging
 import socket
 import threading
@@ -379,7 +380,7 @@ def test_a_connection_for_which_there_is_no_thread_is_closed_and_the_next_one_se
     target.attach(listener)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
-        with RawAsker(listener.metadata()) as raw:
+        with contextlib.suppress(ConnectionError), RawAsker(listener.metadata()) as raw:  # it may be hung up on before it is connected
             assert raw.is_refused()
     eventually(lambda: target.connections == 0, "it is let go of")
     assert "can't start new thread" in caplog.text
