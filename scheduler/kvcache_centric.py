@@ -6,13 +6,16 @@ those blocks are there. The other, min(best_len, instance.prefix_len), would pay
 Line 20 and 21 are the migration of hot blocks: a request that the holder's queue keeps away takes the prefix along, so what many ask for is
 soon in many caches, and copies that nobody asks for any more leave by eviction. There is nothing else to migrate.
 
+As published, line 5 looks at lengths only: over a slow way an idle instance fetches for longer than it would compute. Here it fetches what
+it would not have sooner by computing it, and is foreseen with the sooner of the two.
+
 The published estimate of a transfer knows its sender only. Here it knows the receiver, too, where a rate was measured between the two: so
 who sends, of several with the longest prefix, may differ from receiver to receiver.
 
 Source: Qin et al., Mooncake, FAST 2025, section 5, Algorithm 1.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import inf
 from typing import Final
 
@@ -24,8 +27,8 @@ from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.request import Request
 
 DEFAULT_BALANCING_THRESHOLD: Final = 1.0
-"""kvcache_balancing_threshold, a ratio: the paper names no value. 1 fetches whatever another has more, which is right as long as a block is
-fetched sooner than computed (reuse.py); more keeps nearly equal copies from travelling; infinity never fetches."""
+"""kvcache_balancing_threshold, a ratio: the paper names no value. 1 fetches whatever another has more and is fetched sooner than computed;
+more keeps nearly equal copies from travelling; infinity never fetches."""
 
 
 class KVCacheCentric(Dispatcher):
@@ -61,19 +64,21 @@ class KVCacheCentric(Dispatcher):
         best_len = max(sendable)  # line 3
         senders = _Senders(best_len, sendable, prefill, self._estimators)
         # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has, but for measured rates: it is foreseen once
-        # for each number of them.
-        prefix_lens = {own: best_len if self._exceeds(best_len, own) else own for own in set(matches)}  # lines 5, 6 and 10
-        transfers_s = {own: self._transfer_s(prefix_len - own, prefill[senders.first]) for own, prefix_len in prefix_lens.items()}
-        prefills_s = {prefix_len: self._prefill_s(request, prefix_len) for prefix_len in set(prefix_lens.values())}  # line 13
-        costs_s = {own: transfers_s[own] + prefills_s[prefix_len] for own, prefix_len in prefix_lens.items()}
+        # for each number of them, and only where an instance could be the soonest.
+        missing = {own: best_len - own for own in set(matches) if self._exceeds(best_len, own)}  # lines 5 and 7
+        fetched_s = self._prefill_s(request, best_len) if missing else inf  # line 13 with line 6
+        computed_s = _Once(lambda own: self._prefill_s(request, own))  # line 13 with line 10
+        sent_s = _Once(lambda own: self._transfer_s(missing[own], prefill[senders.first]))  # lines 7 and 8
         for number in decoded:  # line 4
             instance, own = prefill[number], matches[number]
-            if ttft_s <= prefills_s[prefix_lens[own]] + instance.queue_s:
+            if own not in missing:
+                cost_s = computed_s[own]
+            elif ttft_s <= fetched_s + instance.queue_s:
                 continue  # whatever the transfer takes
-            cost_s = costs_s[own]
-            if instance.received_bytes_per_s and prefix_lens[own] > own:
-                sender = prefill[senders.to(instance)]
-                cost_s = self._transfer_s(prefix_lens[own] - own, sender, instance) + prefills_s[prefix_lens[own]]
+            elif instance.received_bytes_per_s:
+                cost_s = min(computed_s[own], self._transfer_s(missing[own], prefill[senders.to(instance)], instance) + fetched_s)
+            else:
+                cost_s = min(computed_s[own], sent_s[own] + fetched_s)
             total_s = cost_s + instance.queue_s  # line 12, and the sum of line 14
             if ttft_s > total_s:  # lines 14 to 16
                 ttft_s, p = total_s, number
@@ -84,17 +89,19 @@ class KVCacheCentric(Dispatcher):
         if rejection is not None or ttft_s == inf:
             return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
         own = matches[p]
-        prefix_len = prefix_lens[own]
-        sends = senders.to(prefill[p])
+        blocks, sends = missing.get(own, 0), senders.to(prefill[p])
+        transfer_s = self._transfer_s(blocks, prefill[sends], prefill[p])
+        if transfer_s + fetched_s >= computed_s[own]:
+            blocks, transfer_s = 0, 0.0
         return Decision(  # lines 20 to 22; the caller makes the transfer
             prefill=p,
             decode=decoding.instance,
-            prefix_blocks=prefix_len,
-            transfer_from=sends if prefix_len > own else None,
-            transfer_blocks=prefix_len - own,
-            transfer_s=self._transfer_s(prefix_len - own, prefill[sends], prefill[p]),
+            prefix_blocks=own + blocks,
+            transfer_from=sends if blocks else None,
+            transfer_blocks=blocks,
+            transfer_s=transfer_s,
             queue_s=prefill[p].queue_s,
-            prefill_s=prefills_s[prefix_len],
+            prefill_s=fetched_s if blocks else computed_s[own],
             tbt_s=decoding.tbt_s,
         )
 
@@ -117,6 +124,17 @@ class KVCacheCentric(Dispatcher):
     def _prefill_s(self, request: Request, prefix_len: int) -> float:
         """EstimatePrefillExecutionTime."""
         return self._estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(prefix_len))
+
+
+class _Once(dict[int, float]):
+    """What a function says of a number of blocks, which is asked for each once, when it is needed."""
+
+    def __init__(self, ask: Callable[[int], float]) -> None:
+        self._ask = ask
+
+    def __missing__(self, blocks: int) -> float:
+        found = self[blocks] = self._ask(blocks)
+        return found
 
 
 class _Senders:

@@ -1,4 +1,7 @@
-"""Algorithm 1 written down line by line, with nothing cached and nothing shared: what kvcache_centric.py must agree with."""
+"""Algorithm 1 written down line by line, with nothing cached and nothing shared: what kvcache_centric.py must agree with.
+
+One condition is ours: what an instance computes sooner than it fetches it, it computes.
+"""
 
 from collections.abc import Hashable, Sequence
 
@@ -48,15 +51,15 @@ def algorithm_1(
     holders = [i for i in range(len(pool_p)) if prefix_lens[i] == best_len]
     senders = [min(holders, key=lambda h: (transfer_s(best_len, h, i) if best_len else 0.0, h)) for i in range(len(pool_p))]  # noqa: B023
     for i in range(len(pool_p)):
-        if exceeds(best_len, prefix_lens[i], kvcache_balancing_threshold):
-            prefix_len = best_len
-            transfer_len = best_len - prefix_lens[i]
-            t_transfer = transfer_s(transfer_len, senders[i], i)
-        else:
-            prefix_len = prefix_lens[i]
-            t_transfer = 0.0
-        t_queue = pool_p[i].queue_s
+        prefix_len = prefix_lens[i]
+        t_transfer = 0.0
         t_prefill = estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(prefix_len))
+        if exceeds(best_len, prefix_lens[i], kvcache_balancing_threshold):
+            t_fetch = transfer_s(best_len - prefix_lens[i], senders[i], i)
+            t_rest = estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(best_len))
+            if t_fetch + t_rest < t_prefill:
+                prefix_len, t_transfer, t_prefill = best_len, t_fetch, t_rest
+        t_queue = pool_p[i].queue_s
         if ttft > t_transfer + t_prefill + t_queue:
             ttft = t_transfer + t_prefill + t_queue
             p, parts = i, (prefix_len, t_transfer, t_prefill)
@@ -70,7 +73,7 @@ def algorithm_1(
         return Rejection(Reason.TTFT, ttft, request.slo.ttft_s)
     if tbts[d] > request.slo.tbt_s:
         return Rejection(Reason.TBT, tbts[d], request.slo.tbt_s)
-    transfers = exceeds(best_len, prefix_lens[p], kvcache_balancing_threshold)
+    transfers = parts[0] > prefix_lens[p]
     return Decision(
         prefill=p,
         decode=d,

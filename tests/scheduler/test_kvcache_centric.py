@@ -192,7 +192,7 @@ def test_a_threshold_below_one_is_misuse(threshold: float) -> None:
         KVCacheCentric(estimators(), kvcache_balancing_threshold=threshold)
 
 
-@pytest.mark.parametrize(("threshold", "asked"), [(1.0, 1), (inf, 2)])
+@pytest.mark.parametrize(("threshold", "asked"), [(1.0, 3), (inf, 2)])
 def test_what_equal_prefixes_take_is_estimated_once(threshold: float, asked: int) -> None:
     linear = Linear()
     dispatcher = KVCacheCentric(Estimators(linear, linear, BandwidthTransfer(), 100), kvcache_balancing_threshold=threshold)
@@ -204,17 +204,28 @@ SECONDS = st.integers(0, 40).map(lambda value: value / 8)
 
 
 @pytest.mark.no_cover
+def test_what_is_computed_sooner_than_fetched_is_computed() -> None:
+    """4 blocks take 4 s here; as published it would be fetched for 8 s, or rejected."""
+    pool = prefill(0, 5, send_bytes_per_s=50.0)
+    for _ in "said", "measured":
+        found = decided(KVCacheCentric(estimators()), request(slo=Slo(ttft_s=4.2)), [0, 4], pool)
+        assert (found.prefill, found.prefix_blocks, found.transfer_from, found.transfer_blocks) == (0, 0, None, 0)
+        assert (found.transfer_s, found.prefill_s) == pytest.approx((0, 4.1))
+        pool[0].received_bytes_per_s = {None: 50.0}
+        pool[1].send_bytes_per_s = 1000.0
+
+
 def test_a_slow_way_keeps_a_prefix_from_travelling_by_it() -> None:
     """Algorithm 1 with what was measured between the two instead of what the sender says of itself."""
-    pool = prefill(0, 5)
+    pool = prefill(0, 3.5)
     pool[1].place = "b"
     assert decided(KVCacheCentric(estimators()), request(), [0, 4], pool).transfer_s == pytest.approx(0.4)
-    pool[0].received_bytes_per_s = {"b": 100.0, "elsewhere": 1.0}
+    pool[0].received_bytes_per_s = {"b": 125.0, "elsewhere": 1.0}
     found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
-    assert (found.prefill, found.transfer_from, round(found.transfer_s, 6)) == (0, 1, 4.0), "4.1 s, and 5.1 s where it is"
+    assert (found.prefill, found.transfer_from, round(found.transfer_s, 6)) == (0, 1, 3.2), "3.3 s, and 3.6 s where it is"
     pool[0].received_bytes_per_s = {"b": 50.0}
     found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
-    assert (found.prefill, found.transfer_from) == (1, None), "8.1 s"
+    assert (found.prefill, found.transfer_from) == (1, None), "8.1 s, and 4.1 s to compute it"
 
 
 def test_who_sends_depends_on_the_way_to_who_receives() -> None:
@@ -234,7 +245,7 @@ def test_a_way_by_which_nothing_arrives_is_not_taken() -> None:
     pool = prefill(9, 9, 0)
     for place, instance in zip("abc", pool, strict=True):
         instance.place = place
-    pool[2].received_bytes_per_s = {"a": 0.0, "b": 100.0}
+    pool[2].received_bytes_per_s = {"a": 0.0, "b": 125.0}
     assert decided(KVCacheCentric(estimators()), request(), [4, 4, 0], pool).transfer_from == 1
 
 
@@ -275,7 +286,7 @@ def test_who_sends_is_found_without_an_estimate_for_each_measured_rate() -> None
     places=st.lists(st.sampled_from([None, 0, 1, 2]), min_size=6, max_size=6),
     measured=st.lists(st.dictionaries(st.integers(0, 3), st.sampled_from([20.0, 100.0, 5000.0])), min_size=6, max_size=6),
 )
-def test_any_decision_is_that_of_the_algorithm_as_printed(
+def test_any_decision_is_that_of_the_algorithm_written_line_by_line(
     caches: list[set[int]],
     queues_s: list[float],
     backlogs_bytes: list[int],
