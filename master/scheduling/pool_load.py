@@ -1,5 +1,5 @@
-"""The load of both pools as the master can know it, for early rejection (scheduler/admission.py): a decision reads anew only the instances to
-which or from which something came since the one before.
+"""The load of both pools as the master can know it, for early rejection (scheduler/admission.py): a decision reads anew only the instances
+to which or from which something came since the one before.
 
 Instances report how many sequences they decode, not since when. So each is taken to be half through: who asks when the next one ends
 (`predicted_uniform`) cannot be used live, who only counts them can.
