@@ -12,6 +12,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, cluster_status, find_control
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.testing.waiting import eventually
 from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
@@ -109,6 +110,33 @@ def test_the_status_of_a_cluster_waits_for_the_next_owner() -> None:
         master.control = before.place
         with pytest.raises(Unavailable, match="another master owns partition 0 by now"):
             cluster_status(dataclasses.replace(settings, deadline_s=0.5, owner_retry_s=0.6))
+
+
+def test_all_that_the_status_of_a_cluster_asks_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Deadline | None] = []
+    found_within_s: list[float] = []
+    find, status = Control.find, Control.status
+
+    def noted_find(settings: ClientSettings) -> Control:
+        found_within_s.append(settings.deadline_s)
+        return find(settings)
+
+    def noted_status(control: Control, deadline: Deadline | None = None) -> pb.StatusReply:
+        asked.append(deadline)
+        return status(control, deadline)
+
+    monkeypatch.setattr(Control, "find", noted_find)
+    monkeypatch.setattr(Control, "status", noted_status)
+    with stub_controls(pb.StatusReply(role="following"), pb.StatusReply(role="owner")) as (before, now), stub_masters(1) as (master,):
+        master.control = before.place
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(cluster_status, ClientSettings(master=master.address, deadline_s=60.0, owner_retry_s=0.01))
+            eventually(lambda: len(asked) > 1, "it is asked again")
+            master.control = now.place
+            found.result(60)
+    assert asked[0] is not None
+    assert all(deadline is asked[0] for deadline in asked)
+    assert 60 > found_within_s[0] > found_within_s[-1]
 
 
 def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:
