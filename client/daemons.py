@@ -204,14 +204,17 @@ class Daemons:
         waits = pauses(self._retry_s)
         while True:
             asking = Round(masters.known)
-            begun = yield from self._ask_owner(masters, asking, message, answer, deadline)
-            if begun is not None:
-                return begun
-            if not (yield from self._find_owner(masters, asking, deadline)):
-                error, pause_s = asking.error(), next(waits)
-                if not is_awaited(masters.known, error) or deadline.up_to_s(pause_s) < pause_s:
-                    raise error
-                yield Sleep(pause_s)
+            try:
+                begun = yield from self._ask_owner(masters, asking, message, answer, deadline)
+                if begun is not None:
+                    return begun
+                if not (yield from self._find_owner(masters, asking, deadline)):
+                    pause_s = next(waits)
+                    if not is_awaited(masters.known, asking.error()) or deadline.up_to_s(pause_s) < pause_s:
+                        raise asking.error()
+                    yield Sleep(pause_s)
+            finally:
+                asking.end()
 
     def _ask_owner(
         self, masters: MasterRoutes, asking: Round, message: Message | None, answer: type[M], deadline: Deadline
@@ -260,7 +263,7 @@ class Daemons:
                 if reply is not None:
                     masters.is_doubted = False
                     return reply
-                if (yield from self._find_owner(masters, Round(known, besides=route.primary), deadline)):
+                if (yield from self._is_another(masters, route, deadline)):
                     break
             loan.discard()
             return None
@@ -270,6 +273,14 @@ class Daemons:
             if known.are_several and self._is_passing(masters, error, message, channel.welcome):
                 raise Unreachable(f"{route.primary}: {error}") from None
             raise
+
+    def _is_another(self, masters: MasterRoutes, route: Route, deadline: Deadline) -> Operation[bool]:
+        """Whether one of the other masters says that it is the owner."""
+        asking = Round(masters.known, besides=route.primary)
+        try:
+            return (yield from self._find_owner(masters, asking, deadline))
+        finally:
+            asking.end()
 
     def _is_passing(self, masters: MasterRoutes, error: BaseException, message: Message, welcome: Welcome) -> bool:
         """Whether a master has refused because it is about to stand by, or has just taken over and nodes have not found it yet."""

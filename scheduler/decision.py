@@ -39,8 +39,8 @@ class Decision:
 
     @property
     def ttft_s(self) -> float:
-        """Predicted seconds to the first token."""
-        return self.transfer_s + self.queue_s + self.prefill_s
+        """Predicted seconds to the first token: what is fetched comes while the request waits for its turn."""
+        return max(self.transfer_s, self.queue_s) + self.prefill_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ Line 20 and 21 are the migration of hot blocks: a request that the holder's queu
 soon in many caches, and copies that nobody asks for any more leave by eviction. There is nothing else to migrate.
 
 As published, line 5 looks at lengths only: over a slow way an idle instance fetches for longer than it would compute. Here it fetches what
-it would not have sooner by computing it, and is foreseen with the sooner of the two.
+it would not have sooner by computing it, and is foreseen with the sooner of the two. And line 14 adds up transfer and queue, though a transfer
+begins with the decision, while the prompt waits for its turn: here the longer of the two counts.
 
 The published estimate of a transfer knows its sender only. Here it knows the receiver, too, where a rate was measured between the two: so
 who sends, of several with the longest prefix, may differ from receiver to receiver.
@@ -71,15 +72,17 @@ class KVCacheCentric(Dispatcher):
         sent_s = _Once(lambda own: self._transfer_s(missing[own], prefill[senders.first]))  # lines 7 and 8
         for number in decoded:  # line 4
             instance, own = prefill[number], matches[number]
+            queue_s = instance.queue_s  # line 12
             if own not in missing:
-                cost_s = computed_s[own]
-            elif ttft_s <= fetched_s + instance.queue_s:
+                total_s = queue_s + computed_s[own]
+            elif ttft_s <= queue_s + fetched_s:
                 continue  # whatever the transfer takes
-            elif instance.received_bytes_per_s:
-                cost_s = min(computed_s[own], self._transfer_s(missing[own], prefill[senders.to(instance)], instance) + fetched_s)
             else:
-                cost_s = min(computed_s[own], sent_s[own] + fetched_s)
-            total_s = cost_s + instance.queue_s  # line 12, and the sum of line 14
+                sender = prefill[senders.to(instance)] if instance.received_bytes_per_s else None
+                transfer_s = sent_s[own] if sender is None else self._transfer_s(missing[own], sender, instance)
+                total_s = max(transfer_s, queue_s) + fetched_s  # the sum of line 14
+                if transfer_s > queue_s:
+                    total_s = min(total_s, queue_s + computed_s[own])
             if ttft_s > total_s:  # lines 14 to 16
                 ttft_s, p = total_s, number
         decoding = decoded[p]
@@ -90,8 +93,8 @@ class KVCacheCentric(Dispatcher):
             return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
         own = matches[p]
         blocks, sends = missing.get(own, 0), senders.to(prefill[p])
-        transfer_s = self._transfer_s(blocks, prefill[sends], prefill[p])
-        if transfer_s + fetched_s >= computed_s[own]:
+        transfer_s, queue_s = self._transfer_s(blocks, prefill[sends], prefill[p]), prefill[p].queue_s
+        if transfer_s > queue_s and transfer_s + fetched_s >= queue_s + computed_s[own]:
             blocks, transfer_s = 0, 0.0
         return Decision(  # lines 20 to 22; the caller makes the transfer
             prefill=p,
@@ -100,7 +103,7 @@ class KVCacheCentric(Dispatcher):
             transfer_from=sends if blocks else None,
             transfer_blocks=blocks,
             transfer_s=transfer_s,
-            queue_s=prefill[p].queue_s,
+            queue_s=queue_s,
             prefill_s=fetched_s if blocks else computed_s[own],
             tbt_s=decoding.tbt_s,
         )

@@ -83,7 +83,7 @@ class InstanceReport:
     queue_s: float = 0.0
     """Prefill: seconds until it can start on something new."""
     send_backlog_bytes: int = 0
-    """Bytes that its node was told to send to others and has not sent yet; the master counts what it told itself, too. 0: not known."""
+    """Bytes that its node was told to send to others and has not sent yet."""
     send_bytes_per_s: float = 0.0
     """As measured; 0: not measured yet."""
     batch: int = 0

@@ -148,8 +148,8 @@ class PrefillMember(Instance):
         return self.report.send_bytes_per_s or UNMEASURED_BYTES_PER_S
 
     def _told(self) -> None:
-        """What it reports to have to send: no less than it was told and cannot have sent yet, for most report none."""
-        self._sent_ns = max(self._sent_ns, self.reported_ns + _ns(self.report.send_backlog_bytes / self._send_bytes_per_s))
+        """What it was told to send before this report is in the reported backlog: nodes are told at once."""
+        self._sent_ns = self.reported_ns + _ns(self.report.send_backlog_bytes / self._send_bytes_per_s)
 
     def _begin(self) -> None:
         self._free_ns = self.reported_ns + _ns(self.report.queue_s)

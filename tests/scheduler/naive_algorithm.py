@@ -1,6 +1,6 @@
 """Algorithm 1 written down line by line, with nothing cached and nothing shared: what kvcache_centric.py must agree with.
 
-One condition is ours: what an instance computes sooner than it fetches it, it computes.
+Two things are ours: what an instance computes sooner than it fetches it, it computes; and a transfer takes place while the request waits.
 """
 
 from collections.abc import Hashable, Sequence
@@ -52,16 +52,15 @@ def algorithm_1(
     senders = [min(holders, key=lambda h: (transfer_s(best_len, h, i) if best_len else 0.0, h)) for i in range(len(pool_p))]  # noqa: B023
     for i in range(len(pool_p)):
         prefix_len = prefix_lens[i]
-        t_transfer = 0.0
+        t_transfer, t_queue = 0.0, pool_p[i].queue_s
         t_prefill = estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(prefix_len))
         if exceeds(best_len, prefix_lens[i], kvcache_balancing_threshold):
             t_fetch = transfer_s(best_len - prefix_lens[i], senders[i], i)
             t_rest = estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(best_len))
-            if t_fetch + t_rest < t_prefill:
+            if max(t_fetch, t_queue) + t_rest < t_queue + t_prefill:
                 prefix_len, t_transfer, t_prefill = best_len, t_fetch, t_rest
-        t_queue = pool_p[i].queue_s
-        if ttft > t_transfer + t_prefill + t_queue:
-            ttft = t_transfer + t_prefill + t_queue
+        if ttft > max(t_transfer, t_queue) + t_prefill:
+            ttft = max(t_transfer, t_queue) + t_prefill
             p, parts = i, (prefix_len, t_transfer, t_prefill)
     room = [d for d in range(len(pool_d)) if needed(pool_d[d], request) <= pool_d[d].capacity_tokens]
     if not room:

@@ -215,6 +215,19 @@ def test_what_is_computed_sooner_than_fetched_is_computed() -> None:
         pool[1].send_bytes_per_s = 1000.0
 
 
+def test_what_comes_while_the_request_waits_for_its_turn_takes_no_time() -> None:
+    pool = prefill(10, 99, send_bytes_per_s=50.0)
+    found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
+    assert (found.prefill, found.prefix_blocks, found.transfer_from) == (0, 4, 1), "8 s of transfer, and 3.9 s to compute the same"
+    assert (found.transfer_s, found.queue_s, found.ttft_s) == pytest.approx((8, 10, 10.1))
+    pool[0].queue_s = 4.0
+    found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
+    assert (found.transfer_from, found.ttft_s) == (None, pytest.approx(8.1)), "as soon as with it"
+    pool[0].queue_s = 4.5
+    found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
+    assert (found.transfer_from, found.ttft_s) == (1, pytest.approx(8.1)), "and 8.6 s without"
+
+
 def test_a_slow_way_keeps_a_prefix_from_travelling_by_it() -> None:
     """Algorithm 1 with what was measured between the two instead of what the sender says of itself."""
     pool = prefill(0, 3.5)
