@@ -7,8 +7,8 @@ Line 20 and 21 are the migration of hot blocks: a request that the holder's queu
 soon in many caches, and copies that nobody asks for any more leave by eviction. There is nothing else to migrate.
 
 As published, line 5 looks at lengths only: over a slow way an idle instance fetches for longer than it would compute. Here it fetches what
-it would not have sooner by computing it, and is foreseen with the sooner of the two. And line 14 adds up transfer and queue, though a transfer
-begins with the decision, while the prompt waits for its turn: here the longer of the two counts.
+it would not have sooner by computing it, and is foreseen with the sooner of the two. And line 14 adds up transfer and queue, though a
+transfer begins with the decision, while the prompt waits for its turn: here the longer of the two counts.
 
 The published estimate of a transfer knows its sender only. Here it knows the receiver, too, where a rate was measured between the two: so
 who sends, of several with the longest prefix, may differ from receiver to receiver.
