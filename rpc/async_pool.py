@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.session_messages import Hello
@@ -36,7 +37,8 @@ class AsyncPool:
         self._connect_timeout_s = connect_timeout_s
         self._peer_timeout_s = peer_timeout_s
         self._clock_ns = clock_ns
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: defaultdict[Address, deque[asyncio.Event]] = defaultdict(deque)
+        """An event for each taker that waits, first come first: its turn may have come."""
 
     async def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[AsyncChannel]:
         """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent. A new one says `hello`, where
@@ -45,9 +47,8 @@ class AsyncPool:
         Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
         """
         turn, channel = self._shelf.lend(address)
-        while turn is None:
-            await self._wait(deadline)
-            turn, channel = self._shelf.lend(address)
+        if turn is None:
+            turn, channel = await self._wait(address, deadline)
         if channel is not None:
             return Loan(channel, partial(self._give_back, turn), reused=True)
         try:
@@ -55,20 +56,27 @@ class AsyncPool:
             self._shelf.opened(opened, turn)
         except BaseException:
             self._shelf.not_opened(address, turn)
-            self._wake()
+            self._wake(address)
             raise
         return Loan(opened, partial(self._give_back, turn), reused=False)
 
-    async def _wait(self, deadline: Deadline) -> None:
-        loop = asyncio.get_running_loop()
-        given_back: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(deadline.left_s(), _wake, given_back)
-        self._waiting.append(given_back)
+    async def _wait(self, address: Address, deadline: Deadline) -> tuple[Turn, AsyncChannel | None]:
+        loop, queue, given_back = asyncio.get_running_loop(), self._waiting[address], asyncio.Event()
+        queue.append(given_back)
         try:
-            await given_back
+            while True:
+                timer = loop.call_later(deadline.left_s(), given_back.set)
+                try:
+                    await given_back.wait()
+                finally:
+                    timer.cancel()
+                turn, channel = self._shelf.lend(address)
+                if turn is not None:
+                    return turn, channel
+                given_back.clear()  # overtaken, or out of time
         finally:
-            timer.cancel()
-            self._waiting.remove(given_back)
+            queue.remove(given_back)
+            self._wake(address)  # whose turn it is if this one was woken and does not go on
 
     async def _open(self, address: Address, deadline: Deadline, hello: Hello) -> AsyncChannel:
         try:
@@ -79,12 +87,15 @@ class AsyncPool:
 
     def _give_back(self, turn: Turn, channel: AsyncChannel) -> None:
         self._shelf.give_back(channel, turn, self._clock_ns())
-        self._wake()
+        self._wake(channel.address)
 
-    def _wake(self) -> None:
-        """All of them: which address they wait for is not known, and a woken task may have been cancelled."""
-        for waiting in self._waiting:
-            _wake(waiting)
+    def _wake(self, address: Address) -> None:
+        """As many of those who wait for `address` as have a place there, and no others: a thousand of them, each woken at every return,
+        would leave the loop no time for anything else."""
+        queue = self._waiting.get(address)
+        if queue:
+            for given_back in islice(queue, self._shelf.free(address)):
+                given_back.set()
 
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
@@ -93,9 +104,6 @@ class AsyncPool:
     def close(self) -> None:
         """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
         self._shelf.close()
-        self._wake()
-
-
-def _wake(waiting: "asyncio.Future[None]") -> None:
-    if not waiting.done():
-        waiting.set_result(None)
+        for queue in self._waiting.values():
+            for given_back in queue:
+                given_back.set()

@@ -4,14 +4,14 @@ The last one given back is the first one taken (its buffers are warm, and the re
 bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_pool.py` lends to tasks.
 """
 
-import contextlib
 import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -150,6 +150,11 @@ class Shelf(Generic[C]):
             while endpoint.idle and endpoint.idle[0][0] <= now_ns - self._idle_ttl_ns:
                 endpoint.idle.popleft()[1].close()
 
+    def free(self, address: Address) -> int:
+        """How many more channels to `address` may be lent now."""
+        endpoint = self._endpoints.get(address)
+        return self._max_channels - (0 if endpoint is None else len(endpoint.lent))
+
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
         endpoint = self._endpoints.get(address)
@@ -217,8 +222,9 @@ class Pool:
         self._busy_poll = BusyPoll(busy_poll_us)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._waiting: list[threading.Lock] = []
-        """A lock for each taker that waits, released once. No Condition: its wait, interrupted twice, would leave without the lock."""
+        self._waiting: defaultdict[Address, dict[weakref.ref[threading.Lock], None]] = defaultdict(dict)
+        """A lock for each taker that waits, first come first, released when its turn may have come. It leaves with its taker, however often
+        that is interrupted. No Condition: its wait, interrupted twice, would leave without the lock."""
 
     def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[Channel]:
         """Lend a channel to `address`, opening one if none is idle; waits while `max_channels` are lent. A new one says `hello`, where
@@ -235,7 +241,7 @@ class Pool:
         except BaseException:
             with self._lock:
                 self._shelf.not_opened(address, turn)
-                self._wake()
+                self._wake(address)
             raise
         return Loan(opened, partial(self.give_back, turn), reused=False)
 
@@ -255,25 +261,33 @@ class Pool:
         return Loan(channel, partial(self.give_back, turn), reused=True)
 
     def _next(self, address: Address, deadline: Deadline) -> tuple[Turn, Channel | None]:
-        while True:
-            with self._lock:
-                turn, channel = self._shelf.lend(address)
-                if turn is not None:
-                    return turn, channel
-                given_back = threading.Lock()
-                given_back.acquire()
-                self._waiting.append(given_back)
-            try:
+        with self._lock:
+            turn, channel = self._shelf.lend(address)
+            if turn is not None:
+                return turn, channel
+            queue = self._waiting[address]
+        given_back = threading.Lock()
+        given_back.acquire()
+        try:
+            while True:
+                with self._lock:
+                    turn, channel = self._shelf.lend(address)
+                    if turn is not None:
+                        return turn, channel
+                    # Who was overtaken keeps its place. The callback is the dictionary's own, as the shelf's is.
+                    queue.setdefault(weakref.ref(given_back, queue.pop))
                 given_back.acquire(timeout=deadline.left_s())
-            finally:
-                with self._lock, contextlib.suppress(ValueError):
-                    self._waiting.remove(given_back)
+        finally:
+            with self._lock:
+                queue.pop(weakref.ref(given_back), None)
+                self._wake(address)  # whose turn it is if this one was woken and does not go on
 
-    def _wake(self) -> None:
-        """All who wait, for which address is not known. The caller has the lock."""
-        waiting, self._waiting = self._waiting, []
-        for given_back in waiting:
-            given_back.release()
+    def _wake(self, address: Address) -> None:
+        """As many of those who wait for `address` as have a place there, and no others: a thousand of them, each woken at every return,
+        would do nothing else. The caller has the lock."""
+        queue = self._waiting.get(address)
+        if queue:
+            _release(list(islice(queue, self._shelf.free(address))))
 
     def _open(self, address: Address, deadline: Deadline, hello: Hello) -> Channel:
         try:
@@ -286,8 +300,7 @@ class Pool:
         """The channel is between calls, or closed."""
         with self._lock:
             self._shelf.give_back(channel, turn, self._clock_ns())
-            if self._waiting:
-                self._wake()
+            self._wake(channel.address)
 
     def counts(self, address: Address) -> tuple[int, int]:
         """(lent, idle) channels to `address`."""
@@ -298,4 +311,12 @@ class Pool:
         """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
         with self._lock:
             self._shelf.close()
-            self._wake()
+            for queue in self._waiting.values():
+                _release(list(queue))
+
+
+def _release(waiting: "list[weakref.ref[threading.Lock]]") -> None:
+    for reference in waiting:
+        given_back = reference()
+        if given_back is not None and given_back.locked():
+            given_back.release()

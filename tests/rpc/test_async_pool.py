@@ -15,6 +15,7 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.async_pool import AsyncPool
 from kvstore.rpc.deadline import Deadline
 from tests.rpc.daemon_child import Daemon, running
+from tests.rpc.wires import counted
 
 Started = tuple[Daemon, Address, Address]
 
@@ -86,6 +87,40 @@ def test_a_cancelled_waiter_is_forgotten(daemon: Started) -> None:
         for loan in loans:
             loan.give_back()
         assert pool.counts(daemon[2]) == (0, 2)
+
+    with_pool(scenario)
+
+
+def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        asked = counted(pool._shelf)
+        held, elsewhere = [[await pool.take(address, Deadline(20)) for _ in range(2)] for address in (daemon[2], daemon[1])]
+        other = asyncio.create_task(pool.take(daemon[1], Deadline(20)))
+        waiting = [asyncio.create_task(pool.take(daemon[2], Deadline(20))) for _ in range(8)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            held.pop().give_back()
+            held.append(await task)
+        elsewhere.pop().give_back()
+        elsewhere.append(await other)
+        assert len(asked) == 4 + 9 * 2, "when they came, and when they were woken"
+        for loan in (*held, *elsewhere):
+            loan.give_back()
+
+    with_pool(scenario)
+
+
+def test_who_was_woken_and_does_not_go_on_wakes_the_next(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        loans = [await pool.take(daemon[2], Deadline(5)) for _ in range(2)]
+        waiting = [asyncio.create_task(pool.take(daemon[2], Deadline(600))) for _ in range(2)]
+        await asyncio.sleep(0)
+        loans[0].give_back()
+        waiting[0].cancel()
+        loans[0] = await asyncio.wait_for(waiting[1], 20)
+        assert waiting[0].cancelled()
+        for loan in loans:
+            loan.give_back()
 
     with_pool(scenario)
 

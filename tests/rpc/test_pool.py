@@ -18,7 +18,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan, Pool, Shelf, Turn, connect_failed
 from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
-from tests.rpc.wires import Looks
+from tests.rpc.wires import Looks, counted
 
 HELLO = Hello(1, "tenant", "token", "me")
 A, B = Address("a", 1), Address("b", 1)
@@ -63,6 +63,7 @@ def test_no_more_than_the_maximum_is_lent_to_one_address() -> None:
     turn, _ = borrow(shelf)
     assert shelf.lend(A) == (None, None)
     borrow(shelf, B)
+    assert (shelf.free(A), shelf.free(Address("c", 1))) == (0, 1)
     shelf.not_opened(A, turn)
     borrow(shelf)
 
@@ -210,7 +211,7 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
     taken: list[Loan[Channel]] = []
     waiter = threading.Thread(target=lambda: taken.append(pool.take(daemon[2], Deadline(20))))
     waiter.start()
-    while not pool._waiting:
+    while not pool._waiting[daemon[2]]:
         assert waiter.is_alive()
     first.give_back()
     waiter.join()
@@ -220,6 +221,58 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
         pool.take(daemon[2], Deadline(0.01))
     second.give_back()
     third.give_back()
+
+
+def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Started, pool: Pool) -> None:
+    asked = counted(pool._shelf)
+    held, elsewhere = [pool.take(daemon[2], Deadline(20)) for _ in range(2)], [pool.take(daemon[1], Deadline(20)) for _ in range(2)]
+    taken: SimpleQueue[tuple[int, Loan[Channel]]] = SimpleQueue()
+
+    def start(number: int, address: Address) -> threading.Thread:
+        thread = threading.Thread(target=lambda: taken.put((number, pool.take(address, Deadline(20)))))
+        thread.start()
+        while len(pool._waiting[address]) <= number:
+            assert thread.is_alive()
+        return thread
+
+    threads = [start(number, daemon[2]) for number in range(8)]
+    threads.append(start(0, daemon[1]))
+    for number in range(8):
+        held.pop().give_back()
+        got, loan = taken.get(timeout=20)
+        assert got == number
+        held.append(loan)
+    elsewhere.pop().give_back()
+    elsewhere.append(taken.get(timeout=20)[1])
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 4 + 9 * 3, "when they came, when they lay down, and when they were woken"
+    for loan in (*held, *elsewhere):
+        loan.give_back()
+
+
+def test_who_was_woken_and_does_not_go_on_wakes_the_next(daemon: Started, pool: Pool) -> None:
+    loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
+    taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
+    waiter = threading.Thread(target=lambda: taken.put(pool.take(daemon[2], Deadline(600))))
+
+    class Interrupted(Deadline):
+        """The signal comes right after the channel."""
+
+        def left_s(self) -> float:
+            waiter.start()
+            while len(pool._waiting[daemon[2]]) < 2:
+                assert waiter.is_alive()
+            loans.pop().give_back()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.take(daemon[2], Interrupted(20))
+    loans.append(taken.get(timeout=20))
+    waiter.join()
+    assert not pool._waiting[daemon[2]]
+    for loan in loans:
+        loan.give_back()
 
 
 def test_a_channel_that_could_not_be_opened_is_the_turn_of_who_waits_for_that_address(daemon: Started) -> None:
@@ -243,9 +296,9 @@ def test_a_channel_that_could_not_be_opened_is_the_turn_of_who_waits_for_that_ad
         broken = Address("127.0.0.1", server.getsockname()[1])
         threads = [start(broken)]
         opening, _ = server.accept()
-        for number, address in enumerate((daemon[1], broken)):
+        for address in (daemon[1], broken):
             threads.append(start(address))
-            while len(pool._waiting) <= number:
+            while not pool._waiting[address]:
                 assert threads[-1].is_alive()
     opening.close()
     assert [type(heard.get(timeout=20)) for _ in range(2)] == [Unavailable, Unavailable]
@@ -270,7 +323,7 @@ def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) ->
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while not pool._waiting:
+    while not pool._waiting[daemon[2]]:
         assert waiter.is_alive()
     pool.close()
     waiter.join()

@@ -9,7 +9,9 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
+from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
+from kvstore.rpc.pool import C, Shelf, Turn
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
 
@@ -72,6 +74,19 @@ def pump(reactor: Reactor, until: Callable[[], bool]) -> None:
             return
         reactor.run_once(0.001)
     raise AssertionError("the condition never held")
+
+
+def counted(shelf: Shelf[C]) -> list[Address]:
+    """For whom a channel is looked for in `shelf` from now on."""
+    asked: list[Address] = []
+    lend = shelf.lend
+
+    def counting(address: Address, *, opens: bool = True) -> tuple[Turn | None, C | None]:
+        asked.append(address)
+        return lend(address, opens=opens)
+
+    shelf.lend = counting  # type: ignore[method-assign]
+    return asked
 
 
 @dataclass(eq=False)
