@@ -130,7 +130,9 @@ class InFlight:
         return not self._bytes and self._load is not None and self._load.limit is None
 
     def belong_to(self, load: TenantLoad | None) -> None:
-        """Requests are counted there from now on; those counted before count nowhere. None: nobody's."""
+        """Requests are counted there from now on; those counted elsewhere before count nowhere. None: nobody's."""
+        if load is self._load:
+            return  # who says Hello again has as much waiting as before
         if self._load is not None:
             self._load.requests -= len(self._bytes)
             self._bytes.clear()

@@ -212,7 +212,10 @@ class FramesService:
                     f"are configured it has to be of a release that speaks {TicketKey.SINCE}"
                 )
             session.belongs_to(self.loads.enter(session, message.tenant))
-            session.context = ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
+            known, peer = session.context, ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
+            if isinstance(known, ClientPeer):
+                peer.reserved = known.reserved
+            session.context = peer
         else:
             raise InvalidArgument(f"there is no role {message.role}")
         at = self.reachable

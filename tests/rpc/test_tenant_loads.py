@@ -85,6 +85,23 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     assert blue.requests == 0
 
 
+def test_who_says_again_whose_a_connection_is_has_as_much_waiting_as_before() -> None:
+    loads, mine = TenantLoads(), InFlight()
+    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    red = loads.enter("a", "red")
+    mine.belong_to(red)
+    mine.begin(asked(1, body_bytes=MAX_HELD_BYTES))
+    mine.begin(asked(2))
+    mine.belong_to(loads.enter("a", "red"))
+    assert (red.requests, mine.is_full) == (2, True)
+    with pytest.raises(ProtocolError):
+        mine.check(asked(1))
+    with pytest.raises(QuotaExceeded):
+        mine.begin(asked(3))
+    assert mine.end(1)
+    assert red.requests == 1
+
+
 @pytest.mark.parametrize("number", [0, 7])
 def test_a_request_that_would_count_nowhere_is_none(number: int) -> None:
     """One without a number, and one with the number of another that waits: their ends could be told of nobody."""
