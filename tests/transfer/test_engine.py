@@ -36,6 +36,7 @@ from kvstore.transfer.streams.tcp import TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.topology.model import Rails
 from tests.forks import told_by_child
+from tests.ports import free_ports
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
 
 DOWN = Answer(Unreachable("down"), moved_bytes=10)
@@ -367,6 +368,18 @@ def test_connecting_again_is_the_same_peer_with_its_new_rails(scene: Scene) -> N
     engine.connect(other.describe())
     assert [remote.device for remote in only_agent(engine).loaded] == ["rail1"], "what is gone is unloaded"
     assert engine.peers() == [peer]
+
+
+def test_a_peer_that_restarts_under_its_name_and_port_lets_in_who_connects_anew() -> None:
+    used = TransferSettings(transports="tcp", rails="lo")
+    fixed = replace(used, listen_port=free_ports(1)[0])
+    with TransferEngine("me", used) as engine:
+        for value in (b"before", b"after"):
+            with TransferEngine("other", fixed) as other:
+                memory = bytearray(len(value))
+                remote = engine.import_region(engine.connect(other.describe()), other.export(other.register(bytearray(value))))
+                engine.transfer([(remote, memory, len(value))])
+                assert bytes(memory) == value
 
 
 def test_threads_that_connect_at_once_get_one_peer(scene: Scene) -> None:

@@ -87,13 +87,14 @@ class Rails:
         self._preference = {transport: number for number, transport in enumerate(first_of_each(self.agents))}
 
     def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, Route]:
-        """Every pair of one of our agents and one of the peer's that can speak to each other; those that `peer` has already as they are.
-        Whether shared memory reaches the peer its agent alone can say.
+        """Every pair of one of our agents and one of the peer's that can speak to each other; those that `peer` has already as they are,
+        unless its secret is another: it is another process then, though its name and ports are the same. Whether shared memory reaches
+        the peer its agent alone can say.
 
         Raises ProtocolError for an agent's metadata that is malformed; nothing stays loaded then.
         """
         same_host = info.host == network_id()
-        known = peer.info.agents if peer is not None else ()
+        known = peer.info.agents if peer is not None and peer.info.secret == info.secret else ()
         routes: dict[Path, Route] = {}
         fresh: list[Route] = []
         for agent, entry in self._pairs(info, same_host):

@@ -156,6 +156,15 @@ def test_what_a_peer_has_already_stays_as_it_is(opened: Opened) -> None:
     assert third in routes
 
 
+def test_a_peer_with_another_secret_is_another_process_at_the_same_place(opened: Opened) -> None:
+    """One that restarts under its name and its `listen_port`: who goes on as before is refused for ever."""
+    rails = opened(FAULTY, "rail0")
+    peer = peer_of(rails, replace(described(entry(0)), secret=b"old"))
+    [before] = peer.routes.values()
+    [after] = rails.routes(replace(peer.info, secret=b"new"), peer).values()
+    assert after.remote is not before.remote
+
+
 def test_an_agent_that_was_replaced_loads_its_peers_anew(opened: Opened) -> None:
     rails = opened(FAULTY, "rail0")
     peer = peer_of(rails, described(entry(0)))
