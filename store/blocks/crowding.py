@@ -9,7 +9,7 @@ from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.open_puts import OpenPuts
 from kvstore.store.blocks.quotas import BlockQuotas
-from kvstore.store.blocks.room import SURPLUS_BLOCKS
+from kvstore.store.blocks.room import SURPLUS_BLOCKS, Room
 from kvstore.store.blocks.visible import VisibleBlocks
 
 
@@ -23,6 +23,7 @@ class Crowding:
         levels: Mapping[int, Level],
         quotas: BlockQuotas,
         drop: Callable[[Block], None],
+        room: Room,
         *,
         max_blocks: int | None,
     ) -> None:
@@ -32,6 +33,7 @@ class Crowding:
         self._lowest_first = list(levels.values())[::-1]
         self._quotas = quotas
         self._drop = drop
+        self._room = room
         self._max_blocks = max_blocks
         self._in_vain: set[str] = set()
         """Tenants of whose surplus nothing could leave since the last `look_again`."""
@@ -44,9 +46,10 @@ class Crowding:
         return count if left is None else min(count, left)
 
     def may_know_one_more(self, tenant: str) -> bool:
-        """Have blocks leave until there is a place for one of the tenant: its own where it has as many as it may. False: none can."""
+        """Have blocks leave until there is a place for one of the tenant: its own where it has as many as it may. False: none
+        can, or the tenant has more than it may and enough have left in this turn."""
         while (left := self._quotas.blocks_left(tenant)) is not None and left <= 0:
-            if not self._evict_of(tenant):
+            if (left < 0 and not self._room.may_take(1)) or not self._evict_of(tenant):
                 return False
         while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
             if not self._evict(lambda level: level.order.coldest(level.may_leave_now()), for_quota=False):

@@ -26,6 +26,11 @@ SURPLUS_BLOCKS = 512
 """Blocks that leave at once for a quota that was lowered: a few milliseconds, and the loop serves others in between."""
 
 
+EXTRA_BLOCKS = 1024
+"""Blocks that leave in one turn of the loop beyond one for each newcomer: those that a lowered quota is short of, or whose room one large
+value takes. Some 20 ms; who wants more has it in the next turns, and others are served in between. The slab that reaches it is emptied."""
+
+
 MAX_LEAVING = 512
 """Blocks of a tier that are being copied down at once to make room ahead. They stay first in the order meanwhile, and whoever looks for a
 victim passes by them: four thousand, planned one by one, stopped the loop for seconds."""
@@ -58,11 +63,15 @@ class Room:
         self._in_vain: set[tuple[int, str | None, bool]] = set()
         """What was looked for and not found since the last `look_again`: the tier, whose blocks (None: anybody's), whether slabs. A look at
         thousands of blocks that are pinned, or that the master does not know yet, takes milliseconds, and each round of events asks."""
+        self._extra_left = EXTRA_BLOCKS
+        """In this turn."""
+        self._is_cut_short = False
+        """Somebody wanted more in this turn."""
 
     def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
         """A slot in the tier, evicting until there is one; of a tenant at its limit only its own blocks leave for it. None: nothing can
-        leave at once (demotions may have been planned)."""
-        is_over = False
+        leave at once (demotions may have been planned), or enough has left in this turn."""
+        is_over, is_first = False, True
         while True:
             try:
                 if level.lacks_quota(size_bytes, tenant):
@@ -78,9 +87,25 @@ class Room:
             is_patient = not may_wait or leaving_bytes >= size_bytes
             if is_patient and not all(self._can_leave_now(block, level) for block in victims):
                 return None
+            if (len(victims) > 1 or not is_first) and not self.may_take(len(victims)):
+                return None
+            is_first = False
             still_here = [block for block in victims if not self.evict(block, level, for_quota=is_over)]
             if still_here:
                 return None
+
+    def may_take(self, count: int) -> bool:
+        """Whether so many blocks may leave beyond one for each newcomer: they are counted. False: not in this turn any more."""
+        if self._extra_left <= 0:
+            self._is_cut_short = True
+            return False
+        self._extra_left -= count
+        return True
+
+    def next_turn(self) -> bool:
+        """The loop has served others. True: somebody wanted more than could leave in the turn before, and should be tried again."""
+        is_cut_short, self._is_cut_short, self._extra_left = self._is_cut_short, False, EXTRA_BLOCKS
+        return is_cut_short
 
     def free_at_once(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
         """Have up to `count` blocks leave as `make` would for one value after the other, or all of another group's slab, if they need not
@@ -94,6 +119,8 @@ class Room:
         for _ in range(count - left):
             victims = level.victims(group)
             if not victims or not (is_lowest or all(block.is_also_outside(level.index) for block in victims)):
+                break
+            if len(victims) > 1 and not self.may_take(len(victims)):
                 break
             other = victims[0].group_in(level.index)
             for block in victims:
@@ -117,10 +144,13 @@ class Room:
 
     def _free_own(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
         """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
-        has_left = False
+        has_left, due = False, count
         while level.within_limit(tenant, size_bytes, count) < count:
             victims = level.own_victims(size_bytes, tenant)
             if not victims or not all(self._can_leave_now(block, level) for block in victims):
+                break
+            due -= len(victims)
+            if due < 0 and not self.may_take(len(victims)):
                 break
             for block in victims:
                 has_left |= self.evict(block, level, for_quota=True)
@@ -135,8 +165,8 @@ class Room:
         lower = self._lower(level.index)
         if lower is not None and block.generation == UNDECIDED:
             return False  # it goes down once the master has decided
-        if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME):
-            return False
+        if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
+            return False  # cut short: there may be room for it in the next turn
         level.counts.evict(block.last_access)
         level.counts.quota_evictions += for_quota
         self._copies.drop(block)

@@ -100,7 +100,7 @@ class BlockTable:
         self.room = Room(self._levels, self.copies, encoding_of)
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
         self.quotas = BlockQuotas(self._visible, self._puts, self._levels)
-        self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, max_blocks=max_blocks)
+        self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self.slots = FreeSlots(self._landing, self._crowding, self.room, is_lowest=self._landing is self.lowest)
         self.misses = 0
@@ -115,7 +115,8 @@ class BlockTable:
     def open(self, block: Block, owner: object, *, now_ns: int) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
-        None when there is no room now: room is being made if it can be (see `Room.make`), ask again when a move has finished.
+        None when there is no room now: room is being made if it can be (see `Room.make`), ask again when a move has finished, or in the
+        next turn (`Room.next_turn`).
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self._puts.of_key(block.tenant, block.key) is None

@@ -72,6 +72,8 @@ class TierMover:
     def kick(self) -> None:
         """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own
         affair: it may be one tenant's block, and the mover makes room for all."""
+        if self._table.room.next_turn():
+            self._reactor.call_soon(self._on_room)
         self._reactor.guarded(self._table.relieve)
         moves = self._table.room.take_moves()
         if not moves:

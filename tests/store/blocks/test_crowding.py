@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks import crowding
+from kvstore.store.blocks import crowding, room
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]
@@ -74,3 +74,24 @@ def test_so_many_leave_at_once_and_the_others_by_the_next_calls(make_store: Make
     assert store.names() == "cd"
     store.table.relieve()
     assert store.names() == "d"
+
+
+def test_a_put_of_a_tenant_that_has_far_more_than_it_may_takes_so_many_in_a_turn_and_waits(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 3)
+    store = make_store(1000, slab_bytes=100)
+    for name in "abcdefg":
+        store.put(name)
+    store.table.quotas.set(Quotas(Quota(blocks=2)))
+    assert store.try_put("x") is None
+    assert store.names() == "defg"
+    assert store.try_put("x") is None
+    assert store.names() == "defg", "no more in this turn"
+    assert store.table.room.next_turn(), "somebody wants more"
+    assert store.try_put("x") is not None
+    assert store.names() == "gx"
+    for name in "pqrst":
+        store.put(name)
+    assert store.names() == "st", "one for one counts for nothing"
+    assert not store.table.room.next_turn()

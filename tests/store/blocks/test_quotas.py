@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks import room
 from kvstore.store.blocks.block import DRAM, HBM, NVME
 from kvstore.store.blocks.quotas import Use
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -199,6 +200,49 @@ def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(ma
     assert store.dram.tenant_bytes == {"red": 100, "blue": 100}
     assert store.names() == ("abcdz" if nvme_bytes else "dz")
     assert store.table._landing.limits.surplus == set()
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_put_after_a_limit_was_lowered_has_so_many_leave_in_a_turn(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_batch: bool
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    store = make_store(1000, slab_bytes=100)
+    for name in "abcdefgh":
+        store.put(name)
+    limit(store, dram_bytes=200)
+
+    def is_put() -> bool:
+        if not is_batch:
+            return store.try_put("x") is not None
+        slots = store.table.slots.free_slots("red", 100, 1)
+        store.table.slots.give_back(slots)
+        return len(slots) == 1
+
+    left = []
+    while not is_put():
+        left.append(store.names())
+        assert store.table.room.next_turn()
+    assert left == ["defgh", "gh"], "each time one for the newcomer, and two of those that are too many"
+    assert store.names() == ("hx" if not is_batch else "h")
+    assert not store.table.room.next_turn()
+
+
+def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_was_lowered(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    store = make_store(100, nvme_bytes=1000, slab_bytes=100)
+    for name in "abcdefgh":
+        while store.try_put(name) is None:
+            store.settle()
+    limit(store, nvme_bytes=100)
+    assert store.try_put("x") is None
+    assert store.names() == "defgh", "and not h, the only one that is in memory"
+    while store.try_put("x") is None:
+        store.settle()
+        store.table.room.next_turn()
+    assert store.names() == "hx"
 
 
 def test_what_cannot_leave_yet_leaves_later(make_store: MakeStore) -> None:

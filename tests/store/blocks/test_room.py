@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks import room
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.opening import readable_blocks
 from tests.store.tables import Store, value_of
@@ -459,3 +460,34 @@ def test_for_many_another_groups_slab_is_taken_as_for_one(make_store: MakeStore)
     assert store.names() == "cd"
     store.table.slots.give_back(slots)
     store.table.check_integrity()
+
+
+def test_a_value_that_takes_the_room_of_many_waits_for_the_next_turns(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 3)
+    store = make_store(1000, slab_bytes=200)
+    for name in "abcdefghij":
+        store.put(name)
+    left = []
+    while store.open("x", 800) is None:
+        left.append(store.names())
+        assert store.open("x", 800) is None
+        assert store.names() == left[-1], "no more in this turn"
+        assert store.table.room.next_turn()
+    assert left == ["efghij"], "the slab that reaches the limit is emptied"
+    assert store.names() == "ij"
+    assert not store.table.room.next_turn()
+
+
+def test_a_batch_that_takes_anothers_slab_has_none_in_a_turn_where_enough_have_left(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 1)
+    store = make_store(800, slab_bytes=400)
+    for name in "abcdefgh":
+        store.put(name)
+    first = store.table.slots.free_slots("red", 50, 8)
+    assert (len(first), store.names()) == (8, "efgh")
+    assert store.table.slots.free_slots("blue", 50, 8) == []
+    assert store.table.room.next_turn()
+    assert len(store.table.slots.free_slots("blue", 50, 8)) == 8
+    store.table.slots.give_back(first)

@@ -10,6 +10,7 @@ import pytest
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, TierFailed, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.room import EXTRA_BLOCKS
 from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.tiers.tier import TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S
@@ -96,6 +97,17 @@ def test_a_put_without_room_gets_it_from_the_mover(node: Node) -> None:
     node.mover.kick()
     pump(node.reactor, lambda: node.rooms == 1)
     assert node.store.open("new") is not None
+
+
+def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this_one(node: Node) -> None:
+    room = node.store.table.room
+    assert room.may_take(EXTRA_BLOCKS)
+    assert not room.may_take(1)
+    node.mover.kick()
+    assert node.rooms == 0, "others are served first"
+    node.reactor.run_once(0)
+    assert node.rooms == 1
+    assert room.may_take(1)
 
 
 def test_with_nothing_to_copy_a_kick_does_nothing(node: Node) -> None:
