@@ -214,6 +214,19 @@ class ReplicaQueue:
             return
         self._stuck_ns = 0
         self._batch = batch
+        try:
+            self._begin(batch)
+        except Exception as error:
+            self._failed(batch, error)
+
+    def close(self) -> None:
+        """Wait for the batch under way, no longer than its deadline."""
+        self._thread.shutdown(cancel_futures=True)
+
+    # --- a batch ---
+
+    def _begin(self, batch: _Batch) -> None:
+        """Have it fetched; one of which nothing could be opened is reported at once."""
         batch.begin()
         wanted = [
             Wanted(item.key, item.generation, item.checksum, self._dram.view(put.slot))
@@ -224,12 +237,6 @@ class ReplicaQueue:
             self._thread.submit(self._work, batch, wanted)
         else:
             self._report(batch)
-
-    def close(self) -> None:
-        """Wait for the batch under way, no longer than its deadline."""
-        self._thread.shutdown(cancel_futures=True)
-
-    # --- a batch ---
 
     def _next_batch(self) -> _Batch | None:
         """The first blocks of the queue, with their slots. None: there is no room for the first, or puts of its tenant wait for room."""
@@ -312,10 +319,14 @@ class ReplicaQueue:
         try:
             self._sort_out(batch, results)
             self._report(batch)
-        except Exception as error:  # a fault of ours, which must not hold up the queue
-            log.exception("a batch of copies failed")
-            if self._batch is batch:
-                self._decided(batch, Unavailable(f"internal error: {type(error).__name__}: {error}"))
+        except Exception as error:
+            self._failed(batch, error)
+
+    def _failed(self, batch: _Batch, error: Exception) -> None:
+        """By a fault of ours, which must not hold up the queue."""
+        log.error("a batch of copies failed", exc_info=error)
+        if self._batch is batch:
+            self._decided(batch, Unavailable(f"internal error: {type(error).__name__}: {error}"))
 
     def _sort_out(self, batch: _Batch, results: Sequence[int | KVStoreError]) -> None:
         """Forget what has not arrived."""
@@ -358,7 +369,7 @@ class ReplicaQueue:
                     self._table.abort(put)  # nothing to one that was shown
             batch.puts, batch.errors = [], []  # they refer to it
         self._waiting.retry()
-        self.step()
+        self._reactor.call_soon(self.step)  # not now: a link that has just ended answers at once, and each answer would stand on the last
 
     def _settle(self, batch: _Batch, reply: Flags | KVStoreError) -> None:
         if isinstance(reply, Flags) and len(reply.flags) != len(batch.items):

@@ -2,6 +2,7 @@
 the way, nothing is left behind, and one line says what it was."""
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -500,6 +501,52 @@ def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
     assert pair.target.call(lambda: pair.target.store.table.open_puts) == 0
     assert pair.copy("k2") == [1]
     assert set(pair.blocks()) == {"k2"}
+
+
+def test_however_many_orders_of_which_nothing_can_be_opened_are_answered_at_once_the_next_goes_on(
+    pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a link that has ended and is still known."""
+    monkeypatch.setattr(pair.target.copies, "_queue_blocks", 1 << 16)
+    client.put({f"own{number}": b"o" * KIB for number in range(300)})
+    hello = Hello(ROLE_NODE, "red", "", "n", EPOCH)
+    pair.ruler.is_silent = True
+
+    def order_guests() -> None:
+        for _ in range(sys.getrecursionlimit() // 3):
+            order = pair.order(["k1"])
+            order.guests = 1
+            assert pair.target.copies.take(order, hello) == b"\1"
+
+    def end() -> None:
+        pair.ruler.is_silent, pair.ruler.failure = False, Unavailable("the connection broke")
+        pair.ruler.decide()
+
+    pair.target.call(order_guests)
+    pair.target.call(end)
+    pair.settle()
+    pair.ruler.failure = None
+    assert pair.copy("k1") == [1]
+    assert "k1" in pair.blocks()
+
+
+def test_a_fault_in_a_report_of_what_could_not_be_opened_holds_up_no_other(
+    pair: Pair, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.put({f"own{number}": b"o" * KIB for number in range(300)})
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    pair.target.call(lambda: pair.target.copies.link_up(fail, EPOCH))
+    order = pair.order(["k1"])
+    order.guests = 1
+    assert pair.send(order) == [1]
+    pair.settle()
+    assert "a bug" in caplog.text
+    pair.target.call(lambda: pair.target.copies.link_up(pair.ruler.ask, EPOCH))
+    assert pair.copy("k1") == [1]
+    assert "k1" in pair.blocks()
 
 
 def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
