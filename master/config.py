@@ -143,7 +143,10 @@ class MasterSettings(ServerTlsSettings):
     forget_node_s: float = setting(60.0, "Blocks held only by a node dead for this long are forgotten.", minimum=0)
     max_nodes: int = setting(1024, "Live nodes beyond this are refused.", minimum=1)
     max_absent_nodes: int = setting(
-        1024, "Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`.", minimum=0
+        1024,
+        "Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a "
+        "restart a node that has not registered yet counts as dead after `forget_node_s`.",
+        minimum=0,
     )
     max_kept_removals: int = setting(
         100_000,

@@ -288,8 +288,9 @@ class Membership:
         return found
 
     def surplus(self) -> list[Member]:
-        """The dead nodes beyond `max_absent`, those that died first."""
-        dead = [node for node in self._by_id.values() if not node.is_live]
+        """The dead nodes beyond `max_absent`, those that died first. Of a node that was only read of nobody knows whether it is away: it
+        counts once it is written off, for all nodes have yet to register with an owner that has just taken over."""
+        dead = [node for node in self._by_id.values() if not node.is_live and (node.epoch or node.written_off)]
         excess = len(dead) - self._max_absent
         return sorted(dead, key=lambda node: node.changed_ns)[:excess] if excess > 0 else []
 

@@ -169,9 +169,22 @@ def test_a_new_node_beyond_the_limit_is_refused_and_a_known_one_never() -> None:
 def test_of_more_dead_nodes_than_are_kept_those_that_died_first_are_surplus() -> None:
     nodes = members()
     for node_id, died_ns in ((1, 5), (2, 3), (3, 4)):
-        nodes.remember(NodeRecord(f"n{node_id}", node_id), died_ns)
+        node, _ = nodes.register(NodeInfo(f"n{node_id}", 1), (), 0)
+        nodes.disconnected(node_id, node.epoch, died_ns)
         assert len(nodes.surplus()) == node_id - 1
     assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"]
+
+
+def test_a_node_that_was_only_read_of_is_surplus_once_it_had_its_time_to_come() -> None:
+    nodes = members()
+    for node_id in (1, 2, 3):
+        nodes.remember(NodeRecord(f"n{node_id}", node_id), 5)
+    assert (nodes.write_off(24, 20), nodes.surplus()) == ([], []), "an owner has just taken over: they may all be about to register"
+    here, _ = nodes.register(NodeInfo("n1", 1), (), 24)
+    nodes.write_off(25, 20)
+    assert [node.info.name for node in nodes.surplus()] == ["n2"]
+    nodes.disconnected(1, here.epoch, 26)
+    assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"], "those that died first"
 
 
 def test_a_forgotten_node_is_another_one_when_it_returns() -> None:
