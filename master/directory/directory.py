@@ -123,7 +123,7 @@ class Directory:
             *(self._rows, self._tenants, self.members, self.replication, self.heat, hot, limits.pace), spread=limits.spread, rng=rng
         )
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
-        self.operator_quotas = OperatorQuotas(followed.quotas())
+        self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
         self.pins = Pins(

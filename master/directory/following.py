@@ -25,6 +25,7 @@ from kvstore.master.directory.records import (
 )
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import FOR_GOOD, Tenants
+from kvstore.security.quotas.tables import NamedLimits
 
 
 class Followed:
@@ -46,6 +47,8 @@ class Followed:
         self._ending: dict[bytes, PinRecord] = {}
         """Pins that have an end, by the wall clock; those that have none are in Tenant.pins."""
         self._quotas: dict[bytes, QuotaRecord] = {}
+        self._limits: Mapping[str, NamedLimits] | None = None
+        """Made of `_quotas`; None: they have changed."""
         self._parts: dict[str, dict[bytes, DescriptionPart]] = {}
         """Of the description of each node."""
 
@@ -79,9 +82,11 @@ class Followed:
         """Which nodes are drained."""
         return iter(self._drains.values())
 
-    def quotas(self) -> Iterator[QuotaRecord]:
-        """What operators have set of tenants' limits."""
-        return iter(self._quotas.values())
+    def operator_quotas(self) -> Mapping[str, NamedLimits]:
+        """What operators have set of tenants' limits, by tenant; another mapping after each change, as `loans`."""
+        if self._limits is None:
+            self._limits = {record.tenant: record.limits for record in self._quotas.values()}
+        return self._limits
 
     def description(self, name: str) -> Description:
         """What the node `name` said last. Raises Corrupt for a description of another release."""
@@ -111,7 +116,7 @@ class Followed:
         elif isinstance(record, DrainRecord):
             self._drains[key] = record
         elif isinstance(record, QuotaRecord):
-            self._quotas[key] = record
+            self._quotas[key], self._limits = record, None
         elif isinstance(record, LoansRecord):
             self.loans = {**self.loans, record.tenant: record}
         elif isinstance(record, TargetRecord):
@@ -127,8 +132,10 @@ class Followed:
                 self.tenants.of(record.tenant).pins[record.key] = FOR_GOOD
 
     def _delete(self, key: bytes) -> None:
-        for kept in (self._nodes, self._drains, self._ending, self._quotas):
+        for kept in (self._nodes, self._drains, self._ending):
             kept.pop(key, None)
+        if self._quotas.pop(key, None) is not None:
+            self._limits = None
         kind = records.KINDS.get(key[:1])
         if kind in (PinRecord, TargetRecord, RemovedRecord):
             tenant, block = records.block_of(key)

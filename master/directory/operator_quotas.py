@@ -3,12 +3,11 @@
 What holds is made of this and of the master's quotas file elsewhere (security/quotas/); here nobody is held to anything.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
-from kvstore.master.directory.records import QuotaRecord
 from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.security.quotas.quota import NAMES
 from kvstore.security.quotas.reading import MAX_LIMIT, check_name
@@ -21,9 +20,10 @@ MAX_TENANTS: Final = 4096
 class OperatorQuotas:
     """See the module. Not thread-safe."""
 
-    def __init__(self, recorded: Iterable[QuotaRecord] = ()) -> None:
-        self.tenants: Mapping[str, NamedLimits] = {record.tenant: record.limits for record in recorded}
-        """By tenant, of those that have any; never changed in place."""
+    def __init__(self, recorded: Mapping[str, NamedLimits]) -> None:
+        """`recorded` is never changed in place, and `tenants` neither."""
+        self.tenants = recorded
+        """By tenant, of those that have any."""
 
     def set(self, tenant: str, limits: NamedLimits) -> list[Op]:
         """These limits are the tenant's, and what was set of others stays; operations.

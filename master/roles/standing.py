@@ -8,7 +8,7 @@ questions, for nodes refuse what is wrong of the answers, until it hears of the 
 import enum
 import gc
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvstore.master.catalogs.interface import Change, Owner
 from kvstore.master.directory.following import Followed
@@ -72,9 +72,10 @@ class Standing:
             raise refusal(self.owner)
         return self._leading
 
-    def operator_quotas(self) -> dict[str, NamedLimits] | None:
-        """What operators have set of tenants' limits, as the catalog that is followed has it; None for the owner, who has it first."""
-        return {record.tenant: record.limits for record in self._followed.quotas()} if self._leading is None else None
+    def operator_quotas(self) -> Mapping[str, NamedLimits] | None:
+        """What operators have set of tenants' limits, as the catalog that is followed has it, another mapping after each change; None for
+        the owner, who has it first."""
+        return self._followed.operator_quotas() if self._leading is None else None
 
     def loans(self) -> Loans:
         """What is durable of what this partition lends others of tenants' limits, and asks them for."""

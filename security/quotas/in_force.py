@@ -45,9 +45,11 @@ class QuotasInForce:
         return self.now
 
     def overlay(self, operators: Mapping[str, NamedLimits]) -> None:
-        """What operators have set, by tenant, in place of all that they had set. The caller leaves it as it is."""
-        self._operators = operators
-        self._make()
+        """What operators have set, by tenant, in place of all that they had set. The caller leaves it as it is, and may say the same
+        mapping again and again: all limits are made anew only for another one."""
+        if operators is not self._operators:
+            self._operators = operators
+            self._make()
 
     def origins(self) -> dict[str, Origins]:
         """Who says what, of the tenants that have limits of their own."""

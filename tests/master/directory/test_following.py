@@ -98,6 +98,18 @@ def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> N
     assert stood_on(followed).operator_quotas.tenants == {"red": {"pins": 2}}
 
 
+def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_before() -> None:
+    followed = Followed()
+    followed.take([records.put_quota("red", {"pins": 1})])
+    first = followed.operator_quotas()
+    followed.take([records.put_node("a", 1, 0), records.delete_node("a"), records.delete_quota("nobody")])
+    assert followed.operator_quotas() is first, "who looks ten times a second makes nothing anew"
+    followed.take([records.put_quota("red", {"pins": 2})])
+    second = followed.operator_quotas()
+    followed.take([records.delete_quota("red")])
+    assert (first, second, followed.operator_quotas()) == ({"red": {"pins": 1}}, {"red": {"pins": 2}}, {})
+
+
 def test_what_is_lent_is_known_and_another_mapping_once_it_has_changed() -> None:
     followed = Followed()
     red, blue = LoansRecord("red", (Asked(1, 2), Asked())), LoansRecord("blue", given={(1, 3): 4})

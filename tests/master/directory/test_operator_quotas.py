@@ -4,14 +4,13 @@ import pytest
 
 from kvstore.master.directory import operator_quotas, records
 from kvstore.master.directory.operator_quotas import OperatorQuotas
-from kvstore.master.directory.records import QuotaRecord
 from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.security.quotas.reading import MAX_LIMIT
 from kvstore.security.quotas.tables import NamedLimits
 
 
 def test_what_is_set_is_kept_beside_what_was_and_the_record_has_all_of_it() -> None:
-    quotas = OperatorQuotas([QuotaRecord("red", {"pins": 3})])
+    quotas = OperatorQuotas({"red": {"pins": 3}})
     former = quotas.tenants
     assert quotas.set("red", {"pins": None, "blocks": 5}) == [records.put_quota("red", {"pins": None, "blocks": 5})]
     assert quotas.set("red", {"blocks": 5}) == [], "it is so already"
@@ -21,7 +20,7 @@ def test_what_is_set_is_kept_beside_what_was_and_the_record_has_all_of_it() -> N
 
 
 def test_some_limits_are_cleared_or_all_and_a_tenant_without_any_has_no_record() -> None:
-    quotas = OperatorQuotas([QuotaRecord("red", {"pins": 3, "blocks": 5, "connections": None})])
+    quotas = OperatorQuotas({"red": {"pins": 3, "blocks": 5, "connections": None}})
     assert quotas.clear("red", ["pins", "dram_bytes"]) == [records.put_quota("red", {"blocks": 5, "connections": None})]
     assert quotas.clear("red") == [records.delete_quota("red")]
     assert (quotas.clear("red"), quotas.clear("blue", ["pins"]), quotas.tenants) == ([], [], {})
@@ -38,7 +37,7 @@ def test_some_limits_are_cleared_or_all_and_a_tenant_without_any_has_no_record()
     ],
 )
 def test_bad_limits_are_refused_and_change_nothing(tenant: str, limits: NamedLimits, told: str) -> None:
-    quotas = OperatorQuotas([QuotaRecord("red", {"pins": 3})])
+    quotas = OperatorQuotas({"red": {"pins": 3}})
     with pytest.raises(InvalidArgument, match=told):
         quotas.set(tenant, limits)
     with pytest.raises(InvalidArgument, match="there is no limit 'dram'"):
@@ -48,7 +47,7 @@ def test_bad_limits_are_refused_and_change_nothing(tenant: str, limits: NamedLim
 
 def test_more_tenants_than_nodes_are_told_of_in_a_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_quotas, "MAX_TENANTS", 1)
-    quotas = OperatorQuotas([QuotaRecord("red", {"pins": 3})])
+    quotas = OperatorQuotas({"red": {"pins": 3}})
     with pytest.raises(Full, match="1 tenants have limits set by operators: clear"):
         quotas.set("blue", {"pins": 3})
     assert quotas.set("red", {"pins": 4})

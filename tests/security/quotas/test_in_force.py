@@ -8,7 +8,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.quotas.in_force import QuotasInForce
 from kvstore.security.quotas.quota import UNLIMITED, Quota
-from kvstore.security.quotas.tables import Origins
+from kvstore.security.quotas.tables import NamedLimits, Origins
 
 
 def test_a_changed_file_is_in_force_once_it_was_read_again(tmp_path: Path) -> None:
@@ -63,3 +63,14 @@ def test_what_operators_have_set_is_above_the_file_whichever_of_them_changed_las
     quotas.overlay({})
     assert quotas.now.of("red") == Quota(pins=9, blocks=44)
     assert len({*versions, quotas.version}) == 4, "nodes hear of each"
+
+
+def test_what_operators_have_set_is_laid_over_once_however_often_it_is_told() -> None:
+    quotas = QuotasInForce("")
+    operators: dict[str, NamedLimits] = {"red": {"pins": 3}}
+    quotas.overlay(operators)
+    first = quotas.now
+    quotas.overlay(operators)
+    assert quotas.now is first, "all tenants' limits are made anew for nothing"
+    quotas.overlay({"red": {"pins": 4}})
+    assert quotas.now.of("red") == Quota(pins=4)
