@@ -136,6 +136,7 @@ class Directory:
             self._reservations,
             self._publishing,
             self.replication,
+            self.targets,
             self._removals,
             master_epoch,
         )

@@ -16,6 +16,7 @@ from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.targets import Targets
 from kvstore.master.directory.tenants import Tenant, Tenants
 
 
@@ -45,11 +46,12 @@ class Removing:
         reservations: Reservations,
         publishing: Publishing,
         replication: Replication,
+        targets: Targets,
         removals: Removals,
         master_epoch: int,
     ) -> None:
         self._rows, self._tenants, self._queries, self._reservations = rows, tenants, queries, reservations
-        self._publishing, self._replication, self._removals = publishing, replication, removals
+        self._publishing, self._replication, self._targets, self._removals = publishing, replication, targets, removals
         self._master_epoch = master_epoch
 
     def plan(self, tenant: str, keys: Sequence[bytes], *, force: bool) -> Removal:
@@ -66,8 +68,6 @@ class Removing:
                     continue
                 del owner.pins[key]
                 removal.ops.append(records.unpin(owner.prefix, key))
-            if owner.targets.pop(key, None) is not None:
-                removal.ops.append(records.delete_target(owner.prefix, key))
             if key in owner.rows or key in owner.pending:
                 removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
             self._plan_one(removal, owner, key, force=force)
@@ -86,12 +86,14 @@ class Removing:
         return ops
 
     def over(self, tenant: str, removal: Removal) -> None:
-        """Every node has answered, or will not: the blocks may be copied and claimed again as far as they are still there."""
+        """Every node has answered, or will not: the blocks may be copied and claimed again as far as they are still there, and are where
+        one holder has dropped them and another one uses them."""
         owner = self._tenants.asked(tenant)
         for key in removal.asked:
             left = owner.removing.pop(key) - 1
             if left:
                 owner.removing[key] = left
+            self._targets.look_again(tenant, key)
 
     def _plan_one(self, removal: Removal, owner: Tenant, key: bytes, *, force: bool) -> None:
         self._replication.cancel(owner, key)
@@ -105,5 +107,7 @@ class Removing:
             # What a node answers is taken in when all have answered: it must not have come by the block again meanwhile.
             owner.removing[key] = owner.removing.get(key, 0) + 1
             removal.asked.append(key)
+        elif owner.targets.pop(key, None) is not None:  # else it ends with the last holder's answer
+            removal.ops.append(records.delete_target(owner.prefix, key))
         for node_id, generation in asked.items():
             removal.commands.drop(node_id, owner, key, generation, force=force)

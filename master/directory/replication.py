@@ -97,6 +97,10 @@ class Replication:
             for begin in range(0, len(wanted), MAX_BATCH)
         ]
 
+    def is_removed(self, owner: Tenant, key: bytes, row: int) -> bool:
+        """Nodes have been told to drop the block, and those that have it may not have answered: it is not copied."""
+        return key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0)
+
     def is_ordered(self, tenant: str, key: bytes) -> bool:
         """A copy of the block is under way, to whichever node."""
         return (tenant, key) in self._nodes
@@ -173,8 +177,7 @@ class Replication:
 
     def _is_wanted(self, owner: Tenant, key: bytes, row: int, node_id: int, source_node_id: int) -> bool:
         holders = [holder for holder, _state in self._rows.pairs(row)]
-        is_removed = key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0)
-        return source_node_id in holders and node_id not in holders and not is_removed
+        return source_node_id in holders and node_id not in holders and not self.is_removed(owner, key, row)
 
     def _message(self, tenant: str, namespace: str, source: Member, wanted: Sequence[tuple[bytes, int]]) -> Copy:
         versions = [self._rows.version(row) for _key, row in wanted]

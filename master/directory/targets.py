@@ -86,6 +86,11 @@ class Targets:
                 self._due[tenant, key] = None  # one was evicted since, say: who waits for it would do so in vain
         return Asked(bytes(flags), ops)
 
+    def look_again(self, tenant: str, key: bytes) -> None:
+        """The block may be at fewer nodes than it was, and nobody has evicted it."""
+        if key in self._tenants.asked(tenant).targets:
+            self._due[tenant, key] = None
+
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Order the next copies. What has arrived or failed since the last step is looked at again."""
         copying = self._copying
@@ -140,7 +145,7 @@ class Targets:
         row = owner.rows.get(key)
         pairs = self._rows.pairs(row)
         sources = [node_id for node_id, state in pairs if not state & HINT and node_id in self._rows.sets.live_nodes]
-        if key not in owner.targets or not sources:
+        if key not in owner.targets or not sources or self._replication.is_removed(owner, key, row):
             return True
         has = {node_id for node_id, state in pairs if node_id in counted and not (state & HINT and node_id in takers)}
         has |= takers.keys() & self._replication.receivers(name, key)

@@ -155,6 +155,14 @@ def test_a_replica_target_goes_with_the_block() -> None:
     assert not any(key.startswith(b"t") for key in master.catalog)
 
 
+def test_a_replica_target_goes_at_once_where_no_holder_lives_who_could_answer() -> None:
+    master, node = one_node(b"a")
+    master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
+    die(master, node)
+    master.commit(master.directory.removing.plan(TENANT, [b"a"], force=False).ops)
+    assert not any(key.startswith(b"t") for key in master.catalog)
+
+
 def test_all_that_have_a_block_drop_it_however_few_an_answer_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holders, "MAX_REPLICAS", 1)
     master, _ = one_node(b"a")

@@ -224,6 +224,24 @@ def test_a_target_ends_with_its_block_however_that_goes(cluster: Cluster) -> Non
     assert cluster.step() == []
 
 
+def test_a_target_stays_with_a_block_that_a_holder_keeps_from_removal_and_what_was_dropped_is_made_anew(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.ask(2, b"a")
+    cluster.arrive(*cluster.step())
+    cluster.step()
+    removing = cluster.master.directory.removing
+    removal = removing.plan(TENANT, [b"a"], force=False)
+    cluster.master.commit(removal.ops)
+    for node, flag in ((two, b"\1"), (cluster.one, b"\0")):
+        cluster.master.commit(removing.dropped(node.node_id, TENANT, [b"a"], [1], flag))
+    cluster.node("three", "z", tier=Tier(capacity_bytes=1000, used_bytes=1000))
+    assert cluster.step() == [], "whoever has it may yet drop it"
+    removing.over(TENANT, removal)
+    [order] = cluster.step()
+    assert (order.keys, order.node_id, order.source_node_id) == ([b"a"], two.node_id, cluster.one.node_id)
+    assert any(key[:1] == b"t" for key in cluster.master.catalog), "over a restart of the master too"
+
+
 def test_nothing_is_copied_of_what_only_the_catalog_tells_of(cluster: Cluster) -> None:
     cluster.ask(2)
     cluster.node("two", "y")
