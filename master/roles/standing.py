@@ -9,6 +9,7 @@ import enum
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from kvstore.master.catalogs.interface import Change, Owner
 from kvstore.master.directory.following import Followed
@@ -31,6 +32,13 @@ class Role(enum.StrEnum):
     CUT_OFF = "cut off"
 
 
+class _Limits(NamedTuple):
+    """What owners of other partitions hold tenants to as well."""
+
+    operator_quotas: Mapping[str, NamedLimits]
+    loans: Loans
+
+
 class Standing:
     """A catalog's Follower, called in the loop's thread (relay.py)."""
 
@@ -45,6 +53,8 @@ class Standing:
         self._lead = lead
         self._on_change = on_change
         self._followed = Followed()
+        self._former: _Limits | None = None
+        """What was known before the catalog is listed anew, until it has been: else nobody had a limit meanwhile."""
         self._leading: Leading | None = None
         self._is_open = False
         """What it may grant is durable: it serves."""
@@ -75,11 +85,16 @@ class Standing:
     def operator_quotas(self) -> Mapping[str, NamedLimits] | None:
         """What operators have set of tenants' limits, as the catalog that is followed has it, another mapping after each change; None for
         the owner, who has it first."""
-        return self._followed.operator_quotas() if self._leading is None else None
+        return self._limits().operator_quotas if self._leading is None else None
 
     def loans(self) -> Loans:
         """What is durable of what this partition lends others of tenants' limits, and asks them for."""
-        return self._followed.loans if self._leading is None else self._leading.lending.durable
+        return self._limits().loans
+
+    def _limits(self) -> _Limits:
+        if self._leading is not None:
+            return _Limits(self._leading.directory.operator_quotas.tenants, self._leading.lending.durable)
+        return self._former or _Limits(self._followed.operator_quotas(), self._followed.loans)
 
     def queries(self, live: Iterable[int]) -> Queries:
         """What is asked of the directory, whoever owns it: of another's as its records are, with these nodes taken to be alive."""
@@ -117,7 +132,7 @@ class Standing:
     def owned_by(self, owner: Owner | None) -> None:
         if owner is not None and owner.address == self._address:
             owner = None
-        self.owner = owner
+        self.owner, self._former = owner, None
         log.info(
             "following %s",
             f"{owner.name} at {owner.address}, epoch {owner.epoch}, of {self._what}" if owner else f"{self._what}, which nobody owns",
@@ -126,7 +141,7 @@ class Standing:
         self._on_change()
 
     def elected(self, epoch: int) -> None:
-        self.owner = None
+        self.owner = self._former = None
         leading = self._leading = self._lead(epoch, self._followed)
 
         def opened() -> None:
@@ -162,8 +177,8 @@ class Standing:
             self._leading.end(why)
 
     def _stand_by(self) -> None:
-        """Nothing is known of the catalog."""
-        had_led = self._leading is not None
+        """Nothing is known of the catalog, but for limits."""
+        had_led, self._former = self._leading is not None, self._limits()
         self._leading, self._is_open, self._is_cut_off = None, False, False
         self.owner, self._followed = None, Followed()
         if had_led:

@@ -11,7 +11,7 @@ from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.records import LoansRecord, put_loans, put_quota
+from kvstore.master.directory.records import LoansRecord, delete_quota, put_loans, put_quota
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
@@ -189,3 +189,24 @@ def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_th
     assert standing.queries([1]) is standing.leading().directory.queries
     assert standing.columns([1]) == standing.leading().directory.columns()
     standing.close(OVER)
+
+
+def test_limits_and_loans_hold_while_the_catalog_is_listed_anew_whoever_owned_it(stage: Stage) -> None:
+    standing, loans = stage.standing, LoansRecord("red", given={(0, 1): 2})
+    standing.begin()
+    standing.take([put_quota("red", {"pins": 5}), put_loans(loans)])
+    standing.owned_by(OTHER)
+    for _ in range(2):
+        known = standing.operator_quotas(), standing.loans()
+        standing.begin()
+        standing.begin()
+        standing.take([put_quota("blue", {"pins": 1})])
+        assert (standing.operator_quotas(), standing.loans()) == known == ({"red": {"pins": 5}}, {"red": loans})
+        standing.take([put_quota("red", {"pins": 5}), delete_quota("blue"), put_loans(loans)])
+        standing.owned_by(None)
+    standing.elected(9)
+    standing.deposed(OVER)
+    standing.begin()
+    assert (standing.operator_quotas(), standing.loans()) == ({"red": {"pins": 5}}, {"red": loans}), "it had owned it itself"
+    standing.owned_by(OTHER)
+    assert (standing.operator_quotas(), standing.loans()) == ({}, {}), "they have been cleared meanwhile"
