@@ -38,8 +38,12 @@ def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
             if name.startswith(OF_PROCESS):
                 found.counters[name] = max(found.counters[name], count) if name.endswith("_slowest_us") else found.counters[name] + count
     are_owners = not any(reply.role == "following" for reply in replies)
+    named: dict[str, list[pb.NodeStatus]] = {}
+    for reply in replies:
+        for node in reply.nodes:
+            named.setdefault(node.name, []).append(node)
     for node in found.nodes:
-        _merge_node(node, [each for reply in replies for each in reply.nodes if each.name == node.name], are_owners=are_owners)
+        _merge_node(node, named[node.name], are_owners=are_owners)
     _merge_grants(found, replies, processes)
     return found
 
