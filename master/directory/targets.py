@@ -91,8 +91,9 @@ class Targets:
         if key in self._tenants.asked(tenant).targets:
             self._due[tenant, key] = None
 
-    def step(self, now_ns: int) -> list[CopyOrder]:
-        """Order the next copies. What has arrived or failed since the last step is looked at again."""
+    def step(self, now_ns: int, *, is_tick: bool = True) -> list[CopyOrder]:
+        """Order the next copies. What has arrived or failed since the last step is looked at again. What found no room, and all targets
+        when nodes have come or gone, are looked at in ticks only: requests are many, and each would look at a whole pace of them."""
         copying = self._copying
         self._due.update(dict.fromkeys(copying.begin(now_ns)))
         takers = self._takers()
@@ -105,7 +106,7 @@ class Targets:
         self._ordered.clear()
         cost = 0
         while cost + receivers.looked_at < copying.pace.rows and not copying.is_busy:
-            where = self._next(now_ns)
+            where = self._next(now_ns) if self._due or is_tick else None
             if where is None:
                 break
             cost += LOOK_COST

@@ -112,7 +112,7 @@ class FramesService:
         self._arrivals, self._borrowing = arrivals, borrowing
         self.clients = clients = ClientFrames(
             *(directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals, borrowing),
-            order_copies=self.make_replicas,
+            order_copies=partial(self.make_replicas, is_tick=False),
         )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
@@ -169,9 +169,9 @@ class FramesService:
         if self.tickets is not None:
             self.tickets.tick(now_ns)
 
-    def make_replicas(self, now_ns: int) -> None:
-        """Order copies of what is at fewer nodes than it is to be."""
-        for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns):
+    def make_replicas(self, now_ns: int, *, is_tick: bool = True) -> None:
+        """Order copies of what is at fewer nodes than it is to be; see Targets.step."""
+        for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns, is_tick=is_tick):
             order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
             on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 

@@ -34,10 +34,10 @@ class Cluster:
         self.master.commit(asked.ops)
         return list(asked.flags)
 
-    def step(self, passed_ns: int = 0) -> list[CopyOrder]:
+    def step(self, passed_ns: int = 0, *, is_tick: bool = True) -> list[CopyOrder]:
         """What is ordered, as the master does it."""
         self.master.now_ns += passed_ns
-        orders = self.master.directory.targets.step(self.master.now_ns)
+        orders = self.master.directory.targets.step(self.master.now_ns, is_tick=is_tick)
         for tenant, keys, node_id, source in orders:
             self.master.directory.replication.plan(tenant, keys, node_id=node_id, source_node_id=source, now_ns=self.master.now_ns)
         self.master.directory.check_integrity()
@@ -288,6 +288,20 @@ def test_a_full_cluster_costs_a_step_no_more_than_its_pace_and_the_less_the_fewe
             assert cluster.step() == []
         assert len(cluster.master.directory.targets._no_room) == 3, "all have their turn"
     assert looked_at == [3, 2]
+
+
+def test_a_request_for_replicas_looks_at_none_that_found_no_room_and_at_no_others(cluster: Cluster) -> None:
+    """A cache is full for ever, and requests come by the hundred."""
+    two = cluster.node("two", "y", tier=Tier(capacity_bytes=1000, used_bytes=990))
+    cluster.ask(2, b"a", b"b")
+    assert cluster.step() == []
+    two.tiers = (ROOM,)
+    cluster.ask(2, b"c")
+    [order] = cluster.step(PAUSE_NS, is_tick=False)
+    assert order.keys == [b"c"]
+    cluster.node("three", "z")
+    assert cluster.step(is_tick=False) == []
+    assert sorted(key for order in cluster.step() for key in order.keys) == [b"a", b"b"]
 
 
 def test_a_block_that_is_due_and_walked_over_in_one_step_is_copied_once(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.master.directory.copying import CopyOrder
 from kvstore.master.directory.targets import Asked, Targets
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
@@ -468,17 +469,24 @@ def test_a_long_list_is_replicated_a_slice_at_a_time(places: Places, client: Cha
     keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
     node.sync(*map(Event, keys))
     asked: list[int] = []
-    ask_targets = Targets.ask
+    ticks: list[bool] = []
+    ask_targets, step_targets = Targets.ask, Targets.step
 
     def counting(targets: Targets, tenant: str, keys: Sequence[bytes], count: int) -> Asked:
         asked.append(len(keys))
         return ask_targets(targets, tenant, keys, count)
 
+    def stepping(targets: Targets, now_ns: int, *, is_tick: bool) -> list[CopyOrder]:
+        ticks.append(is_tick)
+        return step_targets(targets, now_ns, is_tick=is_tick)
+
     monkeypatch.setattr(Targets, "ask", counting)
+    monkeypatch.setattr(Targets, "step", stepping)
     for _ in range(2):
         flags = ask(client, Replicate([*keys, b"none"], 2), Flags).flags
         assert flags == bytes([REPLICAS_NOT_YET] * len(keys) + [REPLICAS_ABSENT])
     assert asked == [SLICE_ROWS, 101] * 2
+    assert ticks.count(False) == 1, "what else wants copies is not looked at for a request, and nothing where it wants nothing new"
     with pytest.raises(InvalidArgument):
         ask(client, Replicate(keys, 0), Flags)
     node.close()
