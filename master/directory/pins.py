@@ -6,7 +6,7 @@ the end of its inventory, it lets go.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,7 @@ SPARE_ENDS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """Pins made or ended. `flags` (1: the block is there) by key; `ops` for the catalog; `commands` for the nodes."""
+    """Pins made or ended. `flags` (1: the block is there; see `held`) by key; `ops` for the catalog; `commands` for the nodes."""
 
     flags: bytes
     ops: list[Change]
@@ -94,6 +94,17 @@ class Pins:
                 pinning.ops.extend((records.pin(owner.prefix, key, until_ms=until_ms), *self._recording.settle(owner, key)))
                 self._tell(pinning, owner, key, pinned=True)
         return pinning
+
+    def held(self, tenant: str, keys: Sequence[bytes], pinning: Pinning, answers: Iterable[tuple[Sequence[bytes], bytes | None]]) -> bytes:
+        """The flags of a pin of `keys` once it is durable and the nodes have answered, each by the keys it was told and whether they are
+        there; None: it hears of the pin when it registers. What has been evicted meanwhile is not there, and its pin ends with it."""
+        pins = self._tenants.asked(tenant).pins
+        gone, there = set[bytes](), set[bytes]()
+        for told, flags in answers:
+            for key, flag in zip(told, flags or b"\1" * len(told), strict=True):
+                (there if flag else gone).add(key)
+        gone -= there
+        return bytes(flag and key in pins and key not in gone for key, flag in zip(keys, pinning.flags, strict=True))
 
     def unpinned(self, tenant: str, keys: Sequence[bytes]) -> int:
         """How many of them have no pin; a repeated one counts once."""

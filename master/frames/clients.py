@@ -168,7 +168,8 @@ class ClientFrames:
         tenant, pins = _tenant(session), self._directory.pins
 
         def pin() -> None:
-            self._pinned(session, header, pins.pin(tenant, message.keys, pinned=bool(message.pinned)))
+            pinning = pins.pin(tenant, message.keys, pinned=bool(message.pinned))
+            self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
 
         wanted = pins.unpinned(tenant, message.keys) if message.pinned else 0
         self._borrowing.attempt_for(session, header, tenant, PINS, wanted, pin)
@@ -180,7 +181,8 @@ class ClientFrames:
         tenant, pins, ttl_ns = _tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
 
         def pin() -> None:
-            self._pinned(session, header, pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns()))
+            pinning = pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns())
+            self._pinned(session, header, message, pinning, pinned=True)
 
         self._borrowing.attempt_for(session, header, tenant, PINS, pins.unpinned(tenant, message.keys), pin)
 
@@ -211,12 +213,19 @@ class ClientFrames:
 
         Turns(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
 
-    def _pinned(self, session: Session, header: Header, pinning: Pinning) -> None:
+    def _pinned(self, session: Session, header: Header, message: Pin | PinFor, pinning: Pinning, *, pinned: bool) -> None:
+        tenant = _tenant(session)
+
+        def told(answers: Answers) -> None:
+            session.reply(header.request_id, Flags(self._held(tenant, message.keys, pinning, answers) if pinned else pinning.flags))
+
         def durable() -> None:
-            span = session.span(header.request_id)
-            self._command(span, pinning.commands, lambda _answers: session.reply(header.request_id, Flags(pinning.flags)))
+            self._command(session.span(header.request_id), pinning.commands, told)
 
         self._committer.commit(pinning.ops, durable)
+
+    def _held(self, tenant: str, keys: Sequence[bytes], pinning: Pinning, answers: Answers) -> bytes:
+        return self._directory.pins.held(tenant, keys, pinning, ((command.keys, flags) for _node_id, command, flags in answers))
 
     def expire_pins(self, now_ns: int) -> None:
         """End pins whose time is over."""
@@ -288,10 +297,12 @@ class ClientFrames:
 
             def act() -> None:
                 pinning = pins.pin(tenant, keys, pinned=pinned)
-                count = pinning.flags.count(1) if pinned else len(keys) - unpinned  # who lets go never waits
+
+                def told(answers: Answers) -> None:
+                    done(self._held(tenant, keys, pinning, answers).count(1) if pinned else len(keys) - unpinned)  # who lets go never waits
 
                 def durable() -> None:
-                    self._links.command(pinning.commands, lambda _answers: done(count))
+                    self._links.command(pinning.commands, told)
 
                 self._committer.commit(pinning.ops, durable)
 

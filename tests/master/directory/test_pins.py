@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.master.directory import holders
 from kvstore.master.directory.pins import MAX_ENDED, SPARE_ENDS, Pinning
-from kvstore.protocol.catalog_messages import Hold
+from kvstore.protocol.catalog_messages import EVENT_GONE, Hold
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, S, die, one_node
@@ -39,6 +39,22 @@ def test_a_pin_holds_what_is_there_and_its_node_is_told_of_that_and_of_its_end()
         pinning = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=pinned)
         assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, Hold(1, TENANT, [b"a"], int(pinned)))])
         assert (len(pinning.ops), master.directory.counts().pinned) == (1, int(pinned))
+
+
+def test_what_leaves_while_its_pin_is_on_its_way_is_not_said_to_be_there() -> None:
+    keys = [b"a", b"b", b"c", b"d", b"none"]
+    master, node = one_node(*keys[:4])
+    pinning = master.directory.pins.pin(TENANT, keys, pinned=True)
+    master.publish(node, Event(b"a", kind=EVENT_GONE))
+
+    def held(*answers: bytes | None) -> bytes:
+        return master.directory.pins.held(TENANT, keys, pinning, [(keys[:4], flags) for flags in answers])
+
+    assert pinning.flags == b"\1\1\1\1\0"
+    assert held(b"\0\0\1\1") == b"\0\0\1\1\0", "of b the node's event has yet to come"
+    assert held(b"\0\0\1\1", b"\0\1\0\1") == b"\0\1\1\1\0", "another node has it"
+    assert held(None) == b"\0\1\1\1\0", "it hears of the pins when it registers"
+    assert held() == b"\0\1\1\1\0", "they were pinned for longer"
 
 
 def test_unpinning_lets_go_also_of_what_is_out_of_reach() -> None:

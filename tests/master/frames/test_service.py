@@ -135,6 +135,22 @@ def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide)
         assert asking.result() == b"\1\0"
 
 
+def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(places: Places, client: Channel, node: NodeSide) -> None:
+    node.publish(Event(b"a"), Event(b"b"))
+    master = places.master
+    assert master is not None
+    for message in (PinFor([b"a", b"b"], 60_000), Pin([b"a", b"b"])):
+        asking = Asking(client, message)
+        header, _body = node.read()
+        node.answer(header, Flags(b"\0\1"))
+        assert asking.result() == b"\0\1"
+    leading = master.partitions[0].standing.leading()
+    pinned = master.reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
+    header, _body = node.read()
+    node.answer(header, Flags(b"\0\1"))
+    assert pinned.result(TIMEOUT_S) == 1
+
+
 def test_the_live_nodes_are_told_to_clients(client: Channel, node: NodeSide) -> None:
     table = ask(client, Nodes(), NodeTable)
     assert (list(table.ids), table.names, table.hosts, table.unix, table.tcp) == ([1], ["one"], ["host"], ["/u"], ["t:1"])
