@@ -18,7 +18,7 @@ from kvstore.client.reads.progress import Progress
 from kvstore.client.reads.sinks import Sink
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import DeadlineExceeded, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read
 from kvstore.rpc.deadline import Deadline
@@ -83,7 +83,8 @@ class Reading(Generic[R]):
         return [self._read_from(node_id, parts) for _ in range(min(PARTS_AT_ONCE, len(parts)))]
 
     def _read_from(self, node_id: int, parts: deque[list[Wanted]]) -> Operation[None]:
-        """Read from the node what is left of `parts`, one after another. Several may do so at once."""
+        """Read from the node what is left of `parts`, one after another. Several may do so at once. Once the node has failed one, it is
+        asked for none of the others: each would take half of the time that is left, or the time of a connection in vain."""
         daemons, progress = self._resources.daemons, self._progress
         node = daemons.nodes.get(node_id) or (yield from daemons.find_node(node_id, self._deadline))
         while parts:
@@ -100,12 +101,19 @@ class Reading(Generic[R]):
             except DeadlineExceeded as error:
                 if not shares:
                     raise
-                progress.retry(node_id, [item for item in part if item[1].replicas > 1], error)
-                progress.retry(0, [item for item in part if item[1].replicas == 1], error)
+                self._retry_elsewhere(node_id, [*part, *_taken(parts)], error)
             except StaleHandle:
                 progress.retry(node_id, part)
             except Unavailable:
-                progress.retry((yield from daemons.node_to_avoid(node_id, self._deadline)), part)
+                rest = _taken(parts)
+                avoid = yield from daemons.node_to_avoid(node_id, self._deadline)
+                progress.retry(avoid, part)
+                self._retry_elsewhere(avoid, rest)
+
+    def _retry_elsewhere(self, avoid: int, wanted: Sequence[Wanted], failure: KVStoreError | None = None) -> None:
+        """What has another replica there, and the rest once more where it is."""
+        self._progress.retry(avoid, [item for item in wanted if item[1].replicas > 1], failure)
+        self._progress.retry(0, [item for item in wanted if item[1].replicas == 1], failure)
 
     def _parts(self, wanted: list[Wanted], *, is_local: bool) -> Iterator[list[Wanted]]:
         """Cut where a message's values or keys become too many; and, for a node of another host, where they can overlap."""
@@ -163,3 +171,10 @@ class Reading(Generic[R]):
         mapping, channel = self._resources.mapping, answer.loan.channel
         slabs = yield from mapping.map_slabs(channel, answer.node.node_id, wanted, answer.deadline, writable=False)
         return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
+
+
+def _taken(parts: deque[list[Wanted]]) -> list[Wanted]:
+    """All that is left of them: nobody reads it from there now."""
+    taken = [item for part in parts for item in part]
+    parts.clear()
+    return taken

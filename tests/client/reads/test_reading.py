@@ -11,7 +11,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.master_messages import Lookup, Nodes
 from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Slabs
-from tests.client.oracle import BIG, MASTER, Oracle, OracleChannel, Pair
+from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
 
 
@@ -227,3 +227,39 @@ def test_a_batch_of_another_host_is_read_in_parts_that_can_overlap(nodes: Pair) 
     assert get(oracle, *keys) == [value] * 3
     assert [len(message.keys) for message in oracle.sent(Read)] == [1, 1, 1]
     assert oracle.together == [2]
+
+
+def many_parts(oracle: Oracle, *node_ids: int) -> list[bytes]:
+    """Keys of blocks that these nodes have, each a part of its own."""
+    keys = [b"%d" % i for i in range(9)]
+    for key in keys:
+        oracle.store(key, BIG, *node_ids)
+    return keys
+
+
+def test_a_node_that_hangs_in_one_part_of_a_batch_is_asked_for_no_other_that_another_node_has(nodes: Pair) -> None:
+    oracle = Oracle(*nodes, frame_bytes=150_000)
+    keys = many_parts(oracle, 1, 2)
+    oracle.store(b"one", OTHER, 1)
+    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    assert get(oracle, *keys, b"one") == [BIG] * 9 + [OTHER]
+    assert [(message.avoid, len(message.keys)) for message in oracle.sent(Lookup)] == [(0, 10), (1, 9), (0, 1)]
+
+
+def test_a_node_that_has_vanished_is_looked_for_once_and_not_for_each_part(nodes: Pair) -> None:
+    oracle = Oracle(*nodes, frame_bytes=150_000)
+    keys = many_parts(oracle, 2, 1)
+    oracle.store(b"one", OTHER, 2)
+    oracle.resources.hints.learn((key, Hint(2, 0, len(BIG), replicas=2)) for key in keys)
+    oracle.resources.hints.learn_one(b"one", Hint(2, 0, len(OTHER)))
+    oracle.unreachable.add("node2:1")
+    assert get(oracle, *keys, b"one") == [BIG] * 9 + [None]
+    assert [(message.avoid, len(message.keys)) for message in oracle.sent(Lookup)] == [(2, 9), (0, 1), (2, 1)]
+    assert len(oracle.sent(Nodes)) == 3, "at first, and after each time that it was not reached"
+
+
+def test_one_connection_that_breaks_costs_no_part_that_was_not_asked_for_over_it(nodes: Pair) -> None:
+    oracle = Oracle(*nodes, frame_bytes=150_000)
+    keys = many_parts(oracle, 1)
+    oracle.script[Read].append(Unavailable("it broke"))
+    assert get(oracle, *keys) == [None] + [BIG] * 8
