@@ -159,7 +159,7 @@ class Operations:
         deadline = self.deadline(deadline_s)
         daemons = self.resources.daemons
         yield from daemons.refresh_nodes(deadline)
-        yield from self.local.attach(deadline)
+        yield from self.local.attach(deadline, waits=True)
         found = {node.name: "it does not answer" if self.settings.use_index else "" for node in daemons.nodes.local()}
         return found | {node.name: "" for node in self.local.ready} | daemons.unshared.reasons()
 

@@ -37,7 +37,8 @@ ATTACH_SHARE: Final = 4
 RETRY_FACTOR: Final = 10
 """What has taken long and come to nothing is not tried again before so many times as long."""
 RETRY_NS: Final = 1_000_000_000
-"""How long after a node of this host could not be attached to, or none was there, it is tried again."""
+"""How long after a node of this host could not be attached to, or none was there, it is tried again. Where others are ready nobody waits
+for that."""
 
 
 class LocalNode:
@@ -108,6 +109,8 @@ class LocalNodes:
         self.clock_ns = clock_ns
         self._asking = threading.Lock()
         self._due_ns = 0
+        self._retry_ns = 0
+        """When nodes are tried again that could not be attached to."""
         self._nodes_version = -1
         self._is_closed = not is_used
         self.process = Process.number
@@ -132,9 +135,18 @@ class LocalNodes:
         if is_due:
             self._due_ns = now_ns + LOOK_NS
             is_as_told = self._nodes_version == self._daemons.nodes.version
-            is_due = not self.ready or not is_as_told or any(node.needs_asking for node in self.ready)
+            is_due = not self.ready or not is_as_told or any(node.needs_asking for node in self.ready) or self._is_retry_due()
         self._look()
         return is_due
+
+    def _missing(self) -> list[KnownNode]:
+        """Nodes of this host that are not ready. One that was restarted, or whose socket answers again, is back without a word of the
+        master's."""
+        ready = {node.node_id for node in self.ready}
+        return [known for known in self._daemons.nodes.local() if known.node_id not in ready]
+
+    def _is_retry_due(self) -> bool:
+        return self.clock_ns() >= self._retry_ns and bool(self._missing())
 
     def _look(self) -> None:
         """Have those at hand that count now, until one of them may not."""
@@ -143,8 +155,11 @@ class LocalNodes:
         if self._is_closed:
             self.at_hand = FOREVER_NS, ()
 
-    def attach(self, deadline: Deadline) -> Operation[None]:
-        """Take a desk at each node of this host, as far as that goes: what fails is left for later. Another thread's call goes on alone."""
+    def attach(self, deadline: Deadline, *, waits: bool = False) -> Operation[None]:
+        """Take a desk at each node of this host, as far as that goes: what fails is left for later. Another thread's call goes on alone.
+
+        Where others are ready, nodes that were missing before are tried again in the background, unless it `waits` for them.
+        """
         if not self._asking.acquire(blocking=False):
             return
         try:
@@ -153,16 +168,14 @@ class LocalNodes:
             nodes = self._daemons.nodes
             if not nodes.is_known:
                 yield from self._daemons.refresh_nodes(deadline)
+            is_as_told = self._nodes_version == nodes.version
             self._nodes_version = nodes.version
             self._drop_lost()
             for node in self.ready:
                 with suppress(KVStoreError):  # one that has gone meanwhile is dropped the next time
                     yield from self._let_go(node, _share_of(deadline))
-            have = {node.node_id for node in self.ready}
-            for known in nodes.local():
-                if known.node_id not in have:
-                    with suppress(KVStoreError):
-                        yield from self._attach_to(known, _share_of(deadline))
+            if waits or not self.ready or not is_as_told:
+                yield from self._attach_missing(deadline)
             took_ns = self.clock_ns() - begun_ns
             self._due_ns = begun_ns + max(RETRY_NS, RETRY_FACTOR * took_ns)
             if self.ready and not any(node.needs_asking for node in self.ready):
@@ -172,12 +185,20 @@ class LocalNodes:
         finally:
             self._look()
             self._asking.release()
-        if any(node.index.is_over for node in self.ready):
+        if any(node.index.is_over for node in self.ready) or self._is_retry_due():
             with suppress(RuntimeError):  # the system has no thread for it; the next look tries again
-                yield Aside(self._renew_indexes())
+                yield Aside(self._catch_up())
 
-    def _renew_indexes(self) -> Operation[None]:
-        """The larger one, of each node that has one by now. Another call that asks nodes goes first: then the next look tries again."""
+    def _attach_missing(self, deadline: Deadline) -> Operation[None]:
+        begun_ns = self.clock_ns()
+        for known in self._missing():
+            with suppress(KVStoreError):
+                yield from self._attach_to(known, _share_of(deadline))
+        self._retry_ns = begun_ns + max(RETRY_NS, RETRY_FACTOR * (self.clock_ns() - begun_ns))
+
+    def _catch_up(self) -> Operation[None]:
+        """The larger index of each node that has one by now, and a desk at those that could not be attached to before. Another call that
+        asks nodes goes first: then the next look tries again."""
         if not self._asking.acquire(blocking=False):
             self._due_ns = self.clock_ns() + LOOK_NS
             return
@@ -187,6 +208,8 @@ class LocalNodes:
                     with suppress(KVStoreError):
                         node.index, _ = yield from self._ask(node.loan, Deadline(ATTACH_S))
                         self._due_ns = min(self._due_ns, self.clock_ns() + LOOK_NS)
+            if self._is_retry_due():
+                yield from self._attach_missing(Deadline(ATTACH_S * ATTACH_SHARE))
         finally:
             self._look()
             self._asking.release()

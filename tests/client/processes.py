@@ -66,16 +66,21 @@ class Cluster:
         return Control(self._control, ClientSettings())
 
     def start_node(self, *flags: str) -> Process:
-        number = len(self.nodes)
-        self.nodes.append(
-            Process(
-                "kvstore.store.daemon",
-                *("--master", self.address, "--listen", "127.0.0.1:0", "--name", f"n{number}"),
-                *("--run-dir", str(self.folder / f"n{number}"), *flags),
-                log=self.folder / f"node{number}.log",
-            )
-        )
+        self.nodes.append(self._start_node(len(self.nodes), "127.0.0.1:0", *flags))
         return self.nodes[-1]
+
+    def restart_node(self, number: int, *flags: str) -> Process:
+        """Start one that has ended, under its name and at its address."""
+        self.nodes[number] = self._start_node(number, self.nodes[number].ready["listen"], *flags)
+        return self.nodes[number]
+
+    def _start_node(self, number: int, listen: str, *flags: str) -> Process:
+        return Process(
+            "kvstore.store.daemon",
+            *("--master", self.address, "--listen", listen, "--name", f"n{number}"),
+            *("--run-dir", str(self.folder / f"n{number}"), *flags),
+            log=self.folder / f"node{number}.log",
+        )
 
     def stop(self) -> None:
         for process in [*self.nodes, self.master]:

@@ -2,18 +2,24 @@
 
 import asyncio
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
+from kvstore.client.effects import Operation
 from kvstore.client.local.nodes import LocalNodes
+from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable, Unreachable
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.node_messages import OpenIndex
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import Slab
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.oracle import Oracle, OracleNode
 from tests.client.processes import Cluster, cluster
 
@@ -21,6 +27,15 @@ from tests.client.processes import Cluster, cluster
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.start_node("--dram", "64MiB")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Of two nodes on this host."""
+    with cluster(tmp_path_factory.mktemp("pair")) as started:
+        started.start_node("--dram", "64MiB")
         started.start_node("--dram", "64MiB")
         yield started
 
@@ -121,3 +136,54 @@ def test_a_node_that_a_new_owner_of_the_catalog_does_not_know_yet_is_read_on(run
         nodes.replace(NodeTable([9], ["another"], [""], [""], ["h:1"], [0], [b""]))
         local._drop_lost()
         assert len(local.ready) == 0
+
+
+def ready_names(client: Client) -> list[str]:
+    """Of the nodes read through shared memory, after a call."""
+    client.get(os.urandom(16))
+    return sorted(node.name for node in client._operations.local.ready)
+
+
+def test_of_several_nodes_one_that_did_not_answer_is_tried_again_and_nobody_waits_for_it(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[threading.Thread] = []
+    attach_to = LocalNodes._attach_to
+
+    def once_in_vain(local: LocalNodes, node: KnownNode, deadline: Deadline) -> Operation[None]:
+        if node.name == "n1":
+            tries.append(threading.current_thread())
+            if len(tries) == 1:
+                raise DeadlineExceeded("it is busy")
+        return attach_to(local, node, deadline)
+
+    monkeypatch.setattr(LocalNodes, "_attach_to", once_in_vain)
+    with Client(pair.address) as client:
+        assert ready_names(client) == ["n0"]
+        eventually(lambda: ready_names(client) == ["n0", "n1"], "the other node to be read too")
+    assert len(tries) == 2
+    assert tries[0] is threading.current_thread() is not tries[1]
+
+
+def test_of_several_nodes_one_that_is_restarted_is_read_again(pair: Cluster) -> None:
+    with Client(pair.address) as client:
+        assert ready_names(client) == ["n0", "n1"]
+        version = client._operations.resources.daemons.nodes.version
+        pair.nodes[1].stop(signal.SIGKILL)
+        eventually(lambda: ready_names(client) == ["n0"], "the node to be missed")
+        pair.restart_node(1, "--dram", "64MiB")
+        eventually(lambda: ready_names(client) == ["n0", "n1"], "the node to be back")
+        assert client._operations.resources.daemons.nodes.version == version, "nobody has said that it was away"
+
+
+def test_who_asks_whether_memory_is_shared_waits_for_each_node(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_vain(local: LocalNodes, node: KnownNode, deadline: Deadline) -> Operation[None]:
+        raise DeadlineExceeded("it is busy")
+
+    with Client(pair.address) as client:
+        client.ping()
+        with monkeypatch.context() as patch:
+            attach_to = LocalNodes._attach_to
+            patch.setattr(LocalNodes, "_attach_to", lambda *args: (attach_to if args[1].name == "n0" else in_vain)(*args))
+            assert client.shared_memory() == {"n0": "", "n1": "it does not answer"}
+        assert client.shared_memory() == {"n0": "", "n1": ""}
