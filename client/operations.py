@@ -4,6 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -97,7 +98,10 @@ class Operations:
         writing = Writing(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
         stored = yield from writing.run()
         if replicas > 1:
-            yield from replicate(self.resources.daemons, keys, replicas, deadline, waits=ack == "replicas")
+            waits = ack == "replicas"
+            yield from replicate(self.resources.daemons, keys, replicas, deadline, waits=waits)
+            # Hints name one replica. Of what others have stored they may be all that tells of an early put, until the copies are there.
+            self.resources.hints.forget(keys if waits else compress(keys, stored))
         return stored
 
     def _check_put(

@@ -100,6 +100,7 @@ class Reading(Generic[R]):
                     part = yield from self._read(node, part, attempt)
             except DeadlineExceeded as error:
                 if not shares:
+                    self._forget([*part, *_taken(parts)])
                     raise
                 self._retry_elsewhere(node_id, [*part, *_taken(parts)], error)
             except StaleHandle:
@@ -109,6 +110,12 @@ class Reading(Generic[R]):
                 avoid = yield from daemons.node_to_avoid(node_id, self._deadline)
                 progress.retry(avoid, part)
                 self._retry_elsewhere(avoid, rest)
+
+    def _forget(self, wanted: Sequence[Wanted]) -> None:
+        """Another node may have these since their hints were learned: the next get asks the master. Of what this client put early the hint
+        may be all that tells."""
+        are_all_known = not len(self._resources.early_puts)
+        self._resources.hints.forget(self._keys[i] for i, hint in wanted if are_all_known or hint.generation)
 
     def _retry_elsewhere(self, avoid: int, wanted: Sequence[Wanted], failure: KVStoreError | None = None) -> None:
         """What has another replica there, and the rest once more where it is."""

@@ -263,3 +263,29 @@ def test_one_connection_that_breaks_costs_no_part_that_was_not_asked_for_over_it
     keys = many_parts(oracle, 1)
     oracle.script[Read].append(Unavailable("it broke"))
     assert get(oracle, *keys) == [None] + [BIG] * 8
+
+
+def test_after_a_node_has_used_up_all_of_a_gets_time_the_next_get_asks_who_else_has_the_blocks(nodes: Pair) -> None:
+    oracle = Oracle(*nodes, frame_bytes=150_000)
+    keys = many_parts(oracle, 1, 2)
+    oracle.resources.hints.learn((key, Hint(1, 0, len(BIG))) for key in keys[:5])
+    oracle.resources.hints.learn((key, Hint(1, 5, len(BIG))) for key in keys[5:])
+    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    with pytest.raises(DeadlineExceeded, match="hangs"):
+        get(oracle, *keys)
+    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    assert get(oracle, *keys) == [BIG] * 9
+
+
+def test_of_what_was_put_early_the_hint_stays_for_it_may_be_all_that_tells_of_it(nodes: Pair) -> None:
+    oracle = Oracle(*nodes)
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    known = oracle.resources.daemons.nodes.get(1)
+    assert known is not None
+    oracle.resources.early_puts.begin(known)
+    hints = {b"early": Hint(1, 0, 5), b"late": Hint(1, 7, 5)}
+    oracle.resources.hints.learn(hints.items())
+    oracle.script[Read].append(DeadlineExceeded("hangs"))
+    with pytest.raises(DeadlineExceeded, match="hangs"):
+        get(oracle, *hints)
+    assert oracle.resources.hints.find(list(hints)) == [hints[b"early"], None]
