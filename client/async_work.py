@@ -14,23 +14,32 @@ INLINE_WORK_BYTES: Final = 256 << 10
 
 async def carry_out(effect: Work) -> Any:
     """Small work here, large work in a thread. A cancelled caller waits for it, and so does one that is dropped (its loop was stopped
-    by a signal): the memory that the work uses is given back right after."""
+    by a signal): the memory that the work uses is given back right after. Where no thread can be had the loop does it, as a blocking
+    client's thread would."""
     if effect.size_bytes <= INLINE_WORK_BYTES:
         return effect.function()
     gate = Gate()
     results: list[Any] = []
+    working: asyncio.Future[bool] | None = None
     try:
-        working = asyncio.get_running_loop().run_in_executor(None, gate.pass_through, lambda: results.append(effect.function()))
-        try:
-            await asyncio.shield(working)
-        except asyncio.CancelledError:
-            while not working.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([working])
-            raise
+        with contextlib.suppress(RuntimeError):  # the system has none, or the executor takes nothing more
+            working = asyncio.get_running_loop().run_in_executor(None, gate.pass_through, lambda: results.append(effect.function()))
+        if working is not None:
+            await _wait_for(working)
     finally:
         gate.shut()
-    return results[0]
+    return results[0] if results else effect.function()
+
+
+async def _wait_for(working: asyncio.Future[bool]) -> None:
+    """To its end, also when cancelled, however often."""
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+        raise
 
 
 async def run_together(operations: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -39,8 +39,12 @@ class SlabMapping:
         for start in range(0, len(missing), MAX_FDS):
             wanted = missing[start : start + MAX_FDS]
             found = yield from self._ask_for_slabs(channel, wanted, deadline)
-            yield Work(partial(self.slabs.map_now, found), MAPPING_WORK_BYTES)
-            if len(found) < len(wanted):
+            count = len(found)
+            try:
+                yield Work(partial(self.slabs.map_now, found), MAPPING_WORK_BYTES)
+            finally:
+                self.slabs.give_up(found)  # it may not have been begun: an event loop has ended
+            if count < len(wanted):
                 raise StaleHandle(f"node {node_id} named a slab that it does not have")
         return self.slabs.get(keys)
 

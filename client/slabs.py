@@ -63,16 +63,14 @@ class SlabCache:
         with self._lock:
             return [self._coming[key] for key in keys if key in self._coming]
 
-    def map_now(self, found: "Sequence[tuple[SlabKey, int, int]]") -> None:
-        """Map (key, descriptor, size) and close every descriptor. Slabs of the node's earlier processes are dropped. Raises Broken."""
-        left = list(found)
+    def map_now(self, found: "list[tuple[SlabKey, int, int]]") -> None:
+        """Map (key, descriptor, size), each taken from the list, and close every descriptor. Slabs of the node's earlier processes are
+        dropped. Raises Broken."""
         try:
-            while left:
-                key, fd, size_bytes = left.pop()
+            for key, fd, size_bytes in _taken(found):
                 self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
         finally:
-            for _, fd, _ in left:
-                os.close(fd)
+            self.give_up(found)
 
     def announce(self, found: "Iterable[tuple[SlabKey, int, int]]") -> None:
         """`map_announced` will be called with the same list soon, in another thread; else `give_up` is."""

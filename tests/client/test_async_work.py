@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -37,6 +38,16 @@ def test_small_work_is_done_at_once_and_large_work_elsewhere() -> None:
     async def main() -> None:
         assert await carry_out(Work(threading.get_ident, 10)) == threading.get_ident()
         assert await carry_out(Work(threading.get_ident, INLINE_WORK_BYTES + 1)) != threading.get_ident()
+
+    asyncio.run(main())
+
+
+def test_large_work_is_done_at_once_where_no_thread_can_be_had() -> None:
+    async def main() -> None:
+        executor = ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(executor)
+        executor.shutdown()
+        assert await carry_out(Work(threading.get_ident, INLINE_WORK_BYTES + 1)) == threading.get_ident()
 
     asyncio.run(main())
 

@@ -65,6 +65,19 @@ def test_what_interrupts_the_start_of_the_thread_is_raised_and_nobody_waits_for_
     assert mapping.slabs.coming(mapping.slabs.missing([SlabKey(1, channel.welcome.epoch, 1, True)])) == []
 
 
+def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, node: OracleNode) -> None:
+    fds = os.listdir("/proc/self/fd")
+    mapping = oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1, 2], oracle.deadline(), writable=False)
+    work = mapping.send(oracle._do(next(mapping)))
+    assert isinstance(work, effects.Work)
+    assert len(os.listdir("/proc/self/fd")) == len(fds) + 2
+    with pytest.raises(KeyboardInterrupt):
+        mapping.throw(KeyboardInterrupt())
+    assert os.listdir("/proc/self/fd") == fds
+    work.function()  # one that comes too late all the same finds none
+    assert len(oracle.resources.mapping.slabs) == 0
+
+
 def test_places_outside_of_a_slab_are_refused(oracle: Oracle, node: OracleNode) -> None:
     [slab] = oracle.run(oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=False))
     with pytest.raises(Broken):
