@@ -171,12 +171,19 @@ class Links:
         session.context = link.info
         self._opening.pop(link.info.instance, None)
         self._sessions.setdefault(link.info.instance, session)
-        for message, deadline_ns, on_answer in link.waiting:
+        self._tell_waiting(link)
+
+    def _tell_waiting(self, link: _Link) -> None:
+        """There is a connection to its peer by now."""
+        waiting, link.waiting = link.waiting, []
+        for message, deadline_ns, on_answer in waiting:
             self.tell(link.info, message, deadline_s=(deadline_ns - self._reactor.now_ns()) / 1e9, on_answer=on_answer)
 
     def _give_up(self, link: _Link, error: KVStoreError) -> None:
         if self._opening.get(link.info.instance) is link:
             del self._opening[link.info.instance]
+        if link.info.instance in self._sessions:  # the peer's own, which is as good
+            return
         waiting, link.waiting = link.waiting, []
         for _, _, on_answer in waiting:
             self._reactor.guarded(on_answer, error)
@@ -211,8 +218,10 @@ class Links:
         if session.context is not None and session.context.instance != found.instance:  # of it `closed` would know the last one only
             raise ProtocolError("a connection is one rank's for good")
         session.context = found
-        self._sessions.setdefault(session.context.instance, session)
+        self._sessions.setdefault(found.instance, session)
         session.reply(header.request_id, Ok())
+        if (link := self._opening.get(found.instance)) is not None:
+            self._tell_waiting(link)
 
     def _check(self, found: CertifiedPeer | None) -> None:
         """Raises Untrusted: the other rank's certificate is for none of those that this one's is for."""

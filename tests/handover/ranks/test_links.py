@@ -15,7 +15,7 @@ from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
 from kvstore.protocol.handover_messages import Done, Greet, Stop
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import Address, parse_address
 from kvstore.transfer.testing.waiting import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
@@ -125,6 +125,24 @@ def test_a_peer_that_does_not_answer_is_given_up() -> None:
         for _ in range(3):  # the first may still be taken into the backlog, and is not greeted
             assert isinstance(one.tell(info).get(timeout=10), Unreachable | DeadlineExceeded)
         eventually(lambda: not one.links.count, "all are hung up on")
+
+
+def test_a_peer_whose_own_connection_is_there_is_told_over_it_and_not_lost_when_ours_fails() -> None:
+    with running() as reactor, ExitStack() as stack:
+        one, other = End(reactor, 1, connect_timeout_s=60), End(reactor, 2)
+        stack.callback(other.close)
+        stack.callback(one.close)
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        unheard = dataclasses.replace(other.info, control=Address(host="127.0.0.1", port=silent.getsockname()[1]))
+        waiting = one.tell(unheard, b"first")
+        taken, _ = silent.accept()
+        assert other.tell(one.info).get(timeout=10) is None
+        assert waiting.get(timeout=10) is None
+        assert other.heard.get(timeout=10) == (1, Done(b"first"))
+        taken.close()
+        eventually(lambda: not one.links._opening, "our own is given up")
+        assert one.tell(unheard).get(timeout=10) is None
+        assert one.gone.empty()
 
 
 def test_another_run_at_the_same_address_is_stale(ends: tuple[End, End]) -> None:
