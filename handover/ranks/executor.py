@@ -74,13 +74,15 @@ class Executor:
         self._report(request_id, BEGUN, None, deadline_ns)
 
     def over(self, handle: Handover, deadline_ns: int) -> None:
-        """It is over here. One that has failed here has failed everywhere."""
+        """It is over here. One that has failed here has failed everywhere, and one that is well here may have failed elsewhere while its
+        end was waited for."""
         self._begun.pop(handle.request_id, None)
-        if handle.error is None:
+        error = handle.error or self.failure_of(handle.request_id)
+        if error is None:
             self._waiting[handle.request_id] = deadline_ns
         else:
-            self.remember(handle.request_id, handle.error)
-            self._finish(Outcome(handle.request_id, handle.error))
+            self.remember(handle.request_id, error)
+            self._finish(Outcome(handle.request_id, error))
         self._report(handle.request_id, OVER, handle.error, deadline_ns)
 
     def _report(self, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:

@@ -99,6 +99,22 @@ def test_a_failure_is_told_to_all_and_finished_where_it_is_over() -> None:
     assert all(isinstance(one.failure_of(b"r"), Cancelled) for one in scene.executors)
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_has_failed_elsewhere_while_its_end_was_waited_for_is_finished_with_that_error(late: int) -> None:
+    scene = Scene(tp=2)
+    for one in scene.executors:
+        one.begun(b"r", DEADLINE_NS)
+    scene.over(1 - late, Cancelled("enough"))
+    scene.finished()
+    assert [len(told) for told in scene.failed] == [1, 1]
+    scene.over(late)
+    [outcome] = scene.finished()[late]
+    assert isinstance(outcome.error, Cancelled)
+    for one in scene.executors:
+        one.sweep(DEADLINE_NS + 2 * GRACE_NS)
+    assert scene.finished() == [[], []], "once each"
+
+
 def test_groups_hear_of_their_own_requests_only() -> None:
     scene = Scene(tp=4, dp=2)
     scene.over(2, Cancelled("enough"))
