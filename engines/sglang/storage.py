@@ -118,7 +118,7 @@ class KVStoreHiCache(HiCacheStorage):
         """For each page: it was read into its place. The place of one that was not may have been written."""
 
         def load(pool: Pool, keys: list[str], places: list[Any]) -> Job:
-            return self._jobs.load(pool.keys(keys), places)
+            return self._jobs.load(pool.keys(keys), places, on_done=_ignore)
 
         return self._carried_out(transfers, load, lambda pool, job: [size == pool.page_bytes for size in job.results])
 
@@ -129,7 +129,7 @@ class KVStoreHiCache(HiCacheStorage):
         def store(pool: Pool, hashes: list[str], places: list[Any]) -> Job:
             keys = pool.keys([*before, *hashes])
             parents = [None, *keys[:-1]][-len(hashes) :]
-            return self._jobs.store(keys[len(before) :], places, namespace=pool.namespace, parents=parents)
+            return self._jobs.store(keys[len(before) :], places, namespace=pool.namespace, parents=parents, on_done=_ignore)
 
         return self._carried_out(transfers, store, lambda pool, job: job.succeeded)
 
@@ -185,6 +185,10 @@ class KVStoreHiCache(HiCacheStorage):
                 job.wait()
                 results[transfer.name] = judge(pool, job)
         return results
+
+
+def _ignore(job: Job) -> None:
+    """Whoever submitted it waits for it: without this the jobs would keep it for whoever asks what is over."""
 
 
 def _described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, settings: SGLangSettings) -> Pool:

@@ -134,6 +134,10 @@ class Child:
         host.free(place)
         return [list(each) for each in zip(read, digests, strict=True)]
 
+    def kept(self, storage: int) -> Any:
+        """How many jobs that are over the back end still has."""
+        return len(self.storages[storage]._jobs.finished())
+
     def exists(self, storage: int, keys: list[str]) -> Any:
         return self.storages[storage].batch_exists(keys)
 

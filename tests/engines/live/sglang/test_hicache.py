@@ -68,6 +68,7 @@ def test_pages_are_read_into_their_places_and_what_is_not_there_is_told(engines:
     assert [first, second, fourth] == one.ask("get", storage=0, keys=hashes(1, 2, 4))
     assert one.ask("set", storage=0, keys=hashes(1, 2), seed=3) == [True, True], "pages that are there are stored"
     assert two.ask("get", storage=0, keys=hashes(1))[0] == first, "and stay what they were"
+    assert [each.ask("kept", storage=0) for each in engines] == [0, 0], "nobody asks for jobs that are over"
 
 
 def test_ranks_share_pages_only_where_they_hold_the_same(engines: Two, request: pytest.FixtureRequest) -> None:
@@ -147,6 +148,7 @@ def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Tw
         assert engine.ask("get", storage=0, keys=hashes(1))[0][0] is False
         assert engine.ask("exists", storage=0, keys=hashes(1)) == 0
         assert engine.ask("set", storage=0, keys=hashes(2), seed=1) == [False]
+        assert engine.ask("kept", storage=0) == 0, "nor of one that cannot be reached"
         assert engine.ask("prefetch", first=0, pages=2) == {"found": 0, "read": 0, "digests": []}
         assert engine.ask("backup", first=100, pages=2, seed=2)["tokens"] == 0
         assert engine.ask("detach") is False
