@@ -148,7 +148,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         scheduled = scheduler_output.num_scheduled_tokens
         if not scheduled and self._disaggregation.is_waiting:
             time.sleep(POLL_S)  # vLLM asks again at once where there is nothing else to do
-        plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled)
+        prepared = set(scheduler_output.new_block_ids_to_zero or ())
+        prepared.update(copy.dst_block_id for copy in scheduler_output.kv_cache_block_copies or ())
+        plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled, prepared=prepared)
         self._forget(self._plan.barred_blocks(state.get_block_ids, scheduled))
         return StepMetadata(plan)
 
@@ -275,8 +277,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._block_pool.evict_blocks(blocks)
 
     def _is_whole(self, block_id: int) -> bool:
-        """Whether a block that a request has let go since the last step keeps its contents until this one's saves have been copied. Blocks
-        that are zeroed for their next user may be so before."""
+        """Whether nobody has a block that a request has let go since the last step. Where blocks are zeroed, states are also moved to those
+        of this step, and both may come before its saves are copied; what was zeroed for nobody the plan is told by `prepared`."""
         if not self._kv_cache_config.needs_kv_cache_zeroing:
             return True
         return self._block_pool is not None and self._block_pool.blocks[block_id].ref_cnt == 0

@@ -12,7 +12,7 @@ A request's tokens are those of its block hashes, so that tokens which speculati
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -138,8 +138,8 @@ class Plan:
         loads: bool = True,
         saves: bool = True,
     ) -> None:
-        """The blocks of each group are multiples of `hash_block_tokens`. `is_whole`: what a block that
-        was let go has in it can still be copied before this step."""
+        """The blocks of each group are multiples of `hash_block_tokens`. `is_whole`: nobody who has been given a block that was let go
+        writes to it before this step's saves are copied."""
         self._groups = groups
         self._hash_block_tokens = hash_block_tokens
         self._step_tokens = math.lcm(*(group.block_tokens for group in groups))
@@ -154,6 +154,8 @@ class Plan:
         """The same of the step that was planned last."""
         self._leaving: list[_Leaving] = []
         self._held: set[str] = set()
+        self._prepared: Collection[int] = ()
+        """See `step`: of the step that is being planned."""
 
     def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
         """The hashes to look for, of each group, from the first block on that the engine does not have. Not those of the whole request: the
@@ -196,15 +198,18 @@ class Plan:
         states: Mapping[str, Sequence[tuple[int, int, int]]],
         *,
         is_idle: bool,
+        prepared: Collection[int] = (),
     ) -> StepPlan:
         """The plan of the step that is being scheduled, in which requests compute as many tokens as `scheduled` has.
 
         `block_tables` gives a request's blocks. `states` has, of requests, (group, block, tokens): once this step is over the block has the
-        state after so many tokens of the request.
+        state after so many tokens of the request. `prepared`: blocks that the engine zeroes or copies to, perhaps before this step's saves
+        are copied: for whom it gave them to, even if that one was preempted before the step and nobody has them any more.
         """
         loads, self._to_load = self._to_load, []
         self._given, self._to_give = self._to_give, {}
         leaving, self._leaving = self._leaving, []
+        self._prepared = prepared
         saves = [kept for over in leaving if (kept := self._without_lost(over.transfer, over.loose))]
         finishing = list(dict.fromkeys(over.transfer.request_id for over in leaving))
         if self._saves:
@@ -343,7 +348,7 @@ class Plan:
 
     def _without_lost(self, transfer: Transfer, loose: frozenset[int]) -> Transfer | None:
         """`transfer` without those of the `loose` blocks, which the engine has let go, that cannot be copied any more."""
-        lost = {block for block in loose if not self._is_whole(block)}
+        lost = {block for block in loose if block in self._prepared or not self._is_whole(block)}
         if not lost:
             return transfer
         kept = [(block, name) for block, name in zip(transfer.blocks, transfer.hashes, strict=True) if block not in lost]

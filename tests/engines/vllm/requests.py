@@ -1,6 +1,6 @@
 """What a plan sees of an engine: requests whose tokens a test computes, and their blocks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.engines.vllm.plan import Plan, StepPlan
@@ -69,11 +69,11 @@ class FakeScheduler:
         self.plan.allocated(request, self.tables[request.request_id], 0)
         request.num_computed_tokens = blocks * BLOCK_TOKENS
 
-    def step(self, *scheduled: FakeRequest, tokens: int = 0) -> StepPlan:
+    def step(self, *scheduled: FakeRequest, tokens: int = 0, prepared: Collection[int] = ()) -> StepPlan:
         """Plans a step in which each request computes `tokens`; their outcome is not seen until `land`."""
         states, self.states = self.states, {}
         counts = {request.request_id: tokens for request in scheduled}
-        plan = self.plan.step(self.tables.get, counts, states, is_idle=not scheduled)
+        plan = self.plan.step(self.tables.get, counts, states, is_idle=not scheduled, prepared=prepared)
         for request in scheduled:
             request.num_computed_tokens += tokens
             request.num_in_flight_tokens += tokens

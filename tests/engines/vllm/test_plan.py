@@ -372,6 +372,26 @@ def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:
     assert of_group(scheduler.step(other), 1) == []
 
 
+def test_what_is_prepared_for_one_who_was_preempted_before_it_ran_is_not_saved() -> None:
+    """Nobody has the block any more, and the engine zeroes it all the same."""
+    scheduler = FakeScheduler(plan(*HYBRID[:2]), groups=2)
+    running, over = FakeRequest("a", 13, text="a"), FakeRequest("b", 9, text="b")
+    for request in (running, over):
+        scheduler.admit(request)
+    assert (scheduler.tables["a"][1], scheduler.tables["b"][1]) == ([104, 105, 106, 107], [111, 112, 113])
+    scheduler.step(running, over, tokens=9)
+    scheduler.land(running, over)
+    scheduler.tables["b"][1][:] = [0, 0, 0]
+    assert scheduler.finish(over)
+    scheduler.tables["a"][1][:1] = [0]
+    step = scheduler.step(running, tokens=4, prepared={104, 105, 112})
+    assert of_group(step, 0) == [*hashes(range(2), "b"), *hashes(range(2), "a")]
+    assert of_group(step, 1) == [*hashes([0], "b"), *hashes([1], "a")], "105 is still its own"
+    scheduler.land(running)
+    scheduler.tables["a"][1][:] = [0] * 4
+    assert of_group(scheduler.step(running), 1) == hashes([2], "a"), "another step prepares other blocks"
+
+
 def test_what_a_request_that_is_over_has_let_go_is_saved_if_it_can_be() -> None:
     scheduler = FakeScheduler(plan(*HYBRID[:2], given_away={104, 109, 110}), groups=2)
     requests = [FakeRequest(name, 9, text=name) for name in "ab"]
