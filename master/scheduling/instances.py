@@ -40,6 +40,13 @@ class Promise(NamedTuple):
     expires_ns: int
     prefill_ns: int = 0
     context_tokens: int = 0
+    sent_ns: int | None = None
+    """When the instance has it already, which prefills it before it decodes it at `at_ns`; None: it comes in then."""
+
+    @property
+    def may_be_seen_ns(self) -> int:
+        """From when on a report may include it."""
+        return self.at_ns if self.sent_ns is None else self.sent_ns
 
 
 class Instance(ABC):
@@ -76,14 +83,14 @@ class Instance(ABC):
             self._recount()
 
     def renew(self, report: pb.ReportRequest, seen: list[int], now_ns: int) -> None:
-        """Its next report, which includes the requests `seen`, and those due longer ago than `seen_after_s`; those that are not promised
-        are ignored."""
+        """Its next report, which includes the requests `seen`, and those that it was to have longer ago than `seen_after_s`; those that are
+        not promised are ignored."""
         self.report, self.reported_ns = report, now_ns
         for request_id in seen:
             self._promised.pop(request_id, None)
         if report.seen_after_s:
             since_ns = now_ns - _ns(report.seen_after_s)
-            self._promised = {request_id: promise for request_id, promise in self._promised.items() if promise.at_ns > since_ns}
+            self._promised = {request_id: promise for request_id, promise in self._promised.items() if promise.may_be_seen_ns > since_ns}
         self._recount()
 
     def forget_lost(self, now_ns: int) -> None:

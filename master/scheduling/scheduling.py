@@ -247,12 +247,14 @@ class Scheduling:
         )
 
     def _promise(self, request_id: int, decision: Decision, request: Request, pool: _Pool, now_ns: int) -> None:
-        """The prefill instance should have it at once, the decode instance after its first token."""
+        """The prefill instance should have it at once, the decode instance after its first token. One that does both has it, and may count
+        it in its batch, from the beginning."""
+        prefill, decode = pool.prefill[decision.prefill], pool.decode[decision.decode]
         prefill_ns, ttft_ns = round(decision.prefill_s * NS_PER_S), round(decision.ttft_s * NS_PER_S)
         at_prefill = Promise(now_ns, now_ns + self._decision_ttl_ns, prefill_ns=prefill_ns)
         at_decode = Promise(now_ns + ttft_ns, now_ns + ttft_ns + self._decision_ttl_ns, context_tokens=request.input_tokens)
-        pool.prefill[decision.prefill].promise(request_id, at_prefill)
-        pool.decode[decision.decode].promise(request_id, at_decode)
+        prefill.promise(request_id, at_prefill)
+        decode.promise(request_id, at_decode._replace(sent_ns=now_ns) if decode.report.role == pb.ROLE_BOTH else at_decode)
 
     def _start_transfer(self, prompt: Prompt, decision: Decision, sender: int, pool: _Pool, now_ns: int) -> None:
         source, target = pool.nodes[sender], pool.nodes[decision.prefill]

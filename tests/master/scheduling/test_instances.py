@@ -82,6 +82,20 @@ def test_what_should_have_come_in_longer_ago_than_that_is_in_the_report() -> Non
     assert member.unseen_requests == 1
 
 
+def test_what_an_instance_prefills_itself_is_in_its_report_from_when_it_was_sent() -> None:
+    known = instances()
+    known.report(both("a"), 0)
+    member = known.decode["a"]
+    member.promise(1, to_decode(20, 30)._replace(sent_ns=0))
+    member.promise(2, to_decode(20, 30)._replace(sent_ns=S // 2))
+    member.promise(3, to_decode(20, 30))
+    assert member.arrivals_s().tolist() == [20, 20, 20]
+    known.report(both("a", seen_after_s=1.0, context_tokens=30), S)
+    assert (member.unseen_requests, member.view(S).context_tokens) == (2, 90)
+    known.report(both("a", seen_after_s=1.0, context_tokens=60), 2 * S)
+    assert (member.unseen_requests, member.view(2 * S).context_tokens) == (1, 90)
+
+
 def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() -> None:
     known = instances(max_instances=2)
     known.report(prefill("a"), 0)

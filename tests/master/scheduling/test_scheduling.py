@@ -332,3 +332,23 @@ def test_one_that_does_both_decodes_what_it_prefills() -> None:
     live.report(both("b1", node="a", capacity_tokens=1))
     reply = live.ask()
     assert (reply.prefill, reply.decode, reply.transfer_from) == ("b0", "b0", "b1")
+
+
+def test_what_waits_in_an_engine_that_does_both_is_counted_once() -> None:
+    """Its figures have a request from when it was sent; its first token is foreseen much later."""
+
+    def told(**load: float) -> pb.ReportRequest:
+        return both("b", queue_s=20.0, capacity_tokens=45_000, seen_after_s=1.0, **load)
+
+    live = Scheduled()
+    live.report(told())
+    member = live.scheduling.instances.decode["b"]
+    assert [live.ask().decode, live.ask().decode] == ["b", "b"]
+    assert (member.unseen_requests, member.view(live.now_ns).context_tokens) == (2, 20_100)
+    live.now_ns = S
+    live.report(told(batch=2, context_tokens=20_100))
+    assert (member.unseen_requests, member.view(live.now_ns).context_tokens) == (0, 20_100)
+    assert live.ask().decode == "b", "there is room for a third"
+    live.now_ns = 2 * S - 1
+    live.report(told(batch=2, context_tokens=20_100))
+    assert (member.unseen_requests, member.view(live.now_ns).batch) == (1, 3), "which was sent less than a second ago"
