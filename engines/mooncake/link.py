@@ -127,7 +127,9 @@ class Link:
             except InvalidArgument:
                 if not size:
                     raise
-                self._registered[buffer_ptr] = size, None  # a part of it is registered, which Mooncake does not mind
+                # A part of it is registered, which Mooncake does not mind. What was from this address on is given up with it.
+                known_bytes, known = self._registered.get(buffer_ptr, (0, None))
+                self._registered[buffer_ptr] = max(size, known_bytes), known
             return OK
 
         return self._call(register)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client import Client
+from kvstore.client import Client, Memory
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.tls.config import tls_of
 from tests.client.processes import Cluster, cluster
 from tests.engines.mooncake.memory import Room
@@ -112,6 +113,20 @@ def test_registered_memory_may_overlap_and_is_given_up_once(store: MooncakeDistr
     assert (store.unregister_buffer(room.at + 10), store.unregister_buffer(room.at)) == (0, 0)
     assert store.unregister_buffer(room.at) == -600
     assert (store.register_buffer(0, 1), store.register_buffer(room.at, 0)) == (-600, -600)
+
+
+def test_memory_that_was_registered_twice_is_given_up_as_a_whole(store: MooncakeDistributedStore) -> None:
+    room = Room(100)
+    for size in (50, 100, 10):
+        assert store.register_buffer(room.at, size) == 0
+    store.put("key", b"value")
+    assert store.get_into_ranges([room.at], [["key"]], [[[95]]], [[[0]]], [[[5]]]) == [[[5]]]
+    client = store._connected()
+    with pytest.raises(InvalidArgument, match="registered already"):
+        client.register(Memory(room.at, 100))
+    assert store.unregister_buffer(room.at) == 0
+    client.register(Memory(room.at, 100)).close()
+    assert store.unregister_buffer(room.at) == -600
 
 
 def test_what_was_put_is_there_for_any_client(store: MooncakeDistributedStore, running: Cluster) -> None:
