@@ -61,15 +61,18 @@ def on_hangup(act: Callable[[], None] | None) -> None:
 
 
 def say(event: str, facts: dict[str, Any]) -> None:
-    """One JSON line on standard output for the starter; one that no longer listens is no reason to stop."""
+    """One JSON line on standard output for the starter. That it has none, that nobody listens any more, or that it cannot be written, be
+    it that the disk is full or the terminal gone, is no reason to stop: a master says a line at each take-over."""
+    if sys.stdout is None:  # closed by who started it
+        return
     try:
         # Its end is in the same write: `print` makes a second one where Python does not buffer, and daemons may share the file.
         sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The interpreter flushes standard output at its end, and would make the failure its exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        log.warning("nobody reads standard output any more")
+        log.warning("standard output cannot be written, and nothing is said there any more: %s", error.strerror)
 
 
 def serve(reactor: Reactor) -> None:

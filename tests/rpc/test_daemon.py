@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -22,6 +23,8 @@ serve(reactor)
 reactor.close()
 say("over", {})
 """
+
+SAYING_ONE_IN_THE_LOOP = ')\nreactor.call_soon(lambda: say("within", {}))\nreactor.call_soon(reactor.stop'
 
 
 def start(ask_to_end: str = "") -> "subprocess.Popen[str]":
@@ -90,7 +93,34 @@ def test_a_starter_that_no_longer_listens_is_no_reason_to_stop() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     with process.stderr as errors:
-        assert "nobody reads standard output any more" in errors.read()
+        assert "nothing is said there any more: Broken pipe" in errors.read()
+
+
+def dead_terminal() -> int:
+    master, terminal = os.openpty()
+    os.close(master)
+    return terminal
+
+
+@pytest.mark.parametrize(
+    ("opened", "why"),
+    [(lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"), (dead_terminal, "Input/output error")],
+    ids=["full disk", "dead terminal"],
+)
+def test_standard_output_that_cannot_be_written_is_no_reason_to_stop_and_is_told_once(opened: Callable[[], int], why: str) -> None:
+    program = PROGRAM.replace(" ASK", SAYING_ONE_IN_THE_LOOP)
+    with open(opened(), "wb") as output:
+        process = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    (line,) = process.stderr.splitlines()
+    assert line.endswith(f"nothing is said there any more: {why}")
+
+
+def test_a_daemon_without_a_standard_output_says_nothing_and_goes_on() -> None:
+    program = PROGRAM.replace(" ASK", SAYING_ONE_IN_THE_LOOP)
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", program]
+    process = subprocess.run(closing, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
