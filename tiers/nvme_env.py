@@ -39,6 +39,9 @@ room for is answered like a device that fails."""
 DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Answers to a write that mean no room, not a broken device: disk, quota and RLIMIT_FSIZE."""
 
+TABLE_BYTES = 64 * (2 + MAX_READERS)
+"""Of `lock.mdb`: what LMDB makes of it for so many readers."""
+
 PROBE_BYTES = 1 << 20
 """A device that has not even this much room is called full."""
 
@@ -168,6 +171,7 @@ class Environment:
         raise TierFailed(self.failure) if self.failure else Closed(f"the NVMe folder {self._path} was closed")
 
     def _connect(self, map_bytes: int, *, create: bool) -> None:
+        _preallocate(self._path / "lock.mdb")
         environment = lmdb.open(
             str(self._path),
             map_size=map_bytes // os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PAGE_SIZE"),
@@ -185,7 +189,6 @@ class Environment:
             for name in ("data.mdb", "lock.mdb"):
                 (self._path / name).chmod(0o600)  # those of an earlier release were as the umask had it, with values of all tenants
             self._fit_file(environment)
-            _preallocate(self._path / "lock.mdb")
             environment.reader_check()
             if create:
                 self.openings = _stamp(environment, self._path)
@@ -322,9 +325,10 @@ def _lock_folder(path: Path) -> int:
 
 
 def _preallocate(path: Path) -> None:
-    """Give a file all its blocks. LMDB maps its table of readers writable and sparse: on a full disk its next page is a SIGBUS."""
-    with path.open("r+b") as table:
-        os.posix_fallocate(table.fileno(), 0, os.fstat(table.fileno()).st_size)
+    """Give LMDB's table of readers all its blocks before LMDB has it, which maps it writable and sparse: on a full disk its first page is a
+    SIGBUS, as is every next one."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as table:
+        os.posix_fallocate(table.fileno(), 0, max(os.fstat(table.fileno()).st_size, TABLE_BYTES))
 
 
 def _check_capacity(path: Path, capacity_bytes: int) -> None:

@@ -35,6 +35,10 @@ EARLIER_FORMAT = b"1"
 """It had what is now in `values` in `records`, and blocks as records of their own keys. Read, and rewritten at the open."""
 MAP_BYTES = 16 * 1024**3
 """The map's first size. Address space only, the file grows with its content: room for some 200 million blocks."""
+MAX_READERS = 126
+"""Transactions that read at once, LMDB's own default. Far above what a master's threads have."""
+TABLE_BYTES = 64 * (2 + MAX_READERS)
+"""Of `lock.mdb`: what LMDB makes of it for so many readers."""
 FOLLOWER_GRACE_S = 1.0
 """How long `close` waits for a call of the follower that is under way."""
 MEMORY_PAUSE_S = 1.0
@@ -139,10 +143,18 @@ class LmdbCatalog(Catalog):
 
     def _open_environment(self) -> _Environment:
         try:
-            # writemap would turn a full disk into SIGBUS; read-ahead would fetch 128 KiB for a record of 128 bytes.
-            opened = lmdb.open(str(self._folder), map_size=self._map_bytes, max_dbs=3, mode=0o600, writemap=False, readahead=False)
+            _preallocate(self._folder / "lock.mdb")
+            opened = lmdb.open(
+                str(self._folder),
+                map_size=self._map_bytes,
+                max_dbs=3,
+                max_readers=MAX_READERS,
+                mode=0o600,
+                writemap=False,  # it would turn a full disk into SIGBUS
+                readahead=False,  # it would fetch 128 KiB for a record of 128 bytes
+            )
             environment = _Environment(opened, opened.open_db(b"values"), opened.open_db(b"meta"))
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise ConfigError(f"lmdb:{self._folder}: cannot be opened as a catalog: {error}") from error
         return environment
 
@@ -265,6 +277,13 @@ class LmdbCatalog(Catalog):
 
 class _ClosingError(Exception):
     """The catalog is being closed."""
+
+
+def _preallocate(path: Path) -> None:
+    """Give LMDB's table of readers all its blocks before LMDB has it, which maps it writable and sparse: on a full disk its first page is a
+    SIGBUS."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as table:
+        os.posix_fallocate(table.fileno(), 0, max(os.fstat(table.fileno()).st_size, TABLE_BYTES))
 
 
 def _applied(environment: _Environment, values: Mapping[bytes, bytes | None]) -> bool:

@@ -1,4 +1,4 @@
-"""Promises of nvme_env.py, one a test: real LMDB, real full disks by RLIMIT_FSIZE; only a failing device is faked, at `begin`."""
+"""Promises of nvme_env.py, one a test: real LMDB, full disks by RLIMIT_FSIZE; faked are a failing device, and one without a page left."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
 from kvstore.tiers import nvme_env
-from kvstore.tiers.nvme_env import FORMAT, Environment, begin_transaction
+from kvstore.tiers.nvme_env import FORMAT, TABLE_BYTES, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
 from tests.address_space import address_space_limit
@@ -128,6 +128,22 @@ def test_a_folder_whose_parent_is_missing_is_refused_and_nothing_is_made(tmp_pat
     with pytest.raises(ConfigError, match=f"cannot be made, for {disk} is not there: mount its disk"):
         Environment(disk / "nvme", capacity_bytes=1, sync=False)
     assert not disk.exists()
+
+
+def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_maps_it(
+    open_environment: Callable[..., Environment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(ConfigError, match=r"cannot be opened: .*No space left on device"):
+            open_environment()
+    assert not (tmp_path / "nvme" / "data.mdb").exists()
+    open_environment()
+    table = (tmp_path / "nvme" / "lock.mdb").stat()
+    assert table.st_blocks * 512 >= table.st_size == TABLE_BYTES
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, -1, 1 << 62])

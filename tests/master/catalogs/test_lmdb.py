@@ -1,5 +1,6 @@
 """Promises of lmdb.py: the conformance suite on a real LMDB, and what only a disk can do."""
 
+import errno
 import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import pytest
 
 from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Op
-from kvstore.master.catalogs.lmdb import MAP_BYTES, LmdbCatalog
+from kvstore.master.catalogs.lmdb import MAP_BYTES, TABLE_BYTES, LmdbCatalog
 from kvstore.master.catalogs.segments.log import SegmentLog
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from tests.address_space import address_space_limit
@@ -127,6 +128,24 @@ def test_a_damaged_record_is_told_instead_of_an_election(tmp_path: Path) -> None
     following.await_told("deposed")
     assert isinstance(following.why, Corrupt)
     catalog.close()
+
+
+def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_maps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(ConfigError, match=r"cannot be opened as a catalog: .*No space left on device"):
+            LmdbCatalog(tmp_path / "catalog").open(deadline_s=OPEN_DEADLINE_S)
+    assert not (tmp_path / "catalog" / "data.mdb").exists()
+    catalog = LmdbCatalog(tmp_path / "catalog")
+    elected(catalog)
+    catalog.close()
+    table = (tmp_path / "catalog" / "lock.mdb").stat()
+    assert table.st_blocks * 512 >= table.st_size == TABLE_BYTES
 
 
 def test_a_full_map_grows_by_itself_and_stays_grown_for_the_next_owner(opened: MakeElected) -> None:
