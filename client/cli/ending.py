@@ -18,13 +18,15 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 
 def ends_in_a_line(command: Callable[[], object], status: int) -> None:
-    """Carry it out; where the disk under standard output is full, or that is gone, say so, and exit with that status."""
+    """Carry it out; where the disk under standard output is full, or that is gone, say so, and exit with that status. What it prints goes
+    nowhere where who began it has closed standard output."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
     try:
         try:
             command()
         finally:
-            if sys.stdout is not None:  # closed by who began the command
-                sys.stdout.flush()  # or the interpreter would, and say in its own words why it cannot
+            sys.stdout.flush()  # or the interpreter would, and say in its own words why it cannot
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise

@@ -121,8 +121,9 @@ ends_in_a_line(fills, 2)
     assert (ended.stderr, ended.returncode) == ("kvstore: error: /tmp/trace cannot be written: No space left on device\n", 2)
 
 
-def test_closed_output_is_no_traceback() -> None:
-    ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "--help"], stderr=subprocess.PIPE, timeout=120, check=False)
+@pytest.mark.parametrize("command", [["--help"], PLAN, [*PLAN, "--json"]])
+def test_closed_output_is_no_traceback(command: list[str]) -> None:
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *command], stderr=subprocess.PIPE, timeout=120, check=False)
     assert (ended.stderr, ended.returncode) == (b"", 0)
 
 
