@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -59,15 +60,15 @@ def large_batches(client: Client, count: int, size_bytes: int) -> Iterator[Row]:
     sources = [rng.integers(0, 256, size_bytes, dtype=np.uint8) for _ in range(count)]
     arena = np.ones((ROUNDS, count, size_bytes), np.uint8)
     keys = [[os.urandom(16) for _ in range(count)] for _ in range(ROUNDS)]
-    fresh, copied = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
-    forget(client, keys)
-    used, copied_again = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
-    buffers = [np.ones(size_bytes, np.uint8) for _ in range(count)]
-    get_all(client, keys[0], buffers)  # slabs are mapped on first use
-    got, copied_back = rounds(lambda i: get_all(client, keys[i], buffers), lambda i: copy_all(buffers, list(arena[i])))
-    get_all(client, keys[0], buffers)
-    assert all(bool((buffer == source).all()) for buffer, source in zip(buffers, sources, strict=True))
-    forget(client, keys)
+    with forgotten(client, keys):
+        fresh, copied = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
+        forget(client, keys)
+        used, copied_again = rounds(lambda i: put_all(client, keys[i], sources), lambda i: copy_all(list(arena[i]), sources))
+        buffers = [np.ones(size_bytes, np.uint8) for _ in range(count)]
+        get_all(client, keys[0], buffers)  # slabs are mapped on first use
+        got, copied_back = rounds(lambda i: get_all(client, keys[i], buffers), lambda i: copy_all(buffers, list(arena[i])))
+        get_all(client, keys[0], buffers)
+        assert all(bool((buffer == source).all()) for buffer, source in zip(buffers, sources, strict=True))
     gigabytes, what = count * size_bytes / 1e9, f"{count} x {of_size(size_bytes)}"
     yield Row(f"memcpy of {what}, one thread", gigabytes / statistics.median(copied + copied_again + copied_back), "GB/s")
     yield Row(f"put_batch {what}, used memory", gigabytes / statistics.median(used), "GB/s")
@@ -83,16 +84,16 @@ def small_batches(client: Client) -> Iterator[Row]:
     """Values of 4 KiB by the thousand, in one array: blocks a second."""
     rows = np.random.default_rng(2).integers(0, 256, (SMALL_BLOCKS, SMALL_BYTES), dtype=np.uint8)
     keys = [[os.urandom(16) for _ in range(SMALL_BLOCKS)] for _ in range(SMALL_ROUNDS)]
-    put_s = [seconds(lambda part=part: put_all(client, part, rows)) for part in keys]  # type: ignore[misc]
-    into = np.zeros_like(rows)
-    for part in keys:
-        get_all(client, part, into)  # slabs are mapped on first use
-    got_s = [seconds(lambda part=part: get_all(client, part, into)) for part in keys]  # type: ignore[misc]
-    assert bool((into == rows).all())
-    many = keys[0] + keys[1]
-    client.match_prefix(many)
-    matched_us = microseconds(lambda: client.match_prefix(many), calls=200)
-    forget(client, keys)
+    with forgotten(client, keys):
+        put_s = [seconds(lambda part=part: put_all(client, part, rows)) for part in keys]  # type: ignore[misc]
+        into = np.zeros_like(rows)
+        for part in keys:
+            get_all(client, part, into)  # slabs are mapped on first use
+        got_s = [seconds(lambda part=part: get_all(client, part, into)) for part in keys]  # type: ignore[misc]
+        assert bool((into == rows).all())
+        many = keys[0] + keys[1]
+        client.match_prefix(many)
+        matched_us = microseconds(lambda: client.match_prefix(many), calls=200)
     yield at_least(f"get_batch_into {SMALL_BLOCKS:,} x 4 KiB", SMALL_BLOCKS / statistics.median(got_s), "blocks/s", 700_000)
     yield at_least(f"put_batch {SMALL_BLOCKS:,} x 4 KiB", SMALL_BLOCKS / statistics.median(put_s), "blocks/s", 300_000)
     yield at_most(f"match_prefix of {2 * SMALL_BLOCKS:,} keys, p50", matched_us / 1000, "ms", 1.5)
@@ -101,13 +102,18 @@ def small_batches(client: Client) -> Iterator[Row]:
 def latency(client: Client) -> Iterator[Row]:
     """Median microseconds of single calls."""
     large, middle = os.urandom(16), os.urandom(16)
+    keys = [os.urandom(16) for _ in range(2 * CALLS + SLEEPS)]
+    with forgotten(client, [[*keys, large, middle]]):
+        yield from latency_of(client, large, middle, keys)
+
+
+def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes]) -> Iterator[Row]:
     client.put_batch([large, middle], [np.ones(4 << 20, np.uint8), np.ones(64 << 10, np.uint8)])
     large_us, middle_us = alternate(lambda: look_at(client, large), lambda: look_at(client, middle))
     yield at_most("view of 4 MiB, p50", large_us, "us", 8)
     yield at_most("view of 4 MiB after 2 ms of sleep, p50", after_sleep(lambda: look_at(client, large)), "us", 40)
     yield at_most("view of 4 MiB / of 64 KiB", large_us / middle_us, "ratio", 1.1)
     value, buffer = os.urandom(SMALL_BYTES), bytearray(SMALL_BYTES)
-    keys = [os.urandom(16) for _ in range(2 * CALLS + SLEEPS)]
     todo = iter(keys)
     yield at_most("put of 4 KiB, p50", microseconds(lambda: client.put(next(todo), value, ack="node")), "us", 60)
     paused_us = after_sleep(lambda: client.put(next(todo), value, ack="node"))
@@ -123,7 +129,6 @@ def latency(client: Client) -> Iterator[Row]:
     many_us = microseconds(lambda: client.exists_batch(keys[:1024]), calls=500)
     yield Row("exists of 1,024 keys, p50", many_us, "us")
     yield at_least("exists of 1,024 keys", 1024 / many_us, "M keys/s", 2)
-    client.remove([*keys, large, middle], force=True)
 
 
 def rounds(ours: Callable[[int], None], peer: Callable[[int], None]) -> tuple[list[float], list[float]]:
@@ -198,6 +203,15 @@ def look_at(client: Client, key: bytes) -> None:
     with client.view(key) as memory:
         if memory is None:
             raise AssertionError("the block is gone")
+
+
+@contextmanager
+def forgotten(client: Client, keys: Sequence[Sequence[bytes]]) -> Iterator[None]:
+    """Nothing of them is there at the end, and where one interrupts: no namespace has them, by which they could be found and removed."""
+    try:
+        yield
+    finally:
+        forget(client, keys)
 
 
 def forget(client: Client, keys: Sequence[Sequence[bytes]]) -> None:

@@ -77,6 +77,18 @@ def test_every_figure_is_measured_and_nothing_is_left_behind(small: None, runnin
         assert control.status().blocks == 0
 
 
+@pytest.mark.parametrize("within", ["copy_all", "microseconds", "after_sleep"], ids=["large batches", "small batches", "latency"])
+def test_who_interrupts_it_leaves_nothing_behind(small: None, running: Cluster, monkeypatch: pytest.MonkeyPatch, within: str) -> None:
+    def interrupted(*_of: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, within, interrupted)
+    with Client(running.address) as client, running.control() as control, pytest.raises(KeyboardInterrupt):
+        list(measure(client, control))
+    with running.control() as control:
+        assert control.status().blocks == 0
+
+
 def test_the_command_measures_a_cluster_that_is_named(small: None, running: Cluster) -> None:
     result = CliRunner().invoke(kvstore, ["bench", "--json", "--master", running.address])
     assert result.exit_code == 0, result.output
