@@ -144,13 +144,14 @@ def _write_pair(cert: Path, made: x509.Certificate, private: Path, key: ec.Ellip
         if path.exists():
             raise ConfigError(f"{path} is there already: remove it first, or choose another name")
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    begun: list[Path] = []
     try:
-        _write_new(private, secret, 0o600)
-        _write_new(cert, made.public_bytes(serialization.Encoding.PEM), 0o644)
+        for path, content, mode in ((private, secret, 0o600), (cert, made.public_bytes(serialization.Encoding.PEM), 0o644)):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            begun.append(path)
+            with open(descriptor, "wb") as file:
+                file.write(content)
     except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
+        for one in begun:  # or the next try would be refused
+            one.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -1,5 +1,6 @@
 """Promises of authority.py; that what it makes is accepted by TLS the other tests of this folder show."""
 
+import resource
 from pathlib import Path
 from stat import S_IMODE
 
@@ -39,6 +40,22 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"one.pem is there already"):
         issue(tmp_path, "one", [Subject(NODE, "one")])
     assert (tmp_path / CA_KEY).read_bytes() == before
+
+
+@pytest.mark.parametrize(("room_bytes", "unwritten"), [(0, CA_KEY), (300, CA_CERT)])
+def test_a_pair_for_which_there_is_no_room_is_refused_by_name_and_nothing_of_it_is_left(
+    tmp_path: Path, room_bytes: int, unwritten: str
+) -> None:
+    """RLIMIT_FSIZE stands for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, hard))
+    try:
+        with pytest.raises(ConfigError, match=f"^cannot write {tmp_path / unwritten}: File too large$"):
+            make_authority(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    make_authority(tmp_path)
 
 
 def test_without_an_authority_it_says_how_to_make_one(tmp_path: Path) -> None:
