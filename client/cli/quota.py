@@ -58,7 +58,7 @@ def set_(of_tenant: str, settings: ClientSettings, **texts: str | None) -> None:
     limits = {name: parse_limit(name, text) for name, text in texts.items() if text is not None}
     with Control.find(settings) as control:
         control.set_quota(of_tenant, limits)
-    click.echo(f"{of_tenant}: {', '.join(f'{name} {limit_shown(name, limit)}' for name, limit in limits.items())}")
+    click.echo(f"{_named(of_tenant)}: {', '.join(f'{name} {limit_shown(name, limit)}' for name, limit in limits.items())}")
 
 
 @quota.command(short_help="Let the quotas file say again what a tenant may.")
@@ -70,4 +70,9 @@ def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> 
     names = [limit.replace("-", "_") for limit in limits]
     with Control.find(settings) as control:
         control.clear_quota(of_tenant, names)
-    click.echo(f"{of_tenant}: {', '.join(names) or 'all limits'} as the quotas file has it")
+    click.echo(f"{_named(of_tenant)}: {', '.join(names) or 'all limits'} as the quotas file has it")
+
+
+def _named(tenant: str) -> str:
+    """The tenant "" is easily changed by mistake: by a script's variable that is not set."""
+    return tenant or "whoever names no tenant"

@@ -62,6 +62,8 @@ def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Pat
         assert told(system) == {**default, "pins": (None, "operator")}
         assert run(system, "clear", "red").output == "red: all limits as the quotas file has it\n"
         assert told(system) == {**default, "pins": (7, "file")}
+        assert run(system, "set", "", "--pins", "1").output == "whoever names no tenant: pins 1\n"
+        assert run(system, "clear", "").output == "whoever names no tenant: all limits as the quotas file has it\n"
 
 
 def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
