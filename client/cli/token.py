@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import click
@@ -42,6 +42,8 @@ def new(
         raise InvalidArgument("say for whom the token is, by one of --tenant, --node, --instance and --admin")
     if role is not None and section != "tenants":
         raise InvalidArgument("--role is of a tenant's token: the others have one each")
+    if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
+        raise InvalidArgument(f"--expires {expires:%Y-%m-%d} is over: no master would take the token")
     made = secrets.token_urlsafe(TOKEN_BYTES)
     facts = {"sha256": json.dumps(digest_of(made).hex())}
     if section == "tenants":

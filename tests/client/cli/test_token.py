@@ -58,9 +58,10 @@ def test_each_is_another_and_scripts_read_it_as_json(tmp_path: Path) -> None:
         ([], "say for whom the token is"),
         (["--tenant", "a", "--admin", "b"], "say for whom the token is"),
         (["--admin", "b", "--role", "read"], "--role is of a tenant's token"),
+        (["--admin", "b", "--expires", "2020-01-01"], "--expires 2020-01-01 is over"),
     ],
 )
-def test_for_nobody_or_several_it_makes_none(arguments: list[str], message: str) -> None:
+def test_for_nobody_or_several_or_a_day_that_is_over_it_makes_none(arguments: list[str], message: str) -> None:
     status, said = run(*arguments)
     assert status == 2
     assert said.startswith(f"kvstore: error: {message}")
