@@ -44,7 +44,7 @@ from kvstore.master.directory.spilling import Spilling
 from kvstore.master.directory.targets import Targets
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.catalog_messages import Publish
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, MAX_LINKS, PRESENT
@@ -307,7 +307,10 @@ class Directory:
                 wanted[key] = index
         nodes, generations = array("I", bytes(4 * len(keys))), array("Q", bytes(8 * len(keys)))
         if wanted:
-            candidates = [node for node in self.members.live() if node.node_id != avoid and node.takes_blocks]
+            members = self.members.live()
+            candidates = [node for node in members if node.node_id != avoid and node.takes_blocks]
+            if not candidates and (drained := sum(bool(node.drain) for node in members)):
+                raise Unavailable(f"no node is registered that could take the blocks: {drained} of {len(members)} drained")
             share = self._share_of(tenant, RESERVATIONS)
             self._grant(tenant, wanted, sizes, nodes, generations, local_node, candidates, now_ns, share)
         return Grants(bytes(statuses), nodes, generations)

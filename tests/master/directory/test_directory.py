@@ -614,6 +614,18 @@ TestAgainstNodesMembership = pytest.mark.no_cover(AgainstNodesMembership.TestCas
 TestAgainstNodesMembership.settings = settings(max_examples=40, stateful_step_count=30)
 
 
+def test_a_put_that_only_drained_nodes_could_take_is_told_so() -> None:
+    master = Master()
+    with pytest.raises(Unavailable, match=r"could take the blocks$"):
+        reserve(master, b"a")
+    master.register("a")
+    master.commit(master.directory.draining.begin("a", "peers"))
+    with pytest.raises(Unavailable, match=r"could take the blocks: 1 of 1 drained$"):
+        reserve(master, b"a")
+    node = master.register("b")
+    assert list(reserve(master, b"a").nodes) == [node.node_id]
+
+
 def test_a_drain_comes_from_the_catalog_and_goes_with_its_node() -> None:
     master = Master()
     master.register("a")
