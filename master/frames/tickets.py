@@ -7,6 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
 
 from kvstore.master.frames.links import NodeLinks
 from kvstore.protocol import control_pb2 as pb
@@ -16,6 +18,9 @@ from kvstore.protocol.session_messages import Count, Ok
 from kvstore.security.identity import Identity
 from kvstore.security.tickets.issuing import Issuer, NodeKey
 
+MAX_TOLD_AT_ONCE: Final = 1024
+"""Messages of what is revoked that one turn of the loop sends, the rest the next ones: all tokens of a file may be exchanged, or end, in
+one second, and heartbeats are not to wait until all nodes have been told of all."""
 log = logging.getLogger("kvstore.master")
 
 
@@ -76,9 +81,9 @@ class Tickets:
         """Tell nodes their next keys, and of what has been revoked."""
         for node_id, key in self._issuer.due(now_ns):
             self._tell_key(node_id, key, now_ns)
-        for bearer in self._issuer.bearers():
-            if not self._holds(bearer):
-                self._revoke(bearer, now_ns)
+        gone = (bearer for bearer in self._issuer.bearers() if not self._holds(bearer))
+        for bearer in islice(gone, max(1, MAX_TOLD_AT_ONCE // max(1, len(self._links.node_ids())))):
+            self._revoke(bearer, now_ns)
 
     def _tell_key(self, node_id: int, key: NodeKey, now_ns: int) -> None:
         message = TicketKey(self._master_epoch, key.key_id, key.age_ms(now_ns), key.secret)

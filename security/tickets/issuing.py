@@ -52,6 +52,9 @@ class _Revoked:
     untold: set[int]
     """Nodes that have not said that they know: the sessions that it opened there go on after its tickets have ended."""
 
+    def is_over(self, now_ns: int) -> bool:
+        return not self.untold and self.until_ns <= now_ns
+
 
 class Issuer:
     """Not thread-safe: the master's loop is the only caller."""
@@ -65,7 +68,7 @@ class Issuer:
         self._numbers: dict[Identity, int] = {}
         """Of those who have tickets: by which nodes know what they have shown. Random: a number tells nothing of a token."""
         self._revoked: dict[tuple[str, int], _Revoked] = {}
-        """By tenant and number, oldest first: for nodes that were out of reach then."""
+        """By tenant and number, oldest first: for nodes that were out of reach then. What is over goes when all before it has."""
 
     @property
     def usable_ms(self) -> int:
@@ -81,8 +84,10 @@ class Issuer:
         return key
 
     def forget(self, node_id: int) -> None:
-        """There is no such node any more."""
+        """There is no such node any more, and nothing that it is to be told."""
         self._nodes.pop(node_id, None)
+        for each in self._revoked.values():
+            each.untold.discard(node_id)
 
     def due(self, now_ns: int) -> list[tuple[int, NodeKey]]:
         """Nodes whose key has been in use for `ticket_key_ttl_s`, and the next one: to be told, until `told`."""
@@ -146,13 +151,16 @@ class Issuer:
     def revoke(self, bearer: Identity, now_ns: int) -> int:
         """What he has shown is good no more: its number, which nodes are to be told."""
         number = self._numbers.pop(bearer)
-        self._revoked = {key: each for key, each in self._revoked.items() if each.untold or each.until_ns > now_ns}
-        if len(self._revoked) >= MAX_REVOKED:
+        # From the front only: to look at all that is remembered for each of thousands that end in one second would take the loop minutes.
+        while self._revoked and (len(self._revoked) >= MAX_REVOKED or self._oldest().is_over(now_ns)):
             del self._revoked[next(iter(self._revoked))]
         self._revoked[bearer.name, number] = _Revoked(now_ns + self._ticket_ttl_ns, set(self._nodes))
         for keys in self._nodes.values():
             keys.tickets.pop(bearer, None)
         return number
+
+    def _oldest(self) -> _Revoked:
+        return next(iter(self._revoked.values()))
 
     def knows(self, node_id: int, tenant: str, numbers: Collection[int]) -> None:
         """The node has said that it knows that these are revoked."""

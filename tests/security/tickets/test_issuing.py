@@ -155,6 +155,34 @@ def test_what_a_node_does_not_know_to_be_revoked_is_kept_after_its_tickets_have_
     assert made.revoked() == {"red": [second, third]}
 
 
+def test_a_node_that_is_forgotten_is_to_be_told_nothing() -> None:
+    made = issuer()
+    made.register(5, 0)
+    made.register(6, 0)
+    first = revoke(made, 0)
+    made.knows(5, "red", [first])
+    made.forget(6)
+    second = revoke(made, 100)
+    assert made.revoked() == {"red": [second]}
+
+
+def test_to_revoke_one_looks_at_nothing_that_is_remembered_behind_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may end in one second."""
+    made = issuer()
+    made.register(5, 0)
+    for number in range(10):
+        revoke(made, 0, f"token {number}")
+    looked: list[int] = []
+
+    def is_over(each: object, now_ns: int) -> bool:
+        looked.append(now_ns)
+        return False
+
+    monkeypatch.setattr(issuing._Revoked, "is_over", is_over)
+    revoke(made, 1)
+    assert looked == [1 * S]
+
+
 def test_no_more_than_so_much_that_is_revoked_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(issuing, "MAX_REVOKED", 2)
     made = issuer()
