@@ -68,7 +68,7 @@ class TransferEngine:
         """`tls`: connections over TCP are TLS; None: they are not.
 
         Raises InvalidArgument for a name of more than MAX_NAME characters, and ConfigError: a transport or rail that the settings
-        name is not there, or an address is in use."""
+        name is not there, an address is in use, or the system gives no thread."""
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         if len(self.name) > MAX_NAME:
             raise InvalidArgument(f"an engine's name has at most {MAX_NAME} characters, not {len(self.name)}")

@@ -62,7 +62,7 @@ class ConnectionAgent(TransferAgent):
         target: Target | None = None,
         listens: bool = True,
     ) -> None:
-        """Raises ConfigError: the transport's library is missing, or its address is not this machine's or in use."""
+        """Raises ConfigError: the transport's library is missing, its address is not this machine's or in use, or there is no thread."""
         super().__init__(name, rail)
         self.transport = connection_class.transport  # type: ignore[misc]
         self.window = settings.tcp_streams * settings.window_slices

@@ -19,6 +19,7 @@ from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unautho
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.rpc.workers import not_given
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.streams.answering import LAST_WORD_S, Answering
@@ -81,20 +82,27 @@ class Target:
         self._closing = threading.Event()
 
     def attach(self, listener: Listener) -> None:
-        """Serve whoever comes by this listener until it or the target is closed; the target closes it too. Raises Closed."""
+        """Serve whoever comes by this listener until it or the target is closed; the target closes it too.
+
+        Raises Closed, or ConfigError: the system gives no thread. The listener is closed then, too.
+        """
         with self._lock:
             if self._closing.is_set():
                 listener.close()
                 raise Closed("the transfer engine is closed")
-            if not self._threads:
-                self._spawn(self._dispatch, "kvstore-parked")
+            try:
+                if not self._threads:
+                    self._spawn(self._dispatch, "kvstore-parked")
+                self._spawn(lambda: self._accept(listener), "kvstore-accept")
+            except (RuntimeError, MemoryError) as error:
+                listener.close()
+                raise not_given(1, "kvstore-accept", error) from error
             self._listeners.append(listener)
-            self._spawn(lambda: self._accept(listener), "kvstore-accept")
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=function, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # which `close` waits for
 
     @property
     def connections(self) -> int:

@@ -10,7 +10,17 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvstore.protocol.errors import Closed, Denied, Full, InvalidArgument, ProtocolError, Unauthorized, Unavailable, Unreachable
+from kvstore.protocol.errors import (
+    Closed,
+    ConfigError,
+    Denied,
+    Full,
+    InvalidArgument,
+    ProtocolError,
+    Unauthorized,
+    Unavailable,
+    Unreachable,
+)
 from kvstore.protocol.frames import HEADER, MAGIC, OLDEST_VERSION, VERSION, pack_header
 from kvstore.protocol.session_messages import Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
@@ -27,6 +37,7 @@ from kvstore.transfer.streams.strangers import MAX_DISCARDED_BYTES, Greeting
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection, TcpListener
 from kvstore.transfer.testing.waiting import PATIENCE_S, SOON_S, assert_nothing_is_left, eventually, in_background, is_quiet, within
+from tests.ports import free_ports
 from tests.rpc.raw_peers import RawAsker, a_target, fetch, make_region, shown, store
 
 SIZE = 100_000
@@ -367,6 +378,28 @@ def test_a_listener_that_fails_is_tried_again_later(target: Target, caplog: pyte
     with RawAsker(listener.metadata()) as raw:
         raw.join()
     assert "out of descriptors" in caplog.text
+
+
+@pytest.mark.parametrize("lacking", ["kvstore-parked", "kvstore-accept"])
+def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_is_served_later(exports: Exports, lacking: str) -> None:
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == lacking:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    target = Target("serving", exports, TransferSettings())
+    port = free_ports(1)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_or_fail)
+        with pytest.raises(ConfigError, match="can't start new thread"):
+            target.attach(TcpListener("127.0.0.1", port))
+    listener = TcpListener("127.0.0.1", port)
+    target.attach(listener)
+    with RawAsker(listener.metadata()) as raw:
+        raw.join()
+    target.close()
 
 
 @pytest.mark.usefixtures("quick_polls")
