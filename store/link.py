@@ -127,6 +127,8 @@ class MasterLink:
         self._stopping = threading.Event()
         self._lost = threading.Event()
         self._registration_epoch = 0
+        self._said_id = 0
+        """By which the node has registered last; 0: by none."""
         self._describing = threading.Lock()
         self._description: dict[str, bytes] = {"topology": b"", "transfer": b""}
         self._told: dict[str, bytes] = {}
@@ -195,6 +197,8 @@ class MasterLink:
                 stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._peer_timeout_s))))  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
+                if self._node_id() != self._said_id:
+                    self.renew()  # for one that was asked for meanwhile, and is cleared with the loss of the former session
                 self._registration_epoch = reply.registration_epoch
                 self._take_quotas(reply)
                 partitions = channel.welcome.partitions
@@ -228,7 +232,7 @@ class MasterLink:
 
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
         tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
-        identity, described = self._identity, self._description
+        identity, described, self._said_id = self._identity, self._description, self._node_id()
         self._metadata = *as_metadata("", self._join_token()), *of_partition(self._partition)
         reply: pb.RegisterReply = stub.Register(
             pb.RegisterRequest(

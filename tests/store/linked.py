@@ -37,10 +37,14 @@ Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 @contextmanager
 def a_link(
-    *masters: str, needs_tickets: bool = False, timeout_s: float = 10.0, answers: Sequence[KVStoreError] = ()
+    *masters: str,
+    needs_tickets: bool = False,
+    timeout_s: float = 10.0,
+    answers: Sequence[KVStoreError] = (),
+    node_id: Callable[[], int] = lambda: 0,
 ) -> Iterator[tuple[MasterLink, Linked]]:
     """A link that is not started yet, in a loop that runs, and the connections that it has made. `answers` are those to its first
-    heartbeats, in place of the master's."""
+    heartbeats, in place of the master's; `node_id` is what partition 0 has given the node."""
     reactor, linked, sessions = Reactor(), Linked(), list[Session]()
     given = list(answers)
 
@@ -74,6 +78,7 @@ def a_link(
         peer_timeout_s=30.0,
         pause_s=0.01,
         max_pause_s=0.1,
+        node_id=node_id,
     )
     serving = threading.Thread(target=reactor.run)
     serving.start()

@@ -4,7 +4,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -344,6 +344,42 @@ def test_a_master_that_hands_out_digests_in_place_of_a_key_is_not_served_under(t
             link.start()
             until(lambda: "of a release before tickets, and has tokens configured: upgrade the masters first" in caplog.text)
             assert linked.empty()
+    server.stop(0).wait(60)
+
+
+class Registering(ControlServicer):
+    """Of a master that takes registrations, and hears of heartbeats after an hour; `during` the first one something happens."""
+
+    def __init__(self) -> None:
+        self.during: Callable[[], None] = lambda: None
+        self.said: list[int] = []
+        """By which ids nodes have registered."""
+
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+        self.said.append(request.node_id)
+        if len(self.said) == 1:
+            self.during()
+        return pb.RegisterReply(node_id=1, registration_epoch=len(self.said), master_epoch=1, catalog="c", heartbeat_interval_s=3600)
+
+
+def test_another_id_that_is_given_while_a_registration_is_under_way_is_told_with_the_next_one() -> None:
+    server, registering, given = grpc.server(ThreadPoolExecutor(1)), Registering(), [7]
+    add_ControlServicer_to_server(registering, server)  # type: ignore[no-untyped-call]
+    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with stub_masters(1) as [master]:
+        master.control = control
+        with a_link(master.address, node_id=lambda: given[0]) as (link, linked):
+
+            def renew() -> None:
+                given[0] = 9
+                link.renew()
+
+            registering.during = renew
+            link.start()
+            for _ in range(2):
+                linked.get(timeout=60)[0].close()
+            assert registering.said == [7, 9]
     server.stop(0).wait(60)
 
 
