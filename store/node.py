@@ -162,6 +162,7 @@ class Node:
             storage.copies,
             storage.showing,
             storage.deciding,
+            storage.answers,
             storage.leaving,
             self._admission,
             storage.partitioning,

@@ -26,6 +26,7 @@ from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.identity import Identity
 from kvstore.store.leaving import Leaving
 from kvstore.store.moves.mover import TierMover
+from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
@@ -59,6 +60,7 @@ class NodeService:
         copies: ReplicaQueue,
         showing: Showing,
         deciding: Deciding,
+        answers: Answers,
         leaving: Leaving,
         admission: Admission,
         partitioning: Partitioning,
@@ -76,6 +78,7 @@ class NodeService:
         self._regions = regions
         self._copies = copies
         self._showing = showing
+        self._answers = answers
         self._leaving = leaving
         self._admission = admission
         self._identity = identity
@@ -170,10 +173,11 @@ class NodeService:
             self._showing.take_accesses(self._table.read_unasked, session.context.tenant)
 
     def closed(self, session: Session) -> None:
-        """Everything a connection held goes with it: leases, open puts, its place in the line."""
-        tidying: list[Callable[[object], None]] = [
+        """Everything a connection held goes with it: leases, open puts, its place in the line, answers that wait for the master."""
+        tidying: list[Callable[[Session], None]] = [
             lambda owner: self._showing.take_last(self._table.read_unasked, owner),
             self._waiting.forget_owner,
+            self._answers.forget_owner,
             self._reads.forget_owner,
             self._leases.forget_owner,
             self._table.forget_owner,

@@ -10,11 +10,11 @@ from kvstore.store.waiting import until_ns
 class PendingAnswer:
     """An answer that waits for the master. `flags` may change until it is given."""
 
-    __slots__ = ("_answers", "_request_id", "_session", "flags", "until_ns")
+    __slots__ = ("_answers", "_request_id", "flags", "session", "until_ns")
 
     def __init__(self, answers: "Answers", session: Session, header: Header, flags: bytearray) -> None:
         self._answers = answers
-        self._session = session
+        self.session = session
         self._request_id = header.request_id
         self.flags = flags
         self.until_ns = until_ns(session, header)
@@ -28,9 +28,9 @@ class PendingAnswer:
         if not self._answers.take(self):
             return
         if error is None:
-            self._session.reply(self._request_id, Flags(bytes(self.flags)))
+            self.session.reply(self._request_id, Flags(bytes(self.flags)))
         else:
-            self._session.fail(self._request_id, error)
+            self.session.fail(self._request_id, error)
 
 
 class Answers:
@@ -39,11 +39,14 @@ class Answers:
     def __init__(self) -> None:
         self._pending: dict[PendingAnswer, None] = {}
         """In the order in which they were asked for, so that it does not hang on where objects lie in memory who hears first."""
+        self._by_session: dict[Session, dict[PendingAnswer, None]] = {}
+        """The same. None of them empty."""
 
     def begin(self, session: Session, header: Header, flags: bytearray) -> PendingAnswer:
         """The answer to the request, to be given later, or by `expire`."""
         answer = PendingAnswer(self, session, header, flags)
         self._pending[answer] = None
+        self._by_session.setdefault(session, {})[answer] = None
         return answer
 
     def waits(self, answer: PendingAnswer) -> bool:
@@ -52,7 +55,19 @@ class Answers:
 
     def take(self, answer: PendingAnswer) -> bool:
         """Whether it waits still; it does not any more."""
-        return self._pending.pop(answer, self) is None
+        if answer not in self._pending:
+            return False
+        del self._pending[answer]
+        others = self._by_session[answer.session]
+        del others[answer]
+        if not others:
+            del self._by_session[answer.session]
+        return True
+
+    def forget_owner(self, session: Session) -> None:
+        """The asker is gone, and so is what waits for him: it would be kept until his deadline, however many come and go."""
+        for answer in self._by_session.pop(session, ()):
+            del self._pending[answer]
 
     def expire(self, *, now_ns: int) -> int:
         """Answer those whose time is over; returns how many. What they wait for goes on."""

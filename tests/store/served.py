@@ -169,6 +169,7 @@ class Served:
             self.copies,
             self.store.showing,
             self.deciding,
+            self.answers,
             self.leaving,
             self.admission,
             self.partitioning,

@@ -1,5 +1,6 @@
 """Promises of deciding.py, on real sockets: a put for the node is answered before the master knows, and what it then says is done."""
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, Invali
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Flush, Put
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.store.puts import deciding
+from tests.rpc.wires import frame
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
@@ -290,6 +292,21 @@ def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served
     until(node, lambda: len(node.answers) == 0)
     assert client.ask(Flush(), Flags).flags == b""
     other.close()
+
+
+def test_answers_of_a_connection_that_is_gone_are_kept_no_longer(node: Served, client: Client) -> None:
+    """Nobody decides: those who come and go would be as many as they like until their deadlines."""
+    put(client, {"a": b"1"})
+    thread, _results = in_background(lambda: client.ask(Flush(), Flags))
+    until(node, lambda: len(node.answers) == 1)
+    other = socket.socket(socket.AF_UNIX)
+    other.connect(node.unix)
+    other.sendall(frame(Hello(ROLE_CLIENT, "red"), 1) + frame(Flush(), 2) + frame(Flush(), 3))
+    until(node, lambda: len(node.answers) == 3)
+    other.close()
+    until(node, lambda: len(node.answers) == 1)
+    node.call(lambda: node.answers.expire(now_ns=1 << 62))
+    thread.join(TIMEOUT_S)
 
 
 def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(node: Served, master: Master, client: Client) -> None:
