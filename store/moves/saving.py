@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.store.blocks.block import NVME, Block
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.rows import is_in, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -40,7 +40,7 @@ class Saver:
         self._planned: deque[Block] = deque()
         self._planned_bytes = 0
         self._fitting_bytes = 0
-        """Of NVMe's capacity, what is not taken by blocks that are written."""
+        """Of NVMe's capacity, what is not taken by blocks that are written, and are in memory, too."""
         self._look_ns = 0
         self._tried: set[Block] = set()
         self.saved_blocks = 0
@@ -56,7 +56,8 @@ class Saver:
         self.saved_blocks = self.saved_bytes = 0
         self.is_done = False
         self._look_ns = 0
-        self._fitting_bytes = next((tier.capacity_bytes for index, tier, _, _ in self._table.levels() if index == NVME), 0)
+        capacity_bytes = next((tier.capacity_bytes for index, tier, _, _ in self._table.levels() if index == NVME), 0)
+        self._fitting_bytes = max(0, capacity_bytes - self._saved_already())
         self._todo = self._found()
 
     def stop(self) -> None:
@@ -115,6 +116,15 @@ class Saver:
         count = int(np.searchsorted(ends, self._fitting_bytes, side="right"))
         self._fitting_bytes -= int(ends[count - 1]) if count else 0
         return deque(map(blocks.__getitem__, wanted[:count].tolist()))
+
+    def _saved_already(self) -> int:
+        """Bytes of what memory and NVMe hold both: an earlier pass wrote what was worth most, which is not to leave for the rest."""
+        blocks = list(self._table.blocks())
+        if not blocks:
+            return 0
+        columns, rows = blocks[0].columns, rows_of(blocks)
+        above = is_in(columns, rows, HBM) | is_in(columns, rows, DRAM)
+        return int(read(columns.sizes, rows[is_in(columns, rows, NVME) & above]).sum())
 
     def _is_waiting(self) -> bool:
         """Something may still come: what the master has not decided about, what is being put, or is being copied already."""

@@ -87,6 +87,11 @@ def test_no_more_is_written_than_fits_and_what_was_written_first_stays(make_stor
     assert saver.is_done
     assert [block.nvme is not None for block in blocks] == [False, False, True, True, True]
     assert saver.lost() == (2, 200)
+    for _ in range(2):
+        saver.begin()
+        run(store, saver)
+        assert saver.is_done
+        assert [block.nvme is not None for block in blocks] == [False, False, True, True, True], "nor for those that did not fit before"
 
 
 def undecided(store: Store, name: str) -> Block:
