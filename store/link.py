@@ -136,7 +136,12 @@ class MasterLink:
         name = f"master-link-{partition}" if partition else "master-link"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def is_started(self) -> bool:
+        return self._thread.ident is not None
+
     def start(self) -> None:
+        """Raises RuntimeError: no thread is to be had. It may be tried again."""
         self._thread.start()
 
     def lost(self, registration_epoch: int) -> None:
@@ -251,7 +256,7 @@ class MasterLink:
                 protocol_version=VERSION,
                 takes_traces=identity.takes_traces,
                 quotas_version=self._quotas_version,
-                node_id=self._node_id(),
+                node_id=self._said_id,
             ),
             timeout=self._timeout_s,
             metadata=self._metadata,

@@ -27,6 +27,7 @@ class Links:
         self._make_session = make_session
         self._make_link = make_link
         self._on_cut = on_cut
+        self._is_cut = False
         self.node_id = 0
         """By which partition 0's master knows the node; 0: not yet."""
         self._describing = threading.Lock()
@@ -53,21 +54,25 @@ class Links:
             link.describe()
 
     def registered(self, count: int, node_id: int) -> None:
-        """Partition 0's master knows the node by this id, and there are so many partitions. Raises ConfigError: there were others."""
-        is_news = self._partitioning.tell(count)
+        """Partition 0's master knows the node by this id, and there are so many partitions: each has a link from now on. Raises
+        ConfigError: there were others; RuntimeError where no thread is to be had. The next registration makes and starts what is
+        missing then."""
+        self._partitioning.tell(count)
         is_other, self.node_id = node_id != self.node_id, node_id
-        if is_news:
+        if count > 1 and not self._is_cut:
             self._on_cut()
-            self._sessions += [self._make_session(partition) for partition in range(1, count)]
-            others = [self._make_link(partition, self._sessions[partition]) for partition in range(1, count)]
+            self._is_cut = True
+        for partition in range(len(self._links), count):
+            session = self._make_session(partition)
+            link = self._make_link(partition, session)
             with self._describing:
-                for link in others:
-                    link.describe(**self._described)
-                self._links += others
-            for link in others:
+                link.describe(**self._described)
+                self._links.append(link)
+            self._sessions.append(session)
+        for link in self._links[1:]:
+            if not link.is_started:
                 link.start()
-        elif is_other:
-            for link in self._links[1:]:
+            elif is_other:
                 link.renew()
 
     def lost(self, partition: int, registration_epoch: int) -> None:

@@ -23,6 +23,10 @@ class Link:
     def describe(self, **told: bytes) -> None:
         self.told |= told
 
+    @property
+    def is_started(self) -> bool:
+        return "start" in self.done
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.done.append(name)
 
@@ -61,3 +65,29 @@ def test_another_id_is_told_to_the_other_masters_and_another_number_of_partition
     with pytest.raises(ConfigError, match="start the node anew"):
         links.registered(4, 9)
     assert links.node_id == 8
+
+
+def test_what_could_not_be_made_or_started_comes_with_the_next_registration(
+    links: Links, made: list[Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts: list[None] = []
+    monkeypatch.setattr(links, "_on_cut", lambda: cuts.append(None))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "_make_session", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            links.registered(3, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "start", fail, raising=False)
+        with pytest.raises(RuntimeError, match="new thread"):
+            links.registered(3, 7)
+    assert [link.done for link in made] == [[], [], []]
+    for _ in range(2):
+        links.registered(3, 7)
+        assert [link.done for link in made] == [[], ["start"], ["start"]]
+    assert len(cuts) == 1
+    links.lost(2, 5)
+    assert made[2].done == ["start", "lost"]
