@@ -60,13 +60,16 @@ class Level:
         *,
         may_leave_now: Callable[[], MayLeave],
         may_leave_of: Callable[[str], MayLeave] | None = None,
+        goes_down: Callable[[], bool] | None = None,
         max_remembered: int | None = None,
     ) -> None:
         """`high` and `low` are watermarks, as shares of the capacity; `blocks_of` and `max_remembered`: see EvictionOrder;
-        `may_leave_now` says for one search whether nobody uses a block's copy here. `may_leave_of` says it of a tenant's blocks only."""
+        `may_leave_now` says for one search whether nobody uses a block's copy here. `may_leave_of` says it of a tenant's blocks only.
+        `goes_down`: what makes room here is copied to a lower tier first; None: there is none."""
         self.index = index
         self.may_leave_now = may_leave_now
         self._may_leave_of = may_leave_of or (lambda tenant: may_leave_now())
+        self._goes_down = goes_down
         self.tier = tier
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
@@ -182,7 +185,7 @@ class Level:
     def own_victims(self, size_bytes: int, tenant: str) -> list[Block]:
         """Who leaves for a newcomer of a tenant at its limit: its own coldest block. Where it is a slab that it lacks and that block is in
         none of the newcomer's size, all blocks of the coldest slab that can be emptied; else the coldest of that size."""
-        may_leave = self.may_leave_now()
+        may_leave = self._may_make_room()
         coldest = self.order.coldest_of(tenant, may_leave)
         if coldest is None:
             return []
@@ -205,8 +208,10 @@ class Level:
             for tenant in limits.surplus:
                 if limits.is_above(tenant) and (found := self.own_slab(tenant)):
                     return found
-        may_leave = self.may_leave_now()
+        may_leave = self._may_make_room()
         own = self.spares.next(group, may_leave) or self.order.victim(group, may_leave)
+        if own is None and self._goes_down is not None:
+            own = self.order.victim(group, self.may_leave_now())  # it is waited for, and does not take the memory of others for nothing
         if own is not None:
             colder = self.order.coldest_elsewhere(group, may_leave)
             if colder is None or colder.last_access >= own.last_access:
@@ -214,6 +219,14 @@ class Level:
             if not self.order.owe(group, own.size_bytes, lambda: self._price(colder, own)):
                 return [own]
         return self._coldest_whole_slab(functools.partial(self.order.coldest_elsewhere, group)) or ([own] if own is not None else [])
+
+    def _may_make_room(self) -> MayLeave:
+        """As `may_leave_now`, without what the master has not decided about where that cannot go down: whoever needs room would wait for
+        it, though others could leave."""
+        may_leave = self.may_leave_now()
+        if self._goes_down is None or not self._goes_down():
+            return may_leave
+        return lambda block: block.generation != UNDECIDED and may_leave(block)
 
     def coldest(self, group: int, count: int = LOOK_AHEAD) -> list[Block]:
         """Those of the group that leave next and that the master knows, so many at most."""
@@ -245,7 +258,7 @@ class Level:
         Blocks of a slab that stays occupied would leave for nothing.
         """
         known: dict[int, bool] = {}
-        walked, may_leave = 0, self.may_leave_now()
+        walked, may_leave = 0, self._may_make_room()
 
         def can_go_with_its_slab(block: Block) -> bool:
             nonlocal walked

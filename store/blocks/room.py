@@ -206,6 +206,10 @@ class Room:
             return False
         return self._plan_move(block, self._levels[source], nvme, stays=True)
 
+    def goes_down(self, index: int) -> bool:
+        """Whether there is a lower tier that takes what leaves this one."""
+        return self._lower(index) is not None
+
     def suspend(self, index: int, *, is_suspended: bool) -> None:
         """While suspended a tier gets no new copies, as if it were not there: its device just refused one."""
         self._levels[index].is_suspended = is_suspended
@@ -286,6 +290,9 @@ class Room:
                 left -= len(slab)
                 for block in slab:
                     self.evict(block, level, for_quota=True)
+                if all(block.is_in(level.index) and not block.moving for block in slab):
+                    self._in_vain.add(what)
+                    break
             if not limits.is_above(tenant):
                 limits.surplus.discard(tenant)
 

@@ -9,6 +9,7 @@ A block is visible from `commit` until it is dropped. At most one block a key is
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -82,6 +83,7 @@ class BlockTable:
                 low_watermark,
                 may_leave_now=self._may_leave_dram_now if index == DRAM else lambda: is_evictable,
                 may_leave_of=self._may_leave_dram_of if index == DRAM else None,
+                goes_down=partial(self._goes_down, index) if index < max(tiers) else None,
                 max_remembered=max_remembered,
             )
             for index, tier in sorted(tiers.items())
@@ -312,6 +314,9 @@ class BlockTable:
 
     def _may_leave_dram_of(self, tenant: str) -> MayLeave:
         return self._may_leave_dram_now() if self._showing.looks_at_any(tenant) else is_evictable  # as a rule
+
+    def _goes_down(self, index: int) -> bool:
+        return self.room.goes_down(index)
 
     def relieve(self) -> None:
         """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have."""

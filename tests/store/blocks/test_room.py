@@ -9,6 +9,7 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import room
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
+from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.opening import readable_blocks
 from tests.store.tables import Store, value_of
 
@@ -491,3 +492,42 @@ def test_a_batch_that_takes_anothers_slab_has_none_in_a_turn_where_enough_have_l
     assert store.table.room.next_turn()
     assert len(store.table.slots.free_slots("blue", 50, 8)) == 8
     store.table.slots.give_back(first)
+
+
+@pytest.mark.parametrize("is_lowered", [False, True])
+def test_nobody_waits_for_what_the_master_has_not_decided_about_where_others_can_leave(make_store: MakeStore, is_lowered: bool) -> None:
+    """Of the two slabs its one is the coldest; and it goes first, too, where its tenant has more than it may."""
+    store = make_store(1000, nvme_bytes=10_000, slab_bytes=500)
+    undecided = store.block("0", tenant="red")
+    undecided.generation = UNDECIDED
+    put = store.table.open(undecided, "writer", now_ns=0)
+    assert put is not None
+    store.write(put)
+    store.table.commit_undecided(put, 1)
+    for name in "1234":
+        store.put(name)
+    for name in "abcde":
+        store.put(name, tenant="blue")
+    if is_lowered:
+        store.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=100)}))
+    for _ in range(2):
+        if store.try_put("x", 50, tenant="green") is None:
+            store.settle()
+    assert store.names() == "01234abcdex"
+    assert undecided.is_in(DRAM)
+    assert [block.tier_mask() for block in store.table.blocks_of("blue")] == [1 << NVME] * 5
+
+
+def test_a_put_waits_for_what_is_undecided_of_its_own_group_and_takes_nothing_of_others_for_it(make_store: MakeStore) -> None:
+    store = make_store(1000, nvme_bytes=10_000, slab_bytes=500)
+    for name in "01234":
+        block = store.block(name)
+        block.generation = UNDECIDED
+        put = store.table.open(block, "writer", now_ns=0)
+        assert put is not None
+        store.write(put)
+        store.table.commit_undecided(put, 1)
+    for name in "abcde":
+        store.put(name, tenant="blue")
+    assert store.try_put("x") is None
+    assert store.table.room.take_moves() == []

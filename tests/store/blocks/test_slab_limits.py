@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import level
-from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.block import DRAM, HBM, Block
 from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.tiers.dram import DramTier
 from tests.store.tables import Store
@@ -170,6 +170,34 @@ def test_slabs_above_a_limit_that_cannot_be_emptied_yet_are_emptied_later(make_s
     store.table.expire(now_ns=0)
     store.table.relieve()
     assert store.names() == ""
+
+
+def test_a_slab_above_a_limit_that_has_nowhere_to_go_is_asked_about_once_a_tick(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(100, hbm_bytes=1000, slab_bytes=100)
+    block = store.put("a")
+    for _ in range(3):
+        store.read("red", b"a", 0)
+    store.table.room.warm(block)
+    store.settle()
+    store.table.copies.drop_copy(block, DRAM)
+    store.put("z", tenant="blue").pinned = True
+    limit(store, hbm_slabs=0)
+    hbm, asked = store.table._levels[HBM], list[str]()
+    own_slab = hbm.own_slab
+
+    def asking(tenant: str) -> list[Block]:
+        asked.append(tenant)
+        return own_slab(tenant)
+
+    monkeypatch.setattr(hbm, "own_slab", asking)
+    for _ in range(3):
+        store.table.relieve()
+    assert (asked, block.is_in(HBM)) == (["red"], True)
+    store.table.expire(now_ns=0)
+    store.table.relieve()
+    assert asked == ["red", "red"]
 
 
 def test_whoever_has_more_slabs_than_it_may_gives_way_before_anybody_else(make_store: MakeStore) -> None:
