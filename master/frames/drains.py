@@ -26,15 +26,19 @@ class Drains:
         self._master_epoch = master_epoch
         self._over: set[int] = set()
         """Nodes of whose drain the log was told that it is over."""
-        self._asked: set[tuple[int, int, int]] = set()
-        """Node, registration and mode of what has been said and not been answered: it is not said again meanwhile."""
+        self._asked: dict[tuple[int, int, int], object] = {}
+        """Node, registration and mode of what has been said and not been answered: it is not said again meanwhile. Each time another
+        object: the answer to what an operator has taken back since is none to what is said after that."""
 
     def drain(self, name: str, to: str, then: Callable[[], None]) -> None:
         """Have the node drained, to one of records.DRAINS, or no more (""); `then` when that is durable. Raises InvalidArgument."""
         draining = self._directory.draining
         self._committer.commit(draining.begin(name, to) if to else draining.cancel(name), then)
         node = self._directory.members.named(name)
-        if node is not None and not to:
+        if node is None:
+            return
+        self._asked = {asked: which for asked, which in self._asked.items() if asked[0] != node.node_id}
+        if not to:
             self._links.say(node.node_id, Drain(self._master_epoch, DRAIN_NOT), Ok, lambda _is_done: None)
 
     def tick(self, now_ns: int) -> None:
@@ -65,11 +69,12 @@ class Drains:
         asked = node.node_id, node.epoch, mode
         if asked in self._asked or self._links.get(node.node_id) is None:
             return
-        self._asked.add(asked)
+        which = self._asked[asked] = object()
 
         def answered(is_done: bool) -> None:
-            self._asked.discard(asked)
-            if is_done:
-                self._directory.draining.told(*asked)
+            if self._asked.get(asked) is which:
+                del self._asked[asked]
+                if is_done:
+                    self._directory.draining.told(*asked)
 
         self._links.say(node.node_id, Drain(self._master_epoch, mode), Ok, answered)

@@ -12,7 +12,21 @@ from kvstore.master.directory.copying import CopyOrder
 from kvstore.master.directory.targets import Asked, Targets
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim, Coldest, Copied, Copy, Drop, Hold, Publish, Seek
+from kvstore.protocol.catalog_messages import (
+    DRAIN_NOT,
+    DRAIN_SAVE,
+    PHASE_SYNC_BEGIN,
+    PHASE_SYNC_END,
+    Claim,
+    Coldest,
+    Copied,
+    Copy,
+    Drain,
+    Drop,
+    Hold,
+    Publish,
+    Seek,
+)
 from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
@@ -149,6 +163,23 @@ def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(
     header, _body = node.read()
     node.answer(header, Flags(b"\0\1"))
     assert pinned.result(TIMEOUT_S) == 1
+
+
+def test_a_node_that_is_drained_anew_is_told_so_though_it_has_yet_to_answer_what_was_taken_back(tmp_path: Path) -> None:
+    heard: list[Header] = []
+    with master_in_thread(tmp_path, command_timeout_s=600.0, node_ttl_s=60.0) as places, places.stub() as stub:
+        node = NodeSide(places)
+        node.sync()
+        for is_cancelled in (False, True, False):
+            stub.Drain(pb.DrainRequest(node="one", to="nvme", cancel=is_cancelled), timeout=TIMEOUT_S)
+            header, body = node.read()
+            heard.append(header)
+            assert Drain.unpack(body).mode == (DRAIN_NOT if is_cancelled else DRAIN_SAVE), "the last word is what holds"
+        for header, answer in zip(heard, (Ok(), Ok(), Flags(b"")), strict=True):
+            node.answer(header, answer)
+        _header, body = node.read()
+        assert Drain.unpack(body).mode == DRAIN_SAVE, "the answer to the first is none to the last"
+        node.close()
 
 
 def test_the_live_nodes_are_told_to_clients(client: Channel, node: NodeSide) -> None:
