@@ -69,6 +69,8 @@ class Heat:
         if node is not None and now_ns - node.asked_ns < ASK_S * NS_PER_S:
             return 0
         if node is None:
+            # Somebody may look for good, and nodes come under ever new ids: those that are gone make way for the new one.
+            self._nodes = {known_id: known for known_id, known in self._nodes.items() if now_ns - known.asked_ns <= TOLD_S * NS_PER_S}
             node = self._nodes[node_id] = _Node(now_ns)
         node.asked_ns = now_ns
         return max(MIN_OF_NODE, min(MAX_OF_NODE, MAX_BLOCKS // max(1, live)))

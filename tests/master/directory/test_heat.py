@@ -60,6 +60,17 @@ def test_all_is_forgotten_when_nobody_looks_any_more_and_who_was_not_asked_is_no
     assert heat.of("red", 0) == {}
 
 
+def test_what_nodes_told_that_are_gone_is_not_kept_however_long_somebody_looks() -> None:
+    heat = Heat()
+    for node_id in range(1, 100):
+        now_ns = node_id * int(TOLD_S * S)
+        heat.want(now_ns)
+        heat.ask(node_id, 1, now_ns)
+        heat.take(node_id, [hot(a=1.0)], now_ns)
+        assert heat.of("red", now_ns)[b"a"] >= 1.0
+    assert len(heat._nodes) <= 2
+
+
 @pytest.mark.parametrize(
     ("report", "says"),
     [
