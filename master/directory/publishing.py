@@ -265,10 +265,13 @@ class Publishing:
         return True
 
     def _is_removed(self, tenant: Tenant, key: bytes, node: Member, version: Version) -> bool:
-        """The block was removed while the node was away; or may have been, and the directory does not list it there."""
+        """The block was removed while the node was away; or may have been, and the directory does not list it there. A put that was granted
+        and comes only now has been met by no removal, however far floors have risen since."""
         if version.generation <= tenant.removed.get(key, 0):
             return True
-        if version.generation > node.floor:
+        granted = tenant.reserved.get(key)
+        is_granted = granted is not None and (granted.generation, granted.node_id) == (version.generation, node.node_id)
+        if is_granted or version.generation > node.floor:
             return False
         row = tenant.rows.get(key, NO_ROW)
         # A removal takes every node that is away off the row at once, and tells those that are there.

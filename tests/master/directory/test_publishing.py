@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import commands, publishing
+from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.publishing import MAX_GENERATION, MIN_NEW, Plan
 from kvstore.master.directory.recording import MEMBERSHIP
 from kvstore.protocol.catalog_messages import (
@@ -422,6 +423,22 @@ def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> N
     commands = master.sync(node, *had, Event(b"new", 6))
     assert commands == [(node.node_id, Drop(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
     assert master.exists(b"listed", b"unknown", b"new") == [1, 0, 1]
+
+
+def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_no_other() -> None:
+    master = Master(limits=Limits(kept_removals=2))
+    node, other = master.register("a"), master.register("b")
+    master.sync(node)
+    master.sync(other, *(Event(b"%d" % number, number + 1) for number in range(4)))
+    granted = master.directory.reserve(TENANT, [b"new", b"late"], [100] * 2, local_node=node.node_id, now_ns=master.now_ns)
+    node.owed = other.owed = 1
+    master.remove(*(b"%d" % number for number in range(4)))
+    generations = list(granted.generations)
+    assert node.floor >= max(generations), "it is not settled: it may have what is removed"
+    [drop] = master.publish(other, Event(b"late", generations[1]))
+    assert drop == (other.node_id, Drop(1, TENANT, [b"late"], [generations[1]], force=1))
+    assert master.publish(node, Event(b"new", generations[0])) == []
+    assert master.exists(b"new", b"late") == [1, 0]
 
 
 def test_a_node_owes_what_was_removed_until_it_has_said_that_it_is_dropped_or_registers_again() -> None:
