@@ -28,7 +28,8 @@ class SlabMapping:
     def map_slabs(
         self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool
     ) -> Operation[list[Slab]]:
-        """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped."""
+        """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped,
+        Closed where the client was closed meanwhile."""
         keys = [SlabKey(node_id, channel.welcome.epoch, slab, writable) for slab in slabs]
         missing = self.slabs.missing(keys)
         if not missing:

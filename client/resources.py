@@ -57,7 +57,7 @@ class ClientResources:
         self.copier.close()
         self.engine_copies.remote.close()
         self.engine_copies.registry.close()
-        self.mapping.slabs.clear()
+        self.mapping.slabs.close()
 
 
 def maps_memory(transfer: TransferSettings) -> bool:

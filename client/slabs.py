@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from kvstore.protocol.errors import Broken, StaleHandle
+from kvstore.protocol.errors import Broken, Closed, StaleHandle
 from kvstore.transfer.memory.mapping import Slab, map_slab
 
 
@@ -33,12 +33,15 @@ class SlabCache:
         self._slabs: dict[SlabKey, Slab] = {}
         self._coming: dict[SlabKey, Future[None]] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def get(self, keys: Sequence[SlabKey]) -> list[Slab]:
-        """Raises StaleHandle when one is not there: the node's process ended meanwhile."""
+        """Raises StaleHandle when one is not there: the node's process ended meanwhile. Raises Closed when the client was closed."""
         try:
             return [self._slabs[key] for key in keys]
         except KeyError as error:
+            if self._is_closed:
+                raise Closed("the client is closed") from None
             raise StaleHandle(f"{error.args[0]} is gone") from None
 
     def missing(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
@@ -111,9 +114,10 @@ class SlabCache:
                 # One mapping serves both: a second one would fault the same pages in again, 60 ms a GiB.
                 self._slabs[key._replace(writable=False)] = Slab(slab.memory.toreadonly())
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Forget every mapping; views of it keep theirs."""
         with self._lock:
+            self._is_closed = True
             self._slabs.clear()
 
     def __len__(self) -> int:

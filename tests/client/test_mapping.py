@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.client import effects
 from kvstore.client.slabs import SlabKey
-from kvstore.protocol.errors import Broken, StaleHandle
+from kvstore.protocol.errors import Broken, Closed, StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 
 
@@ -76,6 +76,15 @@ def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, 
     assert os.listdir("/proc/self/fd") == fds
     work.function()  # one that comes too late all the same finds none
     assert len(oracle.resources.mapping.slabs) == 0
+
+
+def test_who_maps_slabs_while_the_client_is_closed_is_told_so(oracle: Oracle, node: OracleNode) -> None:
+    mapping = oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=True)
+    work = mapping.send(oracle._do(next(mapping)))
+    oracle._do(work)
+    oracle.resources.close()
+    with pytest.raises(Closed):
+        mapping.send(None)
 
 
 def test_places_outside_of_a_slab_are_refused(oracle: Oracle, node: OracleNode) -> None:

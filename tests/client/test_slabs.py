@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.slabs import SlabCache, SlabKey
-from kvstore.protocol.errors import Broken, StaleHandle
+from kvstore.protocol.errors import Broken, Closed, StaleHandle
 from kvstore.transfer.memory.mapping import map_slab
 
 SIZE = 1 << 16
@@ -68,8 +68,10 @@ def test_a_new_process_of_a_node_ends_the_slabs_of_the_old_one_only() -> None:
     cache.map_now([(key(1), memfd(), SIZE), (key(1, node=2), memfd(), SIZE)])
     cache.map_now([(key(5, epoch=2), memfd(), SIZE)])
     assert cache.missing([key(1), key(1, node=2), key(5, epoch=2)]) == [key(1)]
-    cache.clear()
+    cache.close()
     assert len(cache) == 0
+    with pytest.raises(Closed):
+        cache.get([key(5, epoch=2)])
 
 
 def test_when_one_cannot_be_mapped_no_descriptor_is_left() -> None:
