@@ -10,12 +10,14 @@ from typing import Any, Final, Generic, TypeVar
 from kvstore.client.aio import AsyncClient
 from kvstore.client.jobs.job import BaseJob, Kind, Result
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable, typed
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument, KVStoreError, Unavailable, typed
 
 log = logging.getLogger("kvstore.client")
 
 UNREACHABLE: Final = (Unavailable, DeadlineExceeded)
 """What a call raises whose store cannot be reached, or does not answer in time."""
+NOT_ASKED: Final = (InvalidArgument, Closed, Forked)
+"""What a client says without having asked anybody."""
 Ask = Callable[[float], Any]
 """Asks the store something, within so many seconds; of an AsyncClient it is awaited."""
 C = TypeVar("C", Client, AsyncClient)
@@ -77,8 +79,10 @@ class AnyCalls(Generic[C]):
             if error is None:
                 answer = yield partial(self._call, job, start, stop)
                 is_failure = isinstance(answer, KVStoreError)
-                error = answer if is_failure else job.answer(start, _results(job, answer, stop - start), UNREACHABLE)
-                outcome = _outcome(job, error, now_ns)
+                results = [answer] if is_failure else _results(job, answer, stop - start)
+                error = answer if is_failure else job.answer(start, results, UNREACHABLE)
+                if not all(isinstance(result, NOT_ASKED) for result in results):
+                    outcome = _outcome(job, error, now_ns)
             if error is not None:
                 job.fail(job.answered, job.admitted, error)
                 break

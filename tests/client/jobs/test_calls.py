@@ -112,8 +112,18 @@ def test_what_is_wrong_with_one_key_is_its_result_alone(client: FaultyClient, ca
 
 def test_a_key_that_is_none_fails_its_lookup(client: FaultyClient, calls: Calls, clock: Clock) -> None:
     lookup = job(clock, Kind.LOOKUP, [b""])
-    assert calls.carry_out(lookup) is Outcome.ANSWERED
+    assert calls.carry_out(lookup) is Outcome.UNKNOWN
     assert isinstance(lookup.error, InvalidArgument)
+
+
+def test_what_the_client_refuses_says_nothing_of_the_store(client: FaultyClient, calls: Calls, clock: Clock) -> None:
+    refused = job(clock, Kind.STORE, [b"", *fresh_keys(1)], [b"value", b""])
+    assert calls.carry_out(refused) is Outcome.UNKNOWN
+    assert [type(result) for result in refused.results] == [InvalidArgument] * 2
+    assert calls.carry_out(job(clock, Kind.LOOKUP, [])) is Outcome.UNKNOWN
+    in_part = job(clock, Kind.STORE, [*fresh_keys(1), b""], [b"v" * 80, b"v" * 80])
+    assert calls.carry_out(in_part) is Outcome.ANSWERED
+    assert [len(keys) for _, keys in client.calls[-2:]] == [1, 1], "what was refused is a part of its own"
 
 
 def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyClient, calls: Calls, clock: Clock) -> None:
