@@ -1,4 +1,5 @@
-"""This host's topology and the node's engine as the master knows them: told once, and again whenever a link changes."""
+"""This host's topology and the node's engine as the master knows them: told once, and again whenever a link changes, or the engine
+describes itself otherwise: with whom its certificate is for, which peers insist on."""
 
 import logging
 from typing import Protocol
@@ -21,16 +22,29 @@ class Describe(Protocol):
 
 
 def watch_topology(transfer: TransferSettings, engine: TransferEngine | None, describe: Describe) -> LinkWatch | None:
-    """Have `describe` told the topology as it is now, and from the watch's `start` on each change of it, which `engine` hears too. The
-    caller closes the watch. None, and a warning, where the system does not tell its network interfaces."""
+    """Have `describe` told the topology as it is now, and from the watch's `start` on each change of it, which `engine` hears too, or of
+    how `engine` describes itself. The caller closes the watch. None, and a warning, where the system does not tell its network
+    interfaces."""
+    told = b""
 
     def changed(topology: Topology, changes: list[LinkChange]) -> None:
         if engine is not None:
             engine.refresh(topology)
-        describe(topology=dump_topology(topology), transfer=engine.describe() if engine is not None else b"")
+        tell(topology)
+
+    def tell(topology: Topology) -> None:
+        nonlocal told
+        now = engine.describe() if engine is not None else b""
+        describe(topology=dump_topology(topology), transfer=now)
+        told = now
+
+    def otherwise() -> None:
+        if engine is not None and engine.describe() != told:
+            tell(watch.topology)
 
     try:
-        watch = LinkWatch(Discovery.configured(transfer).look, changed, poll_interval_s=transfer.link_poll_interval_s)
+        look, interval_s = Discovery.configured(transfer).look, transfer.link_poll_interval_s
+        watch = LinkWatch(look, changed, poll_interval_s=interval_s, otherwise=otherwise)
     except Broken as error:
         log.warning("the topology of this host is unknown: %s", error)
         return None

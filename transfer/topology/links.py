@@ -52,14 +52,21 @@ class LinkWatch:
     """Looks once when made; from `start` to `close` its thread keeps `topology` current. Thread-safe."""
 
     def __init__(
-        self, look: Callable[[], Topology], on_change: Callable[[Topology, list[LinkChange]], None], *, poll_interval_s: float
+        self,
+        look: Callable[[], Topology],
+        on_change: Callable[[Topology, list[LinkChange]], None],
+        *,
+        poll_interval_s: float,
+        otherwise: Callable[[], None] = lambda: None,
     ) -> None:
         """`look` reads the topology (Discovery.look); what it raises now is the caller's, later it is logged and tried again.
 
-        `on_change` is called in the thread, after `topology` is the new one; it must not call `close`.
+        `on_change` is called in the thread, after `topology` is the new one; `otherwise` after each look that found no change, for what
+        else may have changed. Neither may call `close`.
         """
         self._look = look
         self._on_change = on_change
+        self._otherwise = otherwise
         self._poll_interval_s = poll_interval_s
         self._topology = look()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -117,11 +124,13 @@ class LinkWatch:
             self._complaint = str(error)
             return
         found = changes(self._topology, after)
-        if not found:
-            return
-        self._topology = after
-        log.info("links: %s", "; ".join(map(str, found)))
+        if found:
+            self._topology = after
+            log.info("links: %s", "; ".join(map(str, found)))
         try:
-            self._on_change(after, found)
+            if found:
+                self._on_change(after, found)
+            else:
+                self._otherwise()
         except Exception:
             log.exception("a receiver of link changes failed")

@@ -138,6 +138,16 @@ def test_a_receiver_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureF
     assert "a receiver of link changes failed" in caplog.text
 
 
+def test_a_look_that_finds_no_change_is_told_of_too() -> None:
+    looked = threading.Event()
+    changed: list[Topology] = []
+    watch = LinkWatch(Looks(HOST), lambda topology, found: changed.append(topology), poll_interval_s=0.01, otherwise=looked.set)
+    watch.start()
+    assert looked.wait(WAIT_S)
+    watch.close()
+    assert not changed
+
+
 def test_a_first_look_that_fails_is_the_callers() -> None:
     with pytest.raises(Broken):
         LinkWatch(Looks(Broken("no netlink")), lambda topology, found: None, poll_interval_s=1)
