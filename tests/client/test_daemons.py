@@ -1,5 +1,6 @@
 """Routes to masters and nodes of a scripted cluster."""
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode, is_here
+from tests.garbage import assert_no_garbage
 
 
 def ask(oracle: Oracle) -> None:
@@ -230,6 +232,21 @@ def test_an_owner_that_hangs_has_the_whole_deadline_where_there_is_no_other(orac
         ask(oracle)
     assert oracle.awaited == [1.0] + [0.25] * 16
     assert not oracle.loans[0].channel.is_open
+
+
+@pytest.mark.parametrize(("masters", "hanging", "unreachable"), [("a:1", "", "a:1"), ("a:1,b:1", "a:1", "b:1")])
+def test_a_search_that_finds_no_owner_leaves_nothing_to_the_collector(oracle: Oracle, masters: str, hanging: str, unreachable: str) -> None:
+    """Each would keep its call's value until the collector comes, which an engine may have turned off."""
+    knowing(oracle, masters)
+    oracle.hanging.add(hanging)
+    oracle.unreachable.add(unreachable)
+    oracle.on_await = lambda waited: oracle.hanging.clear()
+
+    def search() -> None:
+        with contextlib.suppress(Unavailable):  # pytest.raises would keep it
+            ask(oracle)
+
+    assert_no_garbage(search)
 
 
 def test_what_changes_something_waits_for_its_answer(oracle: Oracle) -> None:
