@@ -3,8 +3,13 @@
 It owns neither puts nor tiers. The block table is its only caller, and passes on what it is asked here.
 """
 
+from typing import Final
+
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
 from kvstore.tiers.tier import Tier
+
+MAX_ENDED: Final = 2048
+"""Puts of writers who are gone that end at once: some 10 ms of the loop. The others do in the next turns."""
 
 
 class EndedPuts:
@@ -15,6 +20,8 @@ class EndedPuts:
         self._tier = tier
         self._revoking: list[OpenPut] = []
         """Puts that are over, whose slots are still being written from another host."""
+        self._gone: dict[object, None] = {}
+        """Writers who are gone and may have puts yet."""
 
     def abort(self, put: OpenPut) -> None:
         """Its writer is done with the put, which is open or has expired: free its slot at once, for nobody else knew of it; or, when it
@@ -49,14 +56,29 @@ class EndedPuts:
 
     def awaited(self) -> list[object]:
         """The writers that the slots of expired puts wait for."""
-        return self._puts.stranded()
+        return [owner for owner in self._puts.stranded() if owner not in self._gone]
 
     def forget_owner(self, owner: object) -> None:
-        """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again."""
-        for put in self._puts.of_owner(owner):
-            self.abort(put)
-        for put in self._puts.reclaim_all(owner):
-            self._release(put)
+        """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again; of very many, some at once,
+        and the others by `go_on`, as if its end had been noticed later."""
+        self._gone[owner] = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """To be called in each turn of the loop."""
+        left = MAX_ENDED
+        while left and self._gone:
+            owner = next(iter(self._gone))
+            opened = self._puts.of_owner(owner, left)
+            for put in opened:
+                self.abort(put)
+            left -= len(opened)
+            expired = self._puts.reclaim_all(owner, left)
+            for put in expired:
+                self._release(put)
+            left -= len(expired)
+            if left:
+                del self._gone[owner]
 
     def _release(self, put: OpenPut) -> None:
         """Free a quarantined slot once nobody can write it any more."""

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 
 from kvstore.store.blocks.block import Block
@@ -13,6 +14,9 @@ from kvstore.tiers.tier import Slot
 
 MAX_WHOLE: Final = 64
 """Batches of a tenant that are kept as such: a key is looked for in one after the other."""
+
+MAX_EXPIRED: Final = 2048
+"""Puts that expire at once: some 10 ms of the loop. The others do the next time."""
 
 
 class Grant(Protocol):
@@ -74,6 +78,8 @@ class OpenPuts:
         self._puts: dict[int, OpenPut] = {}
         self._writers: dict[str, dict[bytes, OpenPut]] = {}
         """By tenant and key. None of them empty."""
+        self._of_owner: dict[object, dict[int, OpenPut | OpenBatch]] = {}
+        """By owner, puts by their numbers and batches by their first. None of them empty."""
         self._batches: dict[int, OpenBatch] = {}
         """Those of which no put was asked for by itself, by their first number, ascending: their puts are in neither of these."""
         self._first_ids: list[int] = []
@@ -135,16 +141,21 @@ class OpenPuts:
         """Whether it is still open."""
         return self._puts.get(put.put_id) is put
 
-    def of_owner(self, owner: object) -> list[OpenPut]:
-        for batch in [batch for batch in self._batches.values() if batch.owner is owner]:
-            self._split(batch)
-        return [put for put in self._puts.values() if put.owner is owner]
+    def of_owner(self, owner: object, most: int | None = None) -> list[OpenPut]:
+        """Its open puts, so many at most."""
+        found: list[OpenPut] = []
+        for one in list(islice(self._of_owner.get(owner, {}).values(), most)):
+            found += self._split(one) if isinstance(one, OpenBatch) else [one]
+            if most is not None and len(found) >= most:
+                break
+        return found[:most]
 
     def add(self, block: Block, owner: object, *, now_ns: int) -> OpenPut:
         """Begin a put of a block that has its slot; nobody else may be writing its key."""
         put = OpenPut(self._next_id, block, owner, now_ns + self._ttl_ns)
         self._next_id += 1
         self._puts[put.put_id] = self._writers.setdefault(block.tenant, {})[block.key] = put
+        self._of_owner.setdefault(owner, {})[put.put_id] = put
         self._expiry.append(put)
         return put
 
@@ -157,6 +168,7 @@ class OpenPuts:
             self._split(next(iter(of_tenant.values())))
             of_tenant = self._of_tenant.setdefault(blocks[0].tenant, {})
         of_tenant[batch.first_id] = self._batches[batch.first_id] = batch
+        self._of_owner.setdefault(owner, {})[batch.first_id] = batch
         self._first_ids.append(batch.first_id)
         self._whole_blocks += len(blocks)
         self._expiry.append(batch)
@@ -177,6 +189,7 @@ class OpenPuts:
         columns = zip(batch.ids, batch.blocks, strict=True)
         batch.puts = [OpenPut(put_id, block, owner, expires_ns, is_named=is_named) for put_id, block in columns]
         self._puts.update(zip(batch.ids, batch.puts, strict=True))
+        self._of_owner.setdefault(owner, {}).update(zip(batch.ids, batch.puts, strict=True))
         of_tenant = self._writers.setdefault(batch.blocks[0].tenant, {})
         of_tenant.update(zip([block.key for block in batch.blocks], batch.puts, strict=True))
         return batch.puts
@@ -184,6 +197,7 @@ class OpenPuts:
     def close(self, put: OpenPut) -> None:
         """The put is over, however it ended."""
         del self._puts[put.put_id]
+        self._take_from(put.owner, put.put_id)
         of_tenant = self._writers[put.block.tenant]
         del of_tenant[put.block.key]
         if not of_tenant:
@@ -193,6 +207,7 @@ class OpenPuts:
         """As `close`, of all puts of a batch that `get_batch` gave."""
         del self._batches[batch.first_id]
         del self._first_ids[bisect_left(self._first_ids, batch.first_id)]
+        self._take_from(batch.owner, batch.first_id)
         tenant = batch.blocks[0].tenant
         of_tenant = self._of_tenant[tenant]
         del of_tenant[batch.first_id]
@@ -206,19 +221,28 @@ class OpenPuts:
         by_id, of_tenant = self._puts, self._writers[tenant]
         for put in puts:
             del by_id[put.put_id], of_tenant[put.block.key]
+            self._take_from(put.owner, put.put_id)
         if not of_tenant:
             del self._writers[tenant]
 
+    def _take_from(self, owner: object, number: int) -> None:
+        of_owner = self._of_owner[owner]
+        del of_owner[number]
+        if not of_owner:
+            del self._of_owner[owner]
+
     def expire(self, *, now_ns: int) -> list[OpenPut]:
-        """Close the puts whose time is over and return them. Their slots are stranded until their writers are done with them."""
-        expired = []
-        while self._expiry and (self._expiry[0].expires_ns <= now_ns or not self._is_open(self._expiry[0])):
+        """Close puts whose time is over, MAX_EXPIRED at most, and return them. Their slots are stranded until their writers are done with
+        them."""
+        expired = list[OpenPut]()
+        while len(expired) < MAX_EXPIRED and self._expiry and (self._expiry[0].expires_ns <= now_ns or not self._is_open(self._expiry[0])):
             first = self._expiry.popleft()
-            for put in [first] if isinstance(first, OpenPut) else self.puts_of(first):
-                if put.put_id in self._puts:
-                    self.close(put)
-                    self._stranded.setdefault(put.owner, {})[put.put_id] = put
-                    expired.append(put)
+            if isinstance(first, OpenBatch):
+                self._expiry.extendleft(reversed(self.puts_of(first)))  # which may be more than expire at once
+            elif first.put_id in self._puts:
+                self.close(first)
+                self._stranded.setdefault(first.owner, {})[first.put_id] = first
+                expired.append(first)
         return expired
 
     def _is_open(self, one: OpenPut | OpenBatch) -> bool:
@@ -235,9 +259,15 @@ class OpenPuts:
             del self._stranded[owner]
         return put
 
-    def reclaim_all(self, owner: object) -> list[OpenPut]:
-        """The writer is gone: its expired puts, whose slots are free now."""
-        return list(self._stranded.pop(owner, {}).values())
+    def reclaim_all(self, owner: object, most: int | None = None) -> list[OpenPut]:
+        """The writer is gone: its expired puts, so many at most, whose slots are free now."""
+        of_owner = self._stranded.get(owner, {})
+        found = list(islice(of_owner.values(), most))
+        for put in found:
+            del of_owner[put.put_id]
+        if not of_owner:
+            self._stranded.pop(owner, None)
+        return found
 
     def stranded(self) -> list[object]:
         """The writers that expired puts wait for."""
@@ -262,6 +292,10 @@ class OpenPuts:
         of_batches = [put for batch in self._expiry if isinstance(batch, OpenBatch) for put in batch.puts]
         assert writers == set(self._puts.values()) <= {*self._expiry, *of_batches}
         assert set(self._batches.values()) <= set(self._expiry)
+        assert all(self._of_owner.values())
+        owned = [(owner, number, one) for owner, of_owner in self._of_owner.items() for number, one in of_owner.items()]
+        assert {number: one for _, number, one in owned} == self._puts | self._batches
+        assert all(one.owner is owner for owner, _, one in owned)
         assert list(self._batches) == sorted(self._batches) == [batch.first_id for batch in self._batches.values()] == self._first_ids
         assert all(0 < len(of_tenant) <= MAX_WHOLE for of_tenant in self._of_tenant.values())
         assert sorted(first for of_tenant in self._of_tenant.values() for first in of_tenant) == self._first_ids

@@ -319,7 +319,9 @@ class BlockTable:
         return self.room.goes_down(index)
 
     def relieve(self) -> None:
-        """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have."""
+        """Make room ahead of need, see `Room.relieve`; and have blocks leave that are more than their tenant may have. To be called in each
+        turn of the loop."""
+        self._ended.go_on()
         self.room.relieve()
         self._crowding.take_surplus()
 

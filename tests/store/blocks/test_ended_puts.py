@@ -1,5 +1,8 @@
 """Promises of ended_puts.py: a slot is used again when nobody can write into it any more, and not before. More of them: test_table.py."""
 
+import pytest
+
+from kvstore.store.blocks import ended_puts
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
@@ -73,3 +76,22 @@ def test_a_slot_that_is_being_written_from_another_host_waits_for_the_last_byte(
     writing.grant.end()
     puts.ended.expire(now_ns=12)
     assert puts.room == (0, 0)
+
+
+def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_puts, "MAX_ENDED", 2)
+    puts = Puts()
+    for name in "abc":
+        puts.add(name)
+    puts.ended.expire(now_ns=10)
+    for name in "de":
+        puts.add(name)
+    kept = puts.add("z", owner="another")
+    left = []
+    puts.ended.forget_owner("writer")
+    assert puts.ended.awaited() == [], "nobody waits for who is gone"
+    for _ in range(4):
+        left.append(puts.room)
+        puts.ended.go_on()
+    assert left == [(100, 300), (100, 100), (100, 0), (100, 0)]
+    assert puts.open.holds(kept)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvstore.store.blocks import open_puts
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.open_puts import MAX_WHOLE, OpenBatch, OpenPut, OpenPuts
 from kvstore.tiers.tier import Slot
@@ -96,6 +97,28 @@ def test_puts_expire_at_their_time_in_order(puts: OpenPuts) -> None:
     assert puts.of_key("red", b"a") is None
     assert len(puts) == 1
     assert puts.expire(now_ns=15) == [second]
+
+
+def test_so_many_expire_at_once_and_the_others_the_next_time(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_puts, "MAX_EXPIRED", 2)
+    batch = add_batch(puts, "abc")
+    last = add(puts, "d")
+    first = puts.expire(now_ns=10)
+    puts.check_integrity()
+    assert [put.block.key for put in first] == [b"a", b"b"]
+    assert puts.expire(now_ns=10) == [batch.puts[2], last]
+    assert puts.expire(now_ns=10) == []
+
+
+def test_so_many_of_a_writers_puts_are_named_at_once(puts: OpenPuts) -> None:
+    batch = add_batch(puts, "abc")
+    last = add(puts, "d")
+    assert puts.of_owner(RED, 2) == batch.puts[:2]
+    puts.close_all(batch.puts)
+    assert puts.of_owner(RED, 2) == [last]
+    puts.close(last)
+    assert puts.of_owner(RED) == []
+    puts.check_integrity()
 
 
 def test_entries_of_closed_puts_are_forgotten_before_their_time(puts: OpenPuts) -> None:
