@@ -100,16 +100,29 @@ class Reading(Generic[R]):
                     part = yield from self._read(node, part, attempt)
             except DeadlineExceeded as error:
                 if not shares:
-                    self._forget([*part, *_taken(parts)])
+                    self._forget([*part, *self._taken(parts)])
                     raise
-                self._retry_elsewhere(node_id, [*part, *_taken(parts)], error)
+                self._retry_elsewhere(node_id, [*part, *self._taken(parts)], error)
             except StaleHandle:
                 progress.retry(node_id, part)
             except Unavailable:
-                rest = _taken(parts)
+                rest = self._taken(parts)
                 avoid = yield from daemons.node_to_avoid(node_id, self._deadline)
                 progress.retry(avoid, part)
                 self._retry_elsewhere(avoid, rest)
+
+    def _taken(self, parts: deque[list[Wanted]]) -> list[Wanted]:
+        """What is left of them, not to be read from there: all but parts of which the cluster may not know yet, for this client put them
+        early."""
+        are_all_known = not len(self._resources.early_puts)
+        taken: list[Wanted] = []
+        for _ in range(len(parts)):
+            part = parts.popleft()
+            if are_all_known or all(hint.generation for _, hint in part):
+                taken += part
+            else:
+                parts.append(part)
+        return taken
 
     def _forget(self, wanted: Sequence[Wanted]) -> None:
         """Another node may have these since their hints were learned: the next get asks the master. Of what this client put early the hint
@@ -178,10 +191,3 @@ class Reading(Generic[R]):
         mapping, channel = self._resources.mapping, answer.loan.channel
         slabs = yield from mapping.map_slabs(channel, answer.node.node_id, wanted, answer.deadline, writable=False)
         return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
-
-
-def _taken(parts: deque[list[Wanted]]) -> list[Wanted]:
-    """All that is left of them: nobody reads it from there now."""
-    taken = [item for part in parts for item in part]
-    parts.clear()
-    return taken

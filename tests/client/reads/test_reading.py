@@ -265,6 +265,22 @@ def test_one_connection_that_breaks_costs_no_part_that_was_not_asked_for_over_it
     assert get(oracle, *keys) == [None] + [BIG] * 8
 
 
+def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_for(nodes: Pair) -> None:
+    oracle = Oracle(*nodes, frame_bytes=150_000)
+    keys = many_parts(oracle, 1)
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    known = oracle.resources.daemons.nodes.get(1)
+    assert known is not None
+    oracle.resources.early_puts.begin(known)
+    for key in keys[:6]:
+        del oracle.replicas[key]
+    oracle.resources.hints.learn((key, Hint(1, 0, len(BIG))) for key in keys[:6])
+    oracle.resources.hints.learn((key, Hint(1, 7, len(BIG))) for key in keys[6:])
+    oracle.script[Read].append(Unavailable("it broke"))
+    assert get(oracle, *keys)[1:6] == [BIG] * 5
+    assert [len(message.keys) for message in oracle.sent(Lookup)] == [1, 3]
+
+
 def test_after_a_node_has_used_up_all_of_a_gets_time_the_next_get_asks_who_else_has_the_blocks(nodes: Pair) -> None:
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1, 2)
