@@ -37,6 +37,8 @@ class Slab:
     used: int = 0
     returned: list[int] = field(default_factory=list)
     quarantined: dict[int, int] = field(default_factory=dict)
+    is_closed: bool = False
+    """None of its slots is given out: it is being emptied. Never of a vacant one."""
 
     @property
     def touched(self) -> int:

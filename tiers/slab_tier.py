@@ -80,6 +80,14 @@ class SlabTier(Tier):
         StaleHandle."""
         return self._slabs.slab_used(slot)
 
+    def close_slab(self, number: int) -> None:
+        """Give out no slot of the slab, which is being emptied, before it is vacant or `open_slab` is called. Raises StaleHandle."""
+        self._slabs.close_slab(number)
+
+    def open_slab(self, number: int) -> None:
+        """The slab is not being emptied any more. One that is gone, or not closed, is left alone."""
+        self._slabs.open_slab(number)
+
     def reserve_slabs(self, group: int, count: int) -> list[int]:
         """Have the group own `count` unused slabs, so that clients can map them before they are needed: the new ones among them."""
         return self._slabs.reserve_slabs(group, count)

@@ -213,6 +213,21 @@ class SlabAllocator:
             raise StaleHandle(f"there is no slab {number} (any more)")
         return slab
 
+    def close_slab(self, number: int) -> None:
+        """Give out no slot of the slab, which is being emptied, before it is vacant or `open_slab` is called. Raises StaleHandle."""
+        slab = self.slab(number)
+        slab.is_closed = not slab.is_vacant
+        if slab.is_closed:
+            slab.group.open.pop(number, None)
+
+    def open_slab(self, number: int) -> None:
+        """The slab is not being emptied any more. One that is gone, or not closed, is left alone."""
+        slab = self._slabs.get(number)
+        if slab is not None and slab.is_closed:
+            slab.is_closed = False
+            if slab.returned or slab.touched < slab.count:
+                slab.group.open[number] = slab
+
     def reserve_slabs(self, group: int, count: int) -> list[int]:
         """Have the group own `count` whole slabs ahead of need, as far as unassigned bytes go: the numbers of the new ones. None for a
         group that has not grown to whole slabs yet: it may never need another."""
@@ -248,7 +263,8 @@ class SlabAllocator:
             assert states == list(range(slab.touched)), f"slab {slab.number}: a position is lost or in two states"
             assert slab.touched <= slab.count
             has_room = bool(slab.returned) or slab.touched < slab.count
-            assert (slab.number in slab.group.open) == (has_room and not slab.is_vacant), slab.number
+            assert (slab.number in slab.group.open) == (has_room and not slab.is_vacant and not slab.is_closed), slab.number
+            assert not (slab.is_closed and slab.is_vacant)
             assert (slab.number in slab.group.vacant) == slab.is_vacant, slab.number
         for group in self._groups:
             assert group.used == sum(slab.used for slab in slabs if slab.group is group)
@@ -270,10 +286,11 @@ class SlabAllocator:
         else:
             del self.tenant_bytes[group.tenant]
         if slab.is_vacant:
+            slab.is_closed = False
             group.open.pop(slab.number, None)
             group.vacant[slab.number] = self._vacant[slab.number] = slab
             self._count_slab(group.tenant, -1)
-        else:
+        elif not slab.is_closed:
             group.open[slab.number] = slab
 
     def _classified_group(self, size_bytes: int, tenant: str) -> Group:

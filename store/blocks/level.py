@@ -1,8 +1,10 @@
 """One tier as the block table sees it: which blocks have a copy there, in what order they would leave, and how much is leaving already."""
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block
@@ -24,7 +26,20 @@ MAX_WALKED: Final = 1 << 13
 """Slots looked at for one slab that can be emptied, and those of the slab that takes it beyond: some 20 ms. A tenant with a pinned block at
 the end of each of 256 slabs stopped the node for half a second, and again at each attempt of a put that waited."""
 
+MAX_PART: Final = 1024
+"""Blocks of a slab that leave in one go, some 20 ms: a slab of small blocks has tens of thousands."""
+
 MayLeave = Callable[[Block], bool]
+
+
+@dataclass(slots=True)
+class _Emptying:
+    """A slab that is emptied part by part. It is closed meanwhile, or what is put there would be in the way."""
+
+    slab: int
+    left: deque[Block]
+    is_wanted: bool = True
+    """Somebody has asked for the next part since the last `look_again`."""
 
 
 @dataclass(slots=True)
@@ -91,6 +106,8 @@ class Level:
         self.slab_limits = SlabLimits(self._slabs)
         self._by_slot = SlabIndex()
         """Kept for slabs only: elsewhere a slot has no mates."""
+        self._emptying: dict[int | str, _Emptying] = {}
+        """For which group, or of which tenant that has too much."""
 
     @property
     def takes_values(self) -> bool:
@@ -198,12 +215,17 @@ class Level:
         return [own] if own is not None else []
 
     def own_slab(self, tenant: str) -> list[Block]:
-        """Who leaves once it has room in its limit, where what has left was of another size: all blocks of one of its slabs."""
-        return self._coldest_whole_slab(functools.partial(self.order.coldest_of, tenant))
+        """Who leaves once it has room in its limit, where what has left was of another size: all blocks of one of its slabs, MAX_PART at
+        once. None while those before are being copied down."""
+        if (part := self._next_part(tenant)) is not None:
+            return part
+        return self._coldest_whole_slab(tenant, functools.partial(self.order.coldest_of, tenant))
 
     def victims(self, group: int) -> list[Block]:
         """Who leaves for a newcomer of `group`: all blocks of a slab of a tenant above its limit; else its own coldest block, or all blocks
-        of the slab that another group owes it."""
+        of the slab that another group owes it, MAX_PART at once. None while those before are being copied down."""
+        if (part := self._next_part(group)) is not None:
+            return part
         for limits in (self.limits, self.slab_limits):
             for tenant in limits.surplus:
                 if limits.is_above(tenant) and (found := self.own_slab(tenant)):
@@ -218,7 +240,7 @@ class Level:
                 return [own]
             if not self.order.owe(group, own.size_bytes, lambda: self._price(colder, own)):
                 return [own]
-        return self._coldest_whole_slab(functools.partial(self.order.coldest_elsewhere, group)) or ([own] if own is not None else [])
+        return self._coldest_whole_slab(group, functools.partial(self.order.coldest_elsewhere, group)) or ([own] if own is not None else [])
 
     def _may_make_room(self) -> MayLeave:
         """As `may_leave_now`, without what the master has not decided about where that cannot go down: whoever needs room would wait for
@@ -251,9 +273,50 @@ class Level:
             return [block]
         return [mate for mate in self._by_slot.mates(self._place(block)) if mate is not None]
 
-    def _coldest_whole_slab(self, find: Callable[[Callable[[Block], bool]], Block | None]) -> list[Block]:
+    def look_again(self) -> None:
+        """To be called now and then: slabs that nobody wants emptied any more can be used again."""
+        for key, emptying in list(self._emptying.items()):
+            if not emptying.is_wanted:
+                self._stop_emptying(key)
+            emptying.is_wanted = False
+
+    def _next_part(self, key: int | str) -> list[Block] | None:
+        """The next blocks of the slab that is being emptied, none while some are being copied down; None: there is no such slab, or
+        something in it is needed again."""
+        emptying = self._emptying.get(key)
+        if emptying is None:
+            return None
+        emptying.is_wanted, left = True, emptying.left
+        while left and not self._is_in_slab(left[0], emptying.slab):
+            left.popleft()
+        part = [block for block in islice(left, MAX_PART) if self._is_in_slab(block, emptying.slab)]
+        if any(block.leaving == self.index for block in part):
+            return []
+        if not part or not all(map(self._may_make_room(), part)):
+            self._stop_emptying(key)
+            return None
+        return part
+
+    def _is_in_slab(self, block: Block, number: int) -> bool:
+        return not block.is_gone and block.is_in(self.index) and self._place(block) >> POSITION_BITS == number
+
+    def _stop_emptying(self, key: int | str) -> None:
+        assert self._slabs is not None, "elsewhere a block leaves alone"
+        self._slabs.open_slab(self._emptying.pop(key).slab)
+
+    def _in_parts(self, key: int | str, blocks: list[Block]) -> list[Block]:
+        """The first part of a slab's blocks; `_next_part` gives the others."""
+        if len(blocks) <= MAX_PART or self._slabs is None:
+            return blocks
+        number = self._place(blocks[0]) >> POSITION_BITS
+        self._slabs.close_slab(number)
+        self._emptying[key] = _Emptying(number, deque(blocks))
+        return blocks[:MAX_PART]
+
+    def _coldest_whole_slab(self, key: int | str, find: Callable[[Callable[[Block], bool]], Block | None]) -> list[Block]:
         """All blocks of a slab that can be emptied at once; none when a lease, pin or open put is in every slab that is looked at. `find`
-        gives the coldest block of which something is true, of the groups to choose from.
+        gives the coldest block of which something is true, of the groups to choose from. Of a large slab the first part; `key` names who is
+        to have the others.
 
         Blocks of a slab that stays occupied would leave for nothing.
         """
@@ -269,7 +332,7 @@ class Level:
             return known[place]
 
         coldest = find(can_go_with_its_slab)
-        return self._mates(coldest) if coldest is not None else []
+        return self._in_parts(key, self._mates(coldest)) if coldest is not None else []
 
     def _can_be_emptied(self, block: Block, may_leave: MayLeave) -> tuple[bool, int]:
         """Whether all in the block's slab may leave, and how many slots were looked at for it."""

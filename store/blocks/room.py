@@ -28,7 +28,7 @@ SURPLUS_BLOCKS = 512
 
 EXTRA_BLOCKS = 1024
 """Blocks that leave in one turn of the loop beyond one for each newcomer: those that a lowered quota is short of, or whose room one large
-value takes. Some 20 ms; who wants more has it in the next turns, and others are served in between. The slab that reaches it is emptied."""
+value takes. Some 20 ms; who wants more has it in the next turns, and others are served in between. Of a slab a part leaves whole."""
 
 
 MAX_LEAVING = 512
@@ -190,6 +190,8 @@ class Room:
     def look_again(self) -> None:
         """To be called now and then: what could not leave before may by now."""
         self._in_vain.clear()
+        for level in self._levels.values():
+            level.look_again()
 
     def warm(self, block: Block) -> None:
         """Plan a copy of a DRAM block to HBM if it was read often enough, there is an HBM tier, and no waiting is needed."""

@@ -133,3 +133,11 @@ def test_slots_are_freed_by_their_indexes_and_generations(tier: SlabTier) -> Non
     assert tier.used_bytes == PAGE_BYTES
     with pytest.raises(StaleHandle):
         tier.free(slots[0])
+
+
+def test_a_slab_that_is_being_emptied_gives_out_no_slot(tier: SlabTier) -> None:
+    slot = tier.allocate(100, tenant="red")
+    tier.close_slab(slab_number_of(slot))
+    assert tier.needs_slab(100, tenant="red")
+    tier.open_slab(slab_number_of(slot))
+    assert not tier.needs_slab(100, tenant="red")

@@ -271,6 +271,34 @@ def test_a_vacant_slab_goes_to_another_group_and_its_handles_stay_stale() -> Non
     slabs.check_integrity()
 
 
+def test_a_slab_that_is_being_emptied_gives_out_no_slot_until_it_is_vacant_or_opened_again() -> None:
+    slabs = allocator(200)
+    first, *others = [slabs.allocate(50, "red") for _ in range(4)]
+    slabs.close_slab(slab_of(first))
+    slabs.free(first)
+    slabs.check_integrity()
+    with pytest.raises(TierFull):
+        slabs.allocate(50, "red")
+    assert slabs.needs_slab(50, "red")
+    slabs.open_slab(slab_of(first))
+    slabs.open_slab(slab_of(first))
+    again = slabs.allocate(50, "red")
+    assert slab_of(again) == slab_of(first)
+    slabs.close_slab(slab_of(again))
+    slabs.open_slab(slab_of(again))
+    slabs.check_integrity()
+    slabs.close_slab(slab_of(again))
+    for slot in (again, others[0]):
+        slabs.free(slot)
+        slabs.check_integrity()
+    slabs.close_slab(slab_of(first))
+    assert slabs.allocate(100, "blue"), "it is vacant, and another's"
+    slabs.open_slab(slab_of(first))
+    slabs.check_integrity()
+    with pytest.raises(StaleHandle):
+        slabs.close_slab(slab_of(first))
+
+
 def test_a_slot_larger_than_a_slab_takes_several_vacant_ones() -> None:
     slabs = allocator(400)
     for slot in [slabs.allocate(10, "") for _ in range(40)]:

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks import room
+from kvstore.store.blocks import level, room
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.opening import readable_blocks
@@ -531,3 +531,83 @@ def test_a_put_waits_for_what_is_undecided_of_its_own_group_and_takes_nothing_of
         store.put(name, tenant="blue")
     assert store.try_put("x") is None
     assert store.table.room.take_moves() == []
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 2)
+    monkeypatch.setattr(level, "MAX_PART", 2)
+
+
+def a_slab_each(make_store: MakeStore, *, nvme_bytes: int = 0) -> Store:
+    """Red's is the colder one."""
+    store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=500)
+    for name in "abcde":
+        store.put(name)
+    for name in "vwxyz":
+        store.put(name, tenant="blue")
+    return store
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("nvme_bytes", [0, 10_000])
+def test_anothers_slab_is_emptied_part_by_part_and_nobody_gets_what_is_free_of_it(make_store: MakeStore, nvme_bytes: int) -> None:
+    store = a_slab_each(make_store, nvme_bytes=nvme_bytes)
+    left = []
+    while store.open("g", 50, tenant="green") is None:
+        left.append(sum(block.is_in(DRAM) and not block.moving for block in store.table.blocks_of("red")))
+        assert store.table.slots.spare_slots("red", 100, 1) == []
+        store.settle()
+        store.table.room.next_turn()
+    assert left == [3, 1] if not nvme_bytes else [3, 1, 0]
+    assert store.names() == ("abcdevwxyz" if nvme_bytes else "vwxyz")
+    assert len(store.table.blocks_of("blue")) == 5
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_nobody_is_asked_for_more_of_a_slab_while_the_first_part_of_it_goes_down(make_store: MakeStore) -> None:
+    store = a_slab_each(make_store, nvme_bytes=10_000)
+    assert store.open("g", 500, tenant="green") is None
+    moves = store.table.room.take_moves()
+    store.table.room.next_turn()
+    assert store.open("g", 500, tenant="green") is None
+    assert (len(moves), store.table.room.take_moves()) == (2, [])
+    for move in moves:
+        store.finish(move)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_slab_that_nobody_wants_emptied_any_more_serves_its_tenant_again(make_store: MakeStore) -> None:
+    store = a_slab_each(make_store)
+    assert store.open("g", 50, tenant="green") is None
+    store.table.expire(now_ns=0)
+    assert store.table.slots.spare_slots("red", 100, 1) == []
+    store.table.expire(now_ns=0)
+    store.put("f")
+    assert store.names() == "cdefvwxyz"
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_slab_in_which_something_is_needed_again_is_emptied_no_further(make_store: MakeStore) -> None:
+    store = a_slab_each(make_store)
+    assert store.open("g", 50, tenant="green") is None
+    last = store.table.blocks_of("red")[0]
+    last.pinned = True
+    for block in store.table.blocks_of("red")[1:2]:
+        store.table.copies.drop(block)
+    while store.open("g", 50, tenant="green") is None:
+        store.table.room.next_turn()
+    assert [block.key for block in store.table.blocks_of("blue")] == []
+    assert len(store.table.blocks_of("red")) == 2
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_tenants_own_slab_above_its_limit_is_emptied_part_by_part(make_store: MakeStore) -> None:
+    store = a_slab_each(make_store)
+    store.table.quotas.set(Quotas(tenants={"red": Quota(dram_slabs=0)}))
+    left = []
+    for _ in range(3):
+        assert store.open("g", 50, tenant="green") is None or not store.table.blocks_of("red")
+        left.append(len(store.table.blocks_of("red")))
+        store.table.room.next_turn()
+    assert left == [3, 1, 0]
