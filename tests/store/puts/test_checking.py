@@ -78,9 +78,9 @@ def test_small_values_are_checked_at_once_and_large_ones_elsewhere(node: Served)
             found.append(list(sums))
             threads.append(threading.current_thread().name)
 
-        puts: list[OpenPut] = []
+        puts, writer = list[OpenPut](), object()
         for number, value in enumerate(values):
-            put = node.store.table.open(made("red", b"%d" % number, len(value), 1), puts, now_ns=0)
+            put = node.store.table.open(made("red", b"%d" % number, len(value), 1), writer, now_ns=0)
             assert put is not None
             node.store.dram.view(put.slot)[:] = value
             puts.append(put)
