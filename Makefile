@@ -44,6 +44,8 @@ test: $(BIN)/.dev etcd namespaces strace operators chromium typing  ## the whole
 
 .PHONY: engines
 engines: $(BIN)/.dev  ## environments with real engines and this checkout's wheel, in build/engines
+	@dpkg -s libibverbs1 libnuma1 libcurl4 >/dev/null 2>&1 || { echo "installing Mooncake's libraries"; \
+		$(SUDO) apt-get update -q >/dev/null && $(SUDO) apt-get install -y -q libibverbs1 libnuma1 libcurl4 >/dev/null; }
 	$(BIN)/python -m tests.engines.live.environments
 
 .PHONY: chaos
@@ -55,8 +57,8 @@ test-engines: engines  ## real engines (vLLM, SGLang, LMCache and what was writt
 	$(PYTEST) tests/engines/live
 
 .PHONY: test-upgrade
-test-upgrade: $(BIN)/.dev  ## daemons and clients of this release beside those of the one before, which is taken out of git
-	$(PYTEST) tests/upgrade
+test-upgrade: $(BIN)/.dev  ## daemons and clients of this release beside those of the last tagged one, which is taken out of git
+	$(BIN)/python -m tests.upgrade
 
 SEEDS ?= 0:10000
 .PHONY: chaos-simulated
@@ -67,6 +69,10 @@ chaos-simulated: $(BIN)/.dev typing  ## thousands of simulated clusters under fa
 test-pins: $(BIN)/.dev  ## the wheel beside the oldest versions that any engine pins, without the engine
 	$(BIN)/python -m tests.engines.live.environments pins
 	$(PYTEST) tests/engines/live/test_pins.py -k '[pins]'
+
+.PHONY: test-pythons
+test-pythons: $(BIN)/.dev  ## the wheel on each Python from 3.11 to 3.13 that this machine has: client, node and signal suites
+	$(BIN)/python -m tests.pythons $(RELEASES)
 
 .PHONY: mutants
 mutants: $(BIN)/.dev etcd namespaces typing  ## seeded bugs, each put into a copy of the tree: which test catches it
@@ -98,6 +104,10 @@ bench-transfer: $(BIN)/.dev namespaces  ## the transfer engine against memcpy, i
 		echo "could not install iperf3, libibverbs1, libnuma1 and libcurl4: the table lacks what needs them"
 	$(BIN)/python -m benchmarks.transfer
 
+.PHONY: bench-remote
+bench-remote: $(BIN)/.dev namespaces  ## puts and gets of other hosts against a frame, the link, Mooncake's store and Redis, PARTS="small shaped unshaped"; writes benchmarks/out/remote.json; needs root
+	$(BIN)/python -m benchmarks.remote_puts $(PARTS)
+
 .PHONY: bench-rails
 bench-rails: $(BIN)/.dev namespaces  ## the transfer engine over three shaped rails that are cut and restored; writes benchmarks/out/rails.json; needs root
 	@command -v nft >/dev/null || { echo "make bench-rails needs ip, tc and nft: install iproute2 and nftables"; exit 1; }
@@ -123,13 +133,26 @@ bench-master: $(BIN)/.dev  ## masters by themselves: memory a block, pauses; wri
 bench-security: $(BIN)/.dev  ## what TLS, tokens and checksums cost reads over TCP; writes benchmarks/out/security.json
 	$(BIN)/python -m benchmarks.security
 
+.PHONY: bench-local-puts
+bench-local-puts: $(BIN)/.dev  ## single puts of 64 KiB to 16 MiB on this host against Mooncake, also beside a thread that computes; writes benchmarks/out/local_puts.json
+	$(BIN)/python -m benchmarks.local_puts
+
 .PHONY: bench-small-puts
-bench-small-puts: $(BIN)/.dev  ## CPU time that client, node and master take for a put of 4 KiB, in batches and alone; writes benchmarks/out/small_puts.json
-	$(BIN)/python -m benchmarks.small_puts
+bench-small-puts: $(BIN)/.dev  ## CPU time that client, node and master take for a put of 4 KiB, in batches, alone, by many processes beside Redis and by many threads (SECONDS=30: for so long); writes benchmarks/out/small_puts.json
+	$(BIN)/python -m benchmarks.small_puts $(if $(SECONDS),--seconds $(SECONDS))
+
+.PHONY: bench-start
+bench-start: $(BIN)/.dev  ## the client's import, a node with 8 GiB until it is ready, first writes of new clients; writes benchmarks/out/start.json
+	$(BIN)/python -m benchmarks.start
 
 .PHONY: bench-scale
 bench-scale: $(BIN)/.dev  ## what a cluster of a thousand nodes computes and sends, by role, simulated; writes benchmarks/out/scale.json
 	$(BIN)/python -m tests.simulation.scale
+
+.PHONY: bench-nvme
+bench-nvme: $(BIN)/.dev  ## reads from NVMe, puts above it and what it writes against fio on the same disk; writes benchmarks/out/nvme.json
+	@command -v fio >/dev/null || $(SUDO) apt-get install -y -q fio >/dev/null || { echo "make bench-nvme compares with fio: install fio"; exit 1; }
+	$(BIN)/python -m benchmarks.nvme $(FOLDER)
 
 .PHONY: bench-telemetry
 bench-telemetry: $(BIN)/.dev  ## what metrics and traces cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
@@ -143,14 +166,23 @@ bench-metrics-cost: $(BIN)/.dev  ## what metrics, scrapes and the console's look
 bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against memcpy; writes benchmarks/out/tensors.json
 	$(BIN)/python -m benchmarks.tensors
 
+.PHONY: bench-fingerprint
+bench-fingerprint: $(BIN)/.dev  ## how long an engine's start waits for the fingerprint of 100 GB of weights, cold if root; writes benchmarks/out/fingerprint.json
+	$(BIN)/python -m benchmarks.fingerprint
+
 .PHONY: bench-engines
 bench-engines: engines  ## real engines with the store against the same without it, and against Mooncake; writes benchmarks/out/engines.json
 	$(BIN)/python -m benchmarks.engines
 
+.PHONY: bench-first-hit
+bench-first-hit: $(BIN)/.dev  ## time from a fresh clone to the first prompt that vLLM loads from the store, downloads included; writes benchmarks/out/first_hit.json
+	$(BIN)/python -m benchmarks.first_hit
+
 .PHONY: docs
-docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.md, docs/metrics.md, docs/remapping.svg and the gRPC code, from their sources
+docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.md, docs/metrics.md, docs/alerts.md, docs/remapping.svg and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py > docs/settings.md
 	$(BIN)/python docs/make_metrics.py > docs/metrics.md
+	$(BIN)/python docs/make_alerts.py > docs/alerts.md
 	$(BIN)/python deploy/make_monitoring.py
 	$(BIN)/python docs/make_remapping.py > docs/remapping.svg
 	build/grpc-tools-$(GRPC_TOOLS)/bin/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \

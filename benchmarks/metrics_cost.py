@@ -97,7 +97,7 @@ def _start(opened: contextlib.ExitStack, config: Path, text: str) -> Running:
     config.write_text(f"{text}busy_poll_us = 0\n")
     plan = ClusterPlan(is_private=True, dram="64MiB", config=str(config))
     cluster = opened.enter_context(Cluster(plan, on_log=show_trouble))
-    cluster.wait_ready()
+    cluster.wait_warm()
     with cluster.control() as control:
         status = control.status()
     client = opened.enter_context(Client(cluster.address, settings=ClientSettings(busy_poll_us=0)))

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.table import BlockTable
@@ -40,6 +41,7 @@ def rows() -> Iterator[Row]:
 def fill(name: str, policy: str, prompt: int) -> list[Row]:
     """Fill the tier, then once more, when for each new block an old one leaves; batches first, then puts one by one."""
     gc.set_threshold(100_000, 50, 100)  # as in a daemon
+    map_large_arrays()
     with_room = Filling(policy, prompt)
     before = private_bytes()
     spent = [with_room.batch() for _ in range(BLOCKS // BATCH)]

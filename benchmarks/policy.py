@@ -191,7 +191,7 @@ def live_ratio(policy: str, requests: Sequence[TraceRequest]) -> tuple[float, li
     plan = ClusterPlan(is_private=True, dram=str(LIVE_BLOCKS * LIVE_BYTES), policy=policy)
     as_sent = []
     with Cluster(plan, on_log=show_trouble) as running:
-        running.wait_ready()
+        running.wait_warm()
         with Client(running.address) as client:
             live = LiveReplay(client, block_bytes=LIVE_BYTES)
             for request in requests:

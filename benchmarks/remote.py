@@ -62,15 +62,15 @@ def rows() -> Iterator[Row]:
 def latency_rows() -> Iterator[Row]:
     """A get of a small value whose place is known, and a frame that is answered by one, taking turns."""
     with TwoHosts((0,)) as hosts, ExitStack() as stack:
-        [client] = _cluster(hosts, stack)
+        [client] = cluster(hosts, stack)
         frames = f"{hosts.rails[0].addresses[1]}:{FRAMES_PORT}"
-        answer_of(_start(hosts, 1, "benchmarks.remote_child", "frames", frames))
-        [(key, _)] = _ask(client, what="put", prefix="small", count=1, block_bytes=SMALL_BYTES)
+        answer_of(start(hosts, 1, "benchmarks.remote_child", "frames", frames))
+        [(key, _)] = ask(client, what="put", prefix="small", count=1, block_bytes=SMALL_BYTES)
         gets: list[float] = []
         bare: list[float] = []
         for _ in range(LATENCY_ROUNDS):
-            bare.append(statistics.median(_ask(client, what="frames", address=frames, calls=CALLS)))
-            gets.append(statistics.median(_ask(client, what="latency", key=key, block_bytes=SMALL_BYTES, calls=CALLS)))
+            bare.append(statistics.median(ask(client, what="frames", address=frames, calls=CALLS)))
+            gets.append(statistics.median(ask(client, what="latency", key=key, block_bytes=SMALL_BYTES, calls=CALLS)))
     yield Row("remote: bare frame, p50", min(bare), "us")
     yield Row("remote: get of 4 KiB, p50", min(gets), "us")
     yield at_most("remote: get of 4 KiB / bare frame", min(gets) / min(bare), "ratio", 2)
@@ -79,9 +79,9 @@ def latency_rows() -> Iterator[Row]:
 def crowd_rows() -> Iterator[Row]:
     """Ten clients that read one node without pause, each blocks of its own, and iperf3's ten streams, taking turns."""
     with TwoHosts((SHARED_GBIT_S,)) as hosts, ExitStack() as stack:
-        clients = _cluster(hosts, stack, clients=CLIENTS)
+        clients = cluster(hosts, stack, clients=CLIENTS)
         keys = [
-            [key for key, _ in _ask(client, what="put", prefix=f"of-{i}", count=CLIENT_BLOCKS, block_bytes=CLIENT_BLOCK_BYTES)]
+            [key for key, _ in ask(client, what="put", prefix=f"of-{i}", count=CLIENT_BLOCKS, block_bytes=CLIENT_BLOCK_BYTES)]
             for i, client in enumerate(clients)
         ]
         _serve_iperf(hosts)
@@ -103,12 +103,12 @@ def crowd_rows() -> Iterator[Row]:
 def spread_rows() -> Iterator[Row]:
     """One batch that lies on one node, and one that lies on two, each node behind a rail of its own, taking turns."""
     with TwoHosts(RAILS_GBIT_S) as hosts, ExitStack() as stack:
-        [client] = _cluster(hosts, stack)
+        [client] = cluster(hosts, stack)
         by_node: dict[str, list[str]] = {f"node{i}": [] for i in range(len(hosts.rails))}
         for number in range(1000):
             if min(map(len, by_node.values())) >= SPREAD_BLOCKS:
                 break
-            for key, node in _ask(client, what="put", prefix=f"block-{number}", count=16, block_bytes=SPREAD_BLOCK_BYTES):
+            for key, node in ask(client, what="put", prefix=f"block-{number}", count=16, block_bytes=SPREAD_BLOCK_BYTES):
                 by_node[node].append(key)
         share = SPREAD_BLOCKS // len(by_node)
         on_one = [by_node["node0"][:SPREAD_BLOCKS], by_node["node1"][:SPREAD_BLOCKS]]
@@ -116,20 +116,20 @@ def spread_rows() -> Iterator[Row]:
         one: list[float] = []
         two: list[float] = []
         for number in range(SPREAD_ROUNDS):
-            one.append(_rate(_ask(client, what="read", keys=on_one[number % 2], block_bytes=SPREAD_BLOCK_BYTES, seconds=SPREAD_S)))
-            two.append(_rate(_ask(client, what="read", keys=on_two, block_bytes=SPREAD_BLOCK_BYTES, seconds=SPREAD_S)))
+            one.append(_rate(ask(client, what="read", keys=on_one[number % 2], block_bytes=SPREAD_BLOCK_BYTES, seconds=SPREAD_S)))
+            two.append(_rate(ask(client, what="read", keys=on_two, block_bytes=SPREAD_BLOCK_BYTES, seconds=SPREAD_S)))
     yield Row("remote: 256 x 256 KiB on one node", max(one), "GB/s")
     yield Row("remote: 256 x 256 KiB on two nodes", max(two), "GB/s")
     yield at_least("remote: 256 x 256 KiB on two nodes / on one", max(two) / max(one), "ratio", 1.3)
 
 
-def _cluster(hosts: TwoHosts, stack: ExitStack, clients: int = 1) -> "list[subprocess.Popen[str]]":
+def cluster(hosts: TwoHosts, stack: ExitStack, clients: int = 1) -> "list[subprocess.Popen[str]]":
     """A master and a node behind each rail on host 1, and clients on host 0 that are ready to be asked."""
     wait_until_up(hosts)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-bench-"))
     master = f"{hosts.rails[0].addresses[1]}:{MASTER_PORT}"
     run_dirs = [f"--run-dir={folder}/{name}" for name in ("master", *(f"node{i}" for i in range(len(hosts.rails))))]
-    daemons = [_start(hosts, 1, "kvstore.master.daemon", f"--listen={master}", "--allow-unauthenticated", run_dirs[0])]
+    daemons = [start(hosts, 1, "kvstore.master.daemon", f"--listen={master}", "--allow-unauthenticated", run_dirs[0])]
     answer_of(daemons[0])
     for i, rail in enumerate(hosts.rails):
         flags = [
@@ -140,17 +140,17 @@ def _cluster(hosts: TwoHosts, stack: ExitStack, clients: int = 1) -> "list[subpr
             "--allow-unauthenticated",
             run_dirs[i + 1],
         ]
-        daemons.append(_start(hosts, 1, "kvstore.store.daemon", *flags, KVSTORE_TRANSFER_RAILS=rail.device))
+        daemons.append(start(hosts, 1, "kvstore.store.daemon", *flags, KVSTORE_TRANSFER_RAILS=rail.device))
     for daemon in daemons[1:]:
         while answer_of(daemon)["event"] != "ready":
             pass
-    asked = [_start(hosts, 0, "benchmarks.remote_child", "client", master) for _ in range(clients)]
+    asked = [start(hosts, 0, "benchmarks.remote_child", "client", master) for _ in range(clients)]
     for client in asked:
         answer_of(client)
     return asked
 
 
-def _start(hosts: TwoHosts, host: int, module: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+def start(hosts: TwoHosts, host: int, module: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     prefix = ["env", *(f"{name}={value}" for name, value in environment.items())]
     return hosts.start(host, [*prefix, sys.executable, "-m", module, *arguments], stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
@@ -161,7 +161,7 @@ def _tell(process: "subprocess.Popen[str]", **question: Any) -> None:
     print(json.dumps(question), file=process.stdin, flush=True)
 
 
-def _ask(process: "subprocess.Popen[str]", **question: Any) -> Any:
+def ask(process: "subprocess.Popen[str]", **question: Any) -> Any:
     _tell(process, **question)
     return answer_of(process)
 

@@ -1,4 +1,5 @@
-"""`make bench-security`: what TLS, tokens and checksums cost reads over TCP. One run, one machine, clusters of each kind side by side.
+"""`make bench-security`: what TLS, tokens and checksums cost reads over TCP, and certificates cost lookups on a master's host. One run, one
+machine, clusters of each kind side by side.
 
 The clients take themselves to be on another host: batches of 1 MiB come by the transfer engine, values of 4 KiB along with the answer.
 Rounds of all kinds alternate, and ratios are between their medians. Rows go to benchmarks/out/security.json.
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,7 @@ BLOCK_BYTES: Final = 1 << 20
 BLOCKS: Final = 32
 SMALL_BYTES: Final = 4 << 10
 SMALL_GETS: Final = 200
+LOOKUPS: Final = 500
 ROUNDS: Final = 9
 DRAM: Final = "192MiB"
 TENANT: Final = "red"
@@ -129,7 +132,39 @@ def checksums(plain: Kind) -> Row:
     return Row("checksums of a batch of 1 MiB / its plain get", taken_s / statistics.median(plain.batch_s), "ratio")
 
 
-PARTS: Final[dict[str, Callable[[], Iterator[Row]]]] = {"reads": reads}
+def lookups() -> Iterator[Row]:
+    """On a master's host: a client with a certificate stays on TCP, one with a token takes the Unix socket."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder, System(Path(folder)) as system:
+        authority, token = Cluster(Path(folder, "certs")), "a token"
+        system.start_master(0, *flags(authority.master()), "--tokens", tokens_file(Path(folder), {TENANT: token}))
+        settings = ClientSettings(master=system.address, tenant=TENANT, is_loaded=True, use_index=False)
+        [unix] = Path(folder, "m0").glob("*.sock")
+        ways = {
+            "certificate, TLS over the loopback": given_to(settings, authority.client(TENANT)),
+            "token, Unix socket": replace(settings, master=f"unix:{unix}", token=token),
+        }
+        taken_us: dict[str, list[float]] = {way: [] for way in ways}
+        with ExitStack() as opened:
+            clients = {way: opened.enter_context(Client(settings=chosen)) for way, chosen in ways.items()}
+            for number in range(ROUNDS + 1):
+                for way, client in clients.items():
+                    took_us = _lookup_us(client)
+                    taken_us[way] += [took_us] if number else []  # the first one connects
+        medians = {way: statistics.median(taken) for way, taken in taken_us.items()}
+        for way, median in medians.items():
+            yield Row(f"lookup at a master of this host by {way}", median, "us")
+        by_certificate, by_token = medians.values()
+        yield Row("lookup by certificate over the loopback / by token over the Unix socket", by_certificate / by_token, "ratio")
+
+
+def _lookup_us(client: Client) -> float:
+    began_s = time.perf_counter()
+    for _ in range(LOOKUPS):
+        client.exists(b"absent")
+    return (time.perf_counter() - began_s) / LOOKUPS * 1e6
+
+
+PARTS: Final[dict[str, Callable[[], Iterator[Row]]]] = {"reads": reads, "lookups": lookups}
 
 if __name__ == "__main__":
     sys.exit(run(PARTS, OUT))

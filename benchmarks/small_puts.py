@@ -2,21 +2,25 @@
 
 One client, one node, one master. `batches`: arrays of 4,096 blocks, into a node with room for them; `full`: into one that was filled
 before, where as many leave; `single`: one block a call, answered by the node and by the cluster. A series ends with a flush, so that
-what the node and the master do later is in it. `table`: a node's block table by itself (node_table.py). Rows go to
-benchmarks/out/small_puts.json.
+what the node and the master do later is in it. `table`: a node's block table by itself (node_table.py). `memory`: what
+the processes take a value of 64 bytes (value_memory.py). `processes`, `threads`: many
+writers at once, beside Redis (many_writers.py), for 5 s each, or as many as `--seconds` says. Rows go to benchmarks/out/small_puts.json.
 """
 
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import node_table
+from benchmarks import node_table, value_memory
+from benchmarks.cpu_time import cpu_ns
+from benchmarks.many_writers import process_rows, thread_rows
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
@@ -30,6 +34,8 @@ BATCHES: Final = 4
 """Of a series."""
 CALLS: Final = 500
 """Single puts of a series."""
+WRITERS_SECONDS: Final = 5.0
+"""Of many writers, each number of them."""
 ROOMY_BYTES: Final = 640 << 20
 FULL_BYTES: Final = 256 << 20
 
@@ -37,7 +43,27 @@ Put = Callable[[bytes], object]
 
 
 def main() -> int:
-    return run({"batches": batch_rows, "full": full_rows, "single": single_rows, "table": node_table.rows}, OUT)
+    seconds = _seconds(sys.argv)
+    parts: dict[str, Callable[[], Iterable[Row]]] = {
+        "batches": batch_rows,
+        "full": full_rows,
+        "single": single_rows,
+        "table": node_table.rows,
+        "memory": value_memory.rows,
+        "processes": partial(process_rows, seconds),
+        "threads": partial(thread_rows, seconds),
+    }
+    return run(parts, OUT)
+
+
+def _seconds(arguments: list[str]) -> float:
+    """The value of `--seconds`, which is taken out of `arguments`."""
+    if "--seconds" not in arguments:
+        return WRITERS_SECONDS
+    at = arguments.index("--seconds")
+    _, value = arguments[at : at + 2]
+    del arguments[at : at + 2]
+    return float(value)
 
 
 def batch_rows() -> Iterator[Row]:
@@ -104,21 +130,16 @@ class _Cpu:
         self._taken_ns: dict[str, list[int]] = {name: [] for name in self._pids}
 
     def __enter__(self) -> None:
-        self._begun_ns = {name: _cpu_ns(pid) for name, pid in self._pids.items()}
+        self._begun_ns = {name: cpu_ns(pid) for name, pid in self._pids.items()}
 
     def __exit__(self, *_: object) -> None:
         for name, pid in self._pids.items():
-            self._taken_ns[name].append(_cpu_ns(pid) - self._begun_ns[name])
+            self._taken_ns[name].append(cpu_ns(pid) - self._begun_ns[name])
 
     def rows(self, what: str, blocks: int) -> Iterator[Row]:
         """The medians, each by so many blocks."""
         for name, taken_ns in self._taken_ns.items():
             yield Row(f"{what}: CPU a block, {name}", statistics.median(taken_ns) / blocks / 1000, "us")
-
-
-def _cpu_ns(pid: int) -> int:
-    """Of all threads that the process has: a tick of /proc/PID/stat, 10 ms, is the cost of a thousand blocks."""
-    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
 def _cluster(dram_bytes: int) -> Cluster:
@@ -130,7 +151,7 @@ class _Ready(Cluster):
 
     def __enter__(self) -> "Cluster":
         super().__enter__()
-        self.wait_ready()
+        self.wait_warm()
         return self
 
 

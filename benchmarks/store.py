@@ -11,15 +11,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import redis
 from rich.console import Console
 
+from benchmarks import first_writes
+from benchmarks.redis_server import redis_server
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import BLOCK_BYTES, BLOCKS, NEEDED_DRAM_BYTES, SMALL_BYTES, after_sleep, measure, microseconds
+from kvstore.client.tools.bench import (
+    BLOCK_BYTES,
+    BLOCKS,
+    NEEDED_DRAM_BYTES,
+    SMALL_BYTES,
+    after_sleep,
+    measure,
+    microseconds,
+)
 from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from tests.client.local.stress import stress
@@ -57,10 +67,11 @@ def cluster(*, dram: int, catalog: str = "") -> Cluster:
 
 def store_rows(rows: list[Row]) -> Iterator[Row]:
     with cluster(dram=NEEDED_DRAM_BYTES) as running:
-        running.wait_ready()
+        running.wait_warm()
         with Client(running.address) as client, running.control() as control:
             yield from measure(client, control)
             yield from clients_rows(client, running.address)
+    yield from first_writes.rows()
 
 
 def bare_rows(rows: list[Row]) -> Iterator[Row]:
@@ -129,17 +140,8 @@ def stress_rows(rows: list[Row]) -> Iterator[Row]:
 def redis_rows(rows: list[Row]) -> Iterator[Row]:
     """The same calls against Redis; ratios say how much more (or less) the store does."""
     ours = {row.name: row.value for row in rows}
-    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
-        path = f"{folder}/redis.sock"
-        arguments = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", folder]
-        server = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
-        try:
-            peer = redis.Redis(unix_socket_path=path)
-            wait_for(peer.ping)
-            found = measure_redis(peer)
-        finally:
-            server.terminate()
-            server.wait()
+    with redis_server() as (path, _pid):
+        found = measure_redis(redis.Redis(unix_socket_path=path))
     for name, value, unit in found:
         yield Row(f"Redis: {name}", value, unit)
     by_name = {name: value for name, value, _ in found}
@@ -184,7 +186,7 @@ def publish_rows(rows: list[Row]) -> Iterator[Row]:
         etcd.start()
         try:
             with cluster(dram=PUBLISH_BLOCKS * TINY_DRAM_BYTES, catalog=f"etcd://{etcd.host_port}") as running:
-                running.wait_ready()
+                running.wait_warm()
                 seconds = put_many(running.address, PUBLISH_BLOCKS, threads=PUBLISH_THREADS)
         finally:
             etcd.stop()
@@ -194,7 +196,7 @@ def publish_rows(rows: list[Row]) -> Iterator[Row]:
 def memory_rows(rows: list[Row]) -> Iterator[Row]:
     """The master's and the node's resident memory for a million blocks, over what they had before; a node's without its tiers."""
     with cluster(dram=MEMORY_BLOCKS * TINY_DRAM_BYTES) as running:
-        running.wait_ready()
+        running.wait_warm()
         with running.control() as control:
             before, node_before = control.status().rss_bytes, private_bytes(running.nodes[0].pid)
             seconds = put_many(running.address, MEMORY_BLOCKS, threads=2)
@@ -236,19 +238,6 @@ def put_many(address: str, count: int, *, threads: int) -> float:
             worker.join()
         client.flush()  # a put alone is answered by the node
         return time.perf_counter() - begun
-
-
-def wait_for(probe: Callable[[], object], *, deadline_s: float = 10.0) -> None:
-    """Until `probe` no longer fails to connect."""
-    until_s = time.monotonic() + deadline_s
-    while True:
-        try:
-            probe()
-            return
-        except redis.ConnectionError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(0.02)
 
 
 if __name__ == "__main__":

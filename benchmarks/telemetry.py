@@ -187,7 +187,7 @@ def _compared(taken_s: dict[tuple[str, str], list[float]], base: str) -> Iterato
 def _cluster(opened: contextlib.ExitStack, *, config: str) -> str:
     """The address of a cluster that is scraped, where it has metrics."""
     cluster = opened.enter_context(Cluster(ClusterPlan(is_private=True, dram="64MiB", config=config), on_log=show_trouble))
-    cluster.wait_ready()
+    cluster.wait_warm()
     if http := cluster.nodes[0].facts("ready", deadline_s=10)["http"]:
         _scrape_once(f"http://{http}/metrics")  # a daemon loads its HTTP server when it is asked first: a third of a second, once
         ending = threading.Event()

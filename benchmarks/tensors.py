@@ -37,7 +37,7 @@ WAYS: Final = {"fresh": TensorSettings(kept_bytes=Size(0)), "kept": TensorSettin
 def main() -> int:
     rows = []
     with Cluster(ClusterPlan(is_private=True, dram="1GiB"), on_log=show_trouble) as cluster:
-        cluster.wait_ready()
+        cluster.wait_warm()
         with Client(cluster.address) as client:
             for order in ("vllm-flash", "vllm-cpu"):
                 for row in order_rows(client, order):

@@ -4,14 +4,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.client import overview
+from kvstore.client.arguments import check_arguments, check_kind
+from kvstore.client.async_at_hand import AsyncAtHand
 from kvstore.client.async_driver import AsyncDriver
+from kvstore.client.async_views import AsyncView
 from kvstore.client.async_work import INLINE_WORK_BYTES
-from kvstore.client.at_hand import AsyncAtHand
 from kvstore.client.buffers import as_destination, plain_memory
-from kvstore.client.config import ClientSettings
+from kvstore.client.config import ClientSettings, resolve_settings
+from kvstore.client.holds import Hold
 from kvstore.client.locations import Location
 from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations
@@ -19,10 +22,11 @@ from kvstore.client.registered import RegisteredMemory
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed_async
 from kvstore.client.tracing import trace_calls
-from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
-from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.config import TracingSettings
 
 
 class AsyncClient:
@@ -43,27 +47,34 @@ class AsyncClient:
         self,
         master: str | Sequence[str] | None = None,
         *,
-        tenant: str = "",
-        token: str = "",
-        deadline_s: float = 10.0,
+        tenant: str | None = None,
+        token: str | None = None,
+        deadline_s: float | None = None,
         settings: ClientSettings | None = None,
         transfer: TransferSettings | None = None,
-        tracing: TracingSettings | None = None,
+        tracing: "TracingSettings | None" = None,
     ) -> None:
         """Does no I/O: it connects at the first call.
 
         Args:
             master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name. None: those of `settings`, else as for the command line: KVSTORE_CLIENT_MASTER, KVSTORE_MASTER,
-                the file that KVSTORE_CONFIG names, 127.0.0.1:7440.
-            tenant: whose blocks are seen; `token` proves it.
+                which the others name.
+            tenant: whose blocks are seen; `token`, or the certificate of `settings`, proves it.
             deadline_s: the time for one call, unless it names its own.
-            settings: connections, leases and limits; its master, tenant, token and deadline are not used.
+            settings: all of these and TLS, connections, leases and limits.
             transfer: how values move: transports, rails and limits of the transfer engine.
             tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
                 names say.
+
+        What neither an argument nor `settings` gives is read where the command line reads it: KVSTORE_CLIENT_* (KVSTORE_MASTER), then
+        [client] of the file that KVSTORE_CONFIG names, then the default. Raises InvalidArgument: malformed, or an argument differs from
+        `settings`. Raises ConfigError: a variable, the file or a certificate cannot be used.
         """
-        self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
+        check_arguments(master, tenant, token, deadline_s)
+        check_kind(settings, ClientSettings, "settings")
+        check_kind(transfer, TransferSettings, "transfer")
+        resolved = resolve_settings(settings, master=master, tenant=tenant, token=token, deadline_s=deadline_s)
+        self._operations = Operations(resolved, transfer)
         self._timings = Timings()
         self._near = self._operations.near
         self._driver = AsyncDriver(self._operations)
@@ -71,6 +82,11 @@ class AsyncClient:
         self._at_hand = AsyncAtHand(self._operations, self._run)
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Makes spans of the calls; None: nothing is traced."""
+
+    @property
+    def settings(self) -> ClientSettings:
+        """Settings of the client, with its masters, tenant, token and deadline."""
+        return self._operations.settings
 
     async def put(
         self,
@@ -108,11 +124,12 @@ class AsyncClient:
     ) -> list[bool]:
         """Store blocks; False for each that is already there.
 
-        `ack` (default: the client's setting) says when it returns. "node": once this host's node holds the blocks, where this client reads
+        `ack` (default: the client's setting) says when it returns. "node": once the node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
         is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster". "replicas": once they
-        are at `replicas` nodes, too.
+        The node is that of this host. Where there is none, values up to `put_inline_bytes` go to the node that the master last chose for
+        their size, for a second at a time; larger ones are acknowledged as by "cluster". "cluster": once every one of them can be read
+        by all. "replicas": once they are at `replicas` nodes, too.
 
         `replicas`: at so many nodes each block is to be, 1 to 16, of different hosts where there are as many. It is written to one of
         them, and others copy it; what was there already is copied, too. The number outlives masters, and when a node dies, or is drained,
@@ -270,14 +287,17 @@ class AsyncClient:
 
     async def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
         """As `Client.status`; asked in a thread."""
-        return await asyncio.to_thread(overview.status, await self._run(self._operations.asking(deadline_s)))
+        return await asyncio.to_thread(overview.status, self._operations.settings, await self._run(self._operations.asking(deadline_s)))
 
     async def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
         """As `Client.keys`; asked in a thread."""
-        return await asyncio.to_thread(overview.keys, await self._run(self._operations.asking(deadline_s)), namespace, limit)
+        deadline = await self._run(self._operations.asking(deadline_s))
+        return await asyncio.to_thread(overview.keys, self._operations.settings, deadline, namespace, limit)
 
-    async def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
-        """Can the block be read now? Asking keeps no block alive."""
+    async def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
+        """Can the block be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
+        if hold is not None:
+            return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
@@ -288,18 +308,23 @@ class AsyncClient:
         return (await self._run(self._operations.exists([key], deadline_s=timeout)))[0]
 
     @timed_async
-    async def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
-        """Which of the blocks can be read now? Asking keeps no block alive."""
-        return await self._run(self._operations.exists(keys, deadline_s=deadline_s))
+    async def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
+        """Which of the blocks can be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
+        return await self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
 
     def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
         """As `Client.exists_here`; asks nobody, so that there is nothing to await."""
         return self._operations.exists_here(keys)
 
     @timed_async
-    async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
-        """How many of the blocks, from the first on without a gap, can be read now?"""
-        return await self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))
+    async def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
+        """How many of the blocks, from the first on without a gap, can be read now? `hold`: see `Client.match_prefix`."""
+        return await self._run(self._operations.match_prefix(keys, deadline_s=deadline_s, hold=hold))
+
+    @timed_async
+    async def release(self, hold: Hold) -> None:
+        """As `Client.release`."""
+        await self._run(self._operations.release(hold))
 
     @timed_async
     async def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:

@@ -1,6 +1,6 @@
 """What a caller's arguments must be. Nothing is sent for those that are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from kvstore.protocol.errors import InvalidArgument
@@ -9,14 +9,32 @@ from kvstore.protocol.message import MAX_REPLICAS
 
 KEY_LENGTHS: Final = frozenset(range(1, MAX_KEY_BYTES + 1))
 
+MAX_HOLD_S: Final = 3600
+MAX_SECONDS: Final = 1e9
 MAX_PIN_S: Final = 30 * 24 * 3600
 """A month: who wants more pins without an end."""
+
+
+def check_list(items: Any, name: str) -> None:
+    """Raises InvalidArgument unless `items` has a length and an order: a set or a dict would pair keys with other keys' values."""
+    if type(items) is list or type(items) is tuple:
+        return
+    try:
+        len(items)
+        is_list = hasattr(items, "__getitem__") and not isinstance(items, (str, bytes, Set, Mapping))
+    except TypeError:  # a generator, or a tensor of no dimensions
+        is_list = False
+    if str(getattr(items, "layout", "torch.strided")) != "torch.strided":
+        raise InvalidArgument(f"{name} is a sparse tensor: pass tensor.to_dense()")
+    if not is_list:
+        raise InvalidArgument(f"{name} is a list or another sequence, not a {type(items).__name__}: pass list(...) in your order")
 
 
 def check_keys(keys: Sequence[bytes]) -> set[int]:
     """The lengths that they have. Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself one key."""
     if isinstance(keys, (bytes, str)):
         raise InvalidArgument("keys is a sequence of keys, not one key")
+    check_list(keys, "keys")
     if list(map(type, keys)).count(bytes) == len(keys) and (lengths := set(map(len, keys))) <= KEY_LENGTHS:
         return lengths  # as a rule, and much faster
     for key in keys:
@@ -39,19 +57,38 @@ def namespace_text(namespace: Any) -> str:
     raise InvalidArgument(f"a namespace is a str or has an id of bytes; {type(namespace).__name__} is neither")
 
 
-def check_parents(parents: Sequence[bytes | None] | None, count: int) -> None:
-    """Raises InvalidArgument unless there is a key or None for each of `count` keys."""
+def check_parents(parents: Sequence[bytes | None] | None, keys: Sequence[bytes]) -> None:
+    """Raises InvalidArgument unless there is a key or None for each of `keys`, and no key is its own ancestor."""
     if parents is None:
         return
-    if len(parents) != count:
-        raise InvalidArgument(f"{len(parents)} parents for {count} keys")
+    check_list(parents, "parents")
+    if len(parents) != len(keys):
+        raise InvalidArgument(f"{len(parents)} parents for {len(keys)} keys")
     for parent in parents:
         if parent is not None:
             check_key(parent)
+    if not parents or (parents[0] not in keys and list(parents[1:]) == list(keys[:-1])):
+        return  # as a rule: the blocks of one prompt, in order
+    _check_acyclic({key: parent for key, parent in zip(keys, parents, strict=True) if isinstance(key, bytes)})
+
+
+def _check_acyclic(parent_of: dict[bytes, bytes | None]) -> None:
+    """Raises InvalidArgument where a key is its own ancestor: each block of such a ring would wait for the next one to be evicted."""
+    checked: set[bytes] = set()
+    for first in parent_of:
+        path: dict[bytes, None] = {}
+        key: bytes | None = first
+        while key in parent_of and key not in checked:
+            if key in path:
+                raise InvalidArgument(f"by these parents {key!r:.60} is its own ancestor: the parent of a prompt's first block is None")
+            path[key] = None
+            key = parent_of[key]
+        checked.update(path)
 
 
 def check_offsets(offsets: Sequence[int], count: int) -> None:
     """Raises InvalidArgument unless there is an integer for each of `count` keys."""
+    check_list(offsets, "offsets")
     if len(offsets) != count:
         raise InvalidArgument(f"{len(offsets)} offsets for {count} keys")
     for offset in offsets:
@@ -65,15 +102,27 @@ def check_deadline(deadline_s: float) -> None:
         raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
 
 
+def check_seconds(seconds: float | None, name: str) -> None:
+    """Raises InvalidArgument unless it is a number, of any sign, or None: what is left of a caller's time may be nothing."""
+    if seconds is not None and (not isinstance(seconds, (int, float)) or not -MAX_SECONDS < seconds < MAX_SECONDS):
+        raise InvalidArgument(f"{name} is a number of seconds, not {seconds!r:.50}")
+
+
 def check_ttl(ttl_s: float) -> None:
     """Raises InvalidArgument unless it is a number of seconds that a pin may last."""
     if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= MAX_PIN_S:
         raise InvalidArgument(f"ttl_s is a number of seconds above 0 and up to {MAX_PIN_S}, not {ttl_s!r}")
 
 
+def check_hold(hold_s: float) -> None:
+    """Raises InvalidArgument unless it is a number of seconds that a hold may last."""
+    if not isinstance(hold_s, (int, float)) or not 0 < hold_s <= MAX_HOLD_S:
+        raise InvalidArgument(f"hold_s is a number of seconds above 0 and up to {MAX_HOLD_S}, not {hold_s!r}: for no hold give none")
+
+
 def check_ack(ack: str) -> None:
     """Raises InvalidArgument unless it says when a put is answered."""
-    if ack not in ("node", "cluster", "replicas"):
+    if not isinstance(ack, str) or ack not in ("node", "cluster", "replicas"):
         raise InvalidArgument(f"ack is 'node', 'cluster' or 'replicas', not {ack!r}")
 
 
@@ -84,6 +133,40 @@ def check_replicas(replicas: int) -> None:
 
 
 def check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:
-    """Raises InvalidArgument unless there is one for each key."""
+    """Raises InvalidArgument unless both are lists, with one for each key."""
+    check_list(keys, "keys")
+    check_list(others, name)
     if len(keys) != len(others):
         raise InvalidArgument(f"{len(others)} {name} for {len(keys)} keys")
+
+
+def check_flag(flag: bool, name: str) -> None:
+    """Raises InvalidArgument unless it is True or False."""
+    if not isinstance(flag, bool):
+        raise InvalidArgument(f"{name} is True or False, not {flag!r:.50}")
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises InvalidArgument unless it is a number of answers from 1 on, or None for all."""
+    if limit is not None and (type(limit) is not int or not 1 <= limit < 1 << 31):
+        raise InvalidArgument(f"limit is a number from 1 on, or None for all, not {limit!r:.50}")
+
+
+def check_arguments(master: Any, tenant: Any, token: Any, deadline_s: Any) -> None:
+    """Raises InvalidArgument unless each is None, or `master` is one text or several, `tenant` and `token` are texts and `deadline_s` is a
+    deadline."""
+    for name, text in (("tenant", tenant), ("token", token)):
+        if text is not None and not isinstance(text, str):
+            raise InvalidArgument(f"{name} is text, not a {type(text).__name__}")
+    if master is not None and not isinstance(master, str):
+        check_list(master, "master")
+        if not all(isinstance(address, str) for address in master):
+            raise InvalidArgument("master is HOST:PORT or unix:/PATH, or a list of such texts")
+    if deadline_s is not None:
+        check_deadline(deadline_s)
+
+
+def check_kind(settings: Any, kind: type[Any], name: str) -> None:
+    """Raises InvalidArgument unless it is of that kind, or None."""
+    if settings is not None and not isinstance(settings, kind):
+        raise InvalidArgument(f"{name} is a {kind.__name__}, not a {type(settings).__name__}")

@@ -1,19 +1,16 @@
-"""What the nodes of this host show in shared memory, looked at before anybody is asked: how a call for one key begins, by either client.
+"""What the nodes of this host show in shared memory, looked at before anybody is asked: how a blocking client's call for one key begins.
 
 It does not read itself (local/reads.py): to read is a call of the client's own, for each call between costs a tenth of a get.
 """
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from kvstore.client.arguments import check_deadline
-from kvstore.client.async_work import carry_out
-from kvstore.client.effects import Operation, Work
+from kvstore.client.effects import Operation
 from kvstore.client.forks import Process
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.operations import Operations, Timeout
-from kvstore.protocol.frames import MAX_VALUE_BYTES
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,12 +21,6 @@ class Run(Protocol):
     """Drives an operation to its end: Driver's."""
 
     def __call__(self, operation: Operation[R], /) -> R: ...
-
-
-class RunAsync(Protocol):
-    """As Run: AsyncDriver's."""
-
-    def __call__(self, operation: Operation[R], /) -> Awaitable[R]: ...
 
 
 class AtHand:
@@ -57,28 +48,3 @@ class AtHand:
         deadline = self.operations.deadline(timeout)
         self.run(self.operations.map_wanted(deadline))
         return read(*what), deadline
-
-
-class AsyncAtHand:
-    """As AtHand, awaited. Tasks of one event loop may share it."""
-
-    def __init__(self, operations: Operations, run: RunAsync) -> None:
-        self.operations = operations
-        self.run = run
-        self._local = operations.local
-
-    async def nodes(self, deadline_s: float | None) -> tuple[Nodes, Timeout]:
-        if deadline_s is not None:
-            check_deadline(deadline_s)
-        local = self._local
-        until_ns, nodes = local.at_hand
-        if local.clock_ns() < until_ns:
-            return (nodes if local.process == Process.number else ()), deadline_s
-        deadline = self.operations.deadline(deadline_s)
-        await self.run(self.operations.look_around(deadline))
-        return (local.at_hand[1] if local.process == Process.number else ()), deadline
-
-    async def again(self, timeout: Timeout, read: Callable[..., T | None], *what: Any) -> tuple[T | None, Timeout]:
-        deadline = self.operations.deadline(timeout)
-        await self.run(self.operations.map_wanted(deadline))
-        return await carry_out(Work(partial(read, *what), MAX_VALUE_BYTES)), deadline

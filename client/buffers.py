@@ -17,6 +17,7 @@ import numpy as np
 from kvstore.client.memory import Memory, Parts, size_of, view_of
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
+from kvstore.protocol.settings import format_size
 
 _BYTES: Final = np.dtype(np.uint8)
 _BYTES_HEADER: Final = bytes.__basicsize__ - 1
@@ -170,10 +171,19 @@ def _rows(values: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     return flat.reshape(len(values), -1) if len(values) and len(flat) else None
 
 
+def nbytes_of(value: Any) -> int | None:
+    """`value.nbytes`; None where there is none, as for a sparse tensor, which raises RuntimeError."""
+    try:
+        size_bytes = getattr(value, "nbytes", None)
+    except RuntimeError:
+        return None
+    return size_bytes if isinstance(size_bytes, int) else None
+
+
 def check_size(size_bytes: int) -> None:
     """Raises InvalidArgument for a size that no value has."""
     if not 1 <= size_bytes <= MAX_VALUE_BYTES:
-        raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long, not {size_bytes}")
+        raise InvalidArgument(f"a value is 1 byte to {format_size(MAX_VALUE_BYTES)} long, not {size_bytes:,} bytes")
 
 
 def _source(value: Any) -> memoryview:

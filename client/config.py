@@ -1,9 +1,11 @@
 """Settings of a client: flags of the command line, `KVSTORE_CLIENT_*`, or [client] in the TOML file."""
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
 
-from kvstore.protocol.settings import Size, load_settings, setting
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.settings import Size, load_settings, loaded_mark, setting, settings_of
 from kvstore.protocol.variables import MASTER
 from kvstore.rpc.busy_poll import DEFAULT_US
 from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
@@ -26,7 +28,8 @@ class ClientSettings(TlsSettings):
     ack: str = setting(
         "node",
         "When a put is answered: `node` once this host's node holds the block, of which the cluster hears within milliseconds; `cluster` "
-        "once all can read it. Where this host has no node it is always `cluster`.",
+        "once all can read it. Where this host has no node, `node` is the one of another host that the master last chose for that size, up "
+        "to `put_inline_bytes`; larger values are answered as by `cluster`.",
         choices=("node", "cluster"),
     )
     connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
@@ -84,7 +87,10 @@ class ClientSettings(TlsSettings):
         True, "Ask the kernel for huge pages where this client is the first to touch the memory of a node on its host (docs/sharing.md)."
     )
     max_channels: int = setting(
-        64, "Connections to one daemon; an open view holds one, and on a node's own host its index does.", minimum=2
+        1024,
+        "Connections to one daemon, half of the descriptors that the process may have (RLIMIT_NOFILE) at most; an open view holds one, and "
+        "on a node's own host its index does. Threads and tasks beyond it wait in turn.",
+        minimum=2,
     )
     busy_poll_us: int = setting(
         DEFAULT_US,
@@ -100,9 +106,38 @@ class ClientSettings(TlsSettings):
         maximum=MAX_PEER_TIMEOUT_S,
     )
     idle_ttl_s: float = setting(60.0, "Connections unused for this long are closed.", minimum=0.001)
+    is_loaded: bool = loaded_mark()
+    """These are complete: a client reads neither environment nor file for what has its default here."""
 
 
-def default_master() -> str:
-    """The masters where a program names none: those of KVSTORE_CLIENT_MASTER, else KVSTORE_MASTER, else of [client] in the file that
-    KVSTORE_CONFIG names, else 127.0.0.1:7440, as for the command line. Raises ConfigError: of these one is misspelt or malformed."""
-    return load_settings(ClientSettings, SECTION, flags={}).master
+def resolve_settings(
+    settings: ClientSettings | None, *, master: str | Sequence[str] | None, tenant: str | None, token: str | None, deadline_s: float | None
+) -> ClientSettings:
+    """Settings of one client, each from its strongest source: the arguments (None: not given), then `settings`, then KVSTORE_CLIENT_* and
+    KVSTORE_MASTER, then [client] of the file that KVSTORE_CONFIG names, then the default.
+
+    A field of `settings` that has its default counts as not given, unless `load_settings` made them or `is_loaded` is set: then no other
+    source is read. Raises InvalidArgument: an argument differs from `settings`. Raises ConfigError: a variable or the file is malformed.
+    """
+    addresses = master if isinstance(master, str) or master is None else ",".join(master)
+    given = {"master": addresses, "tenant": tenant, "token": token, "deadline_s": deadline_s}
+    arguments: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    chosen = _chosen(settings) if settings is not None else {}
+    for name, value in arguments.items():
+        if name in chosen and chosen[name] != value:
+            _refuse(name, value, chosen[name])
+    if settings is not None and settings.is_loaded:
+        return replace(settings, **arguments)
+    return replace(load_settings(ClientSettings, SECTION, flags={}), **{**chosen, **arguments})
+
+
+def _chosen(settings: ClientSettings) -> dict[str, Any]:
+    """Fields of `settings` that differ from their default."""
+    found = {field.name: (getattr(settings, field.name), field.default) for field in settings_of(ClientSettings)}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
+def _refuse(name: str, argument: object, in_settings: object) -> NoReturn:
+    """Tokens are not shown."""
+    values = "" if name == "token" else f" ({argument!r} and {in_settings!r})"
+    raise InvalidArgument(f"{name} is given twice, as an argument and in settings, with different values{values}: give it once")

@@ -6,7 +6,6 @@ by key, of partition 0's.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import grpc
 from kvstore.client.config import ClientSettings
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import ProtocolError, Unavailable
+from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.merging import merged_status
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello, Welcome
@@ -57,9 +56,9 @@ class Control:
         return *self._shown, *of_partition(partition), *trace_metadata()
 
     @classmethod
-    def find(cls, settings: ClientSettings) -> "Control":
+    def find(cls, settings: ClientSettings, deadline: Deadline | None = None) -> "Control":
         """Of the masters that own the catalog now; once others do, it is to be found anew. Raises as find_control."""
-        first, *others = find_controls(settings, Deadline(settings.deadline_s))
+        first, *others = find_controls(settings, deadline or Deadline(settings.deadline_s))
         return cls(first, settings, *others, are_owners=True)
 
     @property
@@ -124,7 +123,7 @@ class Control:
     def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
         """Give the tenant these limits, by their names in the quotas file (None: no limit), above what that file says; others stay as they
         are. Durable on return; nodes hear of it with their next heartbeat. Raises InvalidArgument, Full (too many tenants have limits set),
-        ProtocolError (the master's release cannot), Unavailable (the catalog takes no writes now: it is so, but does not outlive the
+        Unavailable (the catalog takes no writes now: it is so, but does not outlive the
         master yet)."""
         given = {name: limit for name, limit in limits.items() if limit is not None}
         request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
@@ -134,26 +133,97 @@ class Control:
         """Have these limits of the tenant, all if none is named, be as the quotas file has them; as `set_quota`."""
         self._change_quota(self._stub.ClearQuota, pb.ClearQuotaRequest(tenant=tenant, names=names))
 
+    def audit(self, after: int = 0) -> list[pb.AuditEntry]:
+        """Entries of the audit trail with a higher number than `after`, oldest first. Raises Denied, Unavailable."""
+        return [entry for part in self._stream(self._stub.Audit, pb.AuditRequest(after=after)) for entry in part.entries]
+
+    def sessions(self) -> list[pb.SessionStatus]:
+        """Connections of clients and nodes to the masters that own a partition. Raises Denied, Unavailable."""
+        return [row for stub in self._owners() for part in self._stream(stub.Sessions, pb.SessionsRequest()) for row in part.sessions]
+
+    def end_session(self, id: int, master: str = "") -> None:
+        """Close a connection to the master of that name, or to the only owner (""). Raises InvalidArgument: there is none of that id."""
+        metadata, deadline_s = self._metadata(), self._settings.deadline_s
+        try:
+            at = {stub.Status(pb.StatusRequest(), timeout=deadline_s, metadata=metadata).name: stub for stub in self._owners()}
+            meant = [stub for name, stub in at.items() if master in ("", name)]
+            if len(meant) != 1:
+                raise InvalidArgument(f"name the master of session {id}: {', '.join(f'{id}@{name}' for name in sorted(at))}")
+            meant[0].EndSession(pb.EndSessionRequest(id=id), timeout=deadline_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise translated(error) from None
+
+    def tokens(self) -> list[pb.TokenStatus]:
+        """Names, roles and ends of the tokens that the owner of partition 0 accepts. Raises Denied, Unavailable."""
+        return [row for part in self._stream(self._stub.Tokens, pb.TokensRequest()) for row in part.tokens]
+
+    def slow_requests(self) -> list[pb.SlowRequest]:
+        """The slowest requests of the last minutes at masters and nodes, slowest first. Raises Denied, Unavailable."""
+        try:
+            replies = [
+                stub.SlowRequests(pb.SlowRequestsRequest(), timeout=self._settings.deadline_s, metadata=self._metadata())
+                for stub in self._owners()
+            ]
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        return sorted((one for reply in replies for one in reply.requests), key=lambda one: -one.duration_us)
+
+    def _owners(self) -> list[Any]:
+        """A stub of each master that owns a partition."""
+        return [ControlStub(channel) for channel in self._channels.values()]  # type: ignore[no-untyped-call]
+
+    def _stream(self, call: Any, request: Any) -> list[Any]:
+        try:
+            return list(call(request, timeout=self._settings.deadline_s, metadata=self._metadata()))
+        except grpc.RpcError as error:
+            raise translated(error) from None
+
+    def report_weights(self, report: pb.WeightsReport) -> float:
+        """Report what an engine uses; the seconds until its next report. Raises Denied, InvalidArgument, Full, Unavailable."""
+        try:
+            reply = self._stub.ReportWeights(report, timeout=self._settings.deadline_s, metadata=self._metadata())
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        return float(reply.report_interval_s)
+
+    def weights(self) -> pb.WeightsTable:
+        """Versions of weights and the namespaces of their blocks: the tenant's, or of all tenants for operators."""
+        table = pb.WeightsTable()
+        request = pb.WeightsRequest(tenant=self._settings.tenant)
+        try:
+            for part in self._stub.Weights(request, timeout=self._settings.deadline_s, metadata=self._metadata()):
+                table.MergeFrom(part)
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        return table
+
+    def retire_weights(self, base: str, version: str = "", *, tenant: str = "") -> int:
+        """Have blocks of a version of weights evicted first, until an engine begins to use it; durable on return. The number of rows of the
+        table. `tenant`: that of the settings if none is named. Raises InvalidArgument (no engine reported such weights), Unavailable (the
+        catalog takes no writes now: it is so, but does not outlive the master yet)."""
+        request = pb.RetireWeightsRequest(tenant=tenant or self._settings.tenant, base=base, version=version)
+        try:
+            reply = self._stub.RetireWeights(request, timeout=self._settings.deadline_s, metadata=self._metadata())
+        except grpc.RpcError as error:
+            raise translated(error) from None
+        return int(reply.versions)
+
     def _change_quota(self, call: Any, request: "pb.SetQuotaRequest | pb.ClearQuotaRequest") -> None:
         try:
             call(request, timeout=self._settings.deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise ProtocolError(
-                    "the master is of a release in which operators set no quotas: upgrade it, or change the tenant's table in its file"
-                ) from None
             raise translated(error) from None
 
-    def keys(self, namespace: str | None = None, *, limit: int = 0) -> Iterator[StoredKey]:
-        """The tenant's keys, in no order; of one namespace, or of all (None). `limit` 0: no limit."""
+    def keys(self, namespace: str | None = None, *, limit: int = 0, deadline: Deadline | None = None) -> Iterator[StoredKey]:
+        """The tenant's keys, in no order; of one namespace, or of all (None). `limit` 0: no limit. `deadline`: as of `status`. Raises
+        InvalidArgument: an operator, who has no keys, names no tenant."""
         settings = self._settings
-        request = pb.ListKeysRequest(
-            tenant=settings.tenant, token=settings.token, namespace=namespace or "", any_namespace=namespace is None, limit=limit
-        )
+        request = pb.ListKeysRequest(tenant=settings.tenant, namespace=namespace or "", any_namespace=namespace is None, limit=limit)
         left = limit
         try:
             for partition, stub in enumerate(self._stubs):
-                for reply in stub.ListKeys(request, timeout=settings.deadline_s, metadata=self._metadata(partition)):
+                left_s = settings.deadline_s if deadline is None else deadline.left_s()
+                for reply in stub.ListKeys(request, timeout=left_s, metadata=self._metadata(partition)):
                     yield from map(StoredKey, reply.keys, reply.sizes, reply.namespaces)
                     left -= len(reply.keys)
                 if limit and not left:
@@ -167,9 +237,7 @@ class Control:
         namespace's prefixes, or those that are read most: nodes count that while it is asked for, so the first answers have few. Seconds
         where there are tens of millions of blocks."""
         settings = self._settings
-        request = pb.ContentsRequest(
-            tenant=tenant or settings.tenant, token=settings.token, namespace=namespace, max_segments=max_segments, hottest=hottest
-        )
+        request = pb.ContentsRequest(tenant=tenant or settings.tenant, namespace=namespace, max_segments=max_segments, hottest=hottest)
         try:
             reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
@@ -187,11 +255,11 @@ class Control:
         self.close()
 
 
-def cluster_status(settings: ClientSettings) -> pb.StatusReply:
+def cluster_status(settings: ClientSettings, deadline: Deadline | None = None) -> pb.StatusReply:
     """The whole cluster; while a partition changes hands its next owner is waited for. Raises as find_control."""
-    deadline = Deadline(settings.deadline_s)
+    deadline = deadline or Deadline(settings.deadline_s)
     while True:
-        with Control.find(replace(settings, deadline_s=deadline.left_s())) as control:
+        with Control.find(settings, deadline) as control:
             try:
                 return control.status(deadline)
             except Unavailable:

@@ -6,9 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvstore.client.effects import AnyLoan, Aside, Ask, Await, Operation, Send, Sleep, Take
-from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route
+from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route, nowhere
 from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import DeadlineExceeded, InvalidTicket, KVStoreError, NoOwner, StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.errors import (
+    DeadlineExceeded,
+    InvalidTicket,
+    KVStoreError,
+    NoOwner,
+    StaleEpoch,
+    TooManyConnections,
+    Unavailable,
+    Unreachable,
+)
 from kvstore.protocol.master_messages import Cancel, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Welcome
@@ -38,12 +47,14 @@ class Daemons:
         owner_patience_s: float,
         owner_retry_s: float,
         hello: Hello = Hello(ROLE_CLIENT),  # noqa: B008
+        shows_certificate: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """For the two times see the settings, for `hello` KnownNodes. Raises InvalidArgument for a malformed address."""
+        """For the two times see the settings, for `hello` KnownNodes. With `shows_certificate` masters are reached over TCP only: a Unix
+        socket shows no certificate. Nodes take a ticket in its place. Raises InvalidArgument for a malformed address."""
         self._clock_ns = clock_ns
         self._given = masters
-        self._is_here = is_here
+        self._master_is_here = nowhere if shows_certificate else is_here
         self.masters = self._routes_of(0)
         """For what partition 0 is asked."""
         self._owners = [self.masters]
@@ -105,7 +116,7 @@ class Daemons:
         except Unavailable as error:
             if route.failed(address, str(error)):
                 return None
-            raise Unreachable(str(error)) from None
+            raise (TooManyConnections if isinstance(error, TooManyConnections) else Unreachable)(str(error)) from None
         welcome = loan.channel.welcome
         if not route.is_meant(address, welcome):
             loan.discard()
@@ -171,7 +182,7 @@ class Daemons:
                 masters.is_doubted = True
 
     def _routes_of(self, partition: int) -> MasterRoutes:
-        return MasterRoutes(self._given, self._is_here, partition, clock_ns=lambda: self._clock_ns())
+        return MasterRoutes(self._given, self._master_is_here, partition, clock_ns=lambda: self._clock_ns())
 
     def ask_master(
         self, message: Message, answer: type[M], deadline: Deadline, *, note: Callable[[M], object] | None = None, partition: int = 0
@@ -259,7 +270,7 @@ class Daemons:
                 return reply
             yield Send(channel, message, deadline)
             for wait_s in looks(self._patience_s, is_doubted=masters.is_doubted):
-                reply = yield Await(channel, answer, Deadline(min(wait_s, deadline.left_s())))
+                reply = yield Await(channel, answer, deadline.part(min(wait_s, deadline.left_s())))
                 if reply is not None:
                     masters.is_doubted = False
                     return reply
@@ -297,7 +308,7 @@ class Daemons:
         """Ask who has not been asked yet, while there is time, until one says that it is the owner; it is the one in use then."""
         while deadline.up_to_s(self._patience_s) and (address := asking.next()) is not None:
             try:
-                loan = yield from self._introduce(masters.to(address), Deadline(deadline.up_to_s(self._patience_s)))
+                loan = yield from self._introduce(masters.to(address), deadline.part(self._patience_s))
             except KVStoreError as error:
                 asking.failed(address, error)
                 continue

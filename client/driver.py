@@ -48,6 +48,7 @@ class Driver:
             connect_timeout_s=chosen.connect_timeout_s,
             peer_timeout_s=chosen.peer_timeout_s,
             busy_poll_us=chosen.busy_poll_us,
+            gil=operations.resources.copier.gil,
             tls=operations.resources.tls,
         )
         self._tidying: threading.Lock | None = None

@@ -147,7 +147,7 @@ class EarlyPuts:
         if not self._nodes or self._clock_ns() < self._rest_until_ns:
             return False
         try:
-            yield from self.settle(Deadline(min(SOON_S, deadline.left_s())))
+            yield from self.settle(deadline.part(SOON_S))
         except KVStoreError:
             self._rest_until_ns = self._clock_ns() + REST_NS
         return True

@@ -6,7 +6,7 @@ sends the result back, or throws the typed error in. Operations so know neither 
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import OpenIndex, Slabs
@@ -14,8 +14,10 @@ from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Loan
-from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.spans import Copy
+
+if TYPE_CHECKING:
+    from kvstore.transfer.engine import TransferEngine
+    from kvstore.transfer.paths.spans import Copy
 
 T = TypeVar("T")
 
@@ -113,8 +115,8 @@ class Work:
 class Move:
     """Have the transfer engine make these copies from or to another host. Raises as TransferEngine.transfer."""
 
-    engine: TransferEngine
-    copies: Sequence[Copy]
+    engine: "TransferEngine"
+    copies: "Sequence[Copy]"
     deadline: Deadline
 
 

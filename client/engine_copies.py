@@ -3,7 +3,7 @@ effects.py."""
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import AnyChannel, Ask, Move, Operation, Work
@@ -16,8 +16,10 @@ from kvstore.protocol.node_messages import RegionList, Regions
 from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL
-from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.paths.spans import Copy
+
+if TYPE_CHECKING:
+    from kvstore.transfer.paths.peer import Peer, PeerRegion
+    from kvstore.transfer.paths.spans import Copy
 
 log = logging.getLogger("kvstore.client")
 
@@ -34,13 +36,13 @@ class EngineCopies:
         self._daemons = daemons
         self._counters = counters
 
-    def peer_of(self, node: KnownNode) -> Operation[Peer]:
+    def peer_of(self, node: KnownNode) -> "Operation[Peer]":
         """A node of another host as the transfer engine's peer. Raises Unreachable, and ConfigError for settings that cannot be met."""
         if not self.remote.is_started:
             yield Work(lambda: self.remote.engine, TOPOLOGY_WORK_BYTES)
         return self.remote.peer(node)
 
-    def move(self, node: KnownNode, copies: Sequence[Copy], deadline: Deadline) -> Operation[None]:
+    def move(self, node: KnownNode, copies: "Sequence[Copy]", deadline: Deadline) -> Operation[None]:
         """Have the transfer engine make these copies from or to a node. Raises Unreachable: it cannot, whatever the reason; and
         DeadlineExceeded: that node's engine is left alone for a while then, or every call would wait for it in vain."""
         try:
@@ -64,7 +66,7 @@ class EngineCopies:
             self.remote.failed(node)
         yield from self._daemons.refresh_nodes(deadline)
 
-    def show_slabs(self, channel: AnyChannel, node: KnownNode, slabs: Sequence[int], deadline: Deadline) -> Operation[list[PeerRegion]]:
+    def show_slabs(self, channel: AnyChannel, node: KnownNode, slabs: Sequence[int], deadline: Deadline) -> "Operation[list[PeerRegion]]":
         """These slabs of a node of another host, in order, as the transfer engine reads them. Raises StaleHandle, Unreachable."""
         peer = yield from self.peer_of(node)
         ids = [SlabId(node.node_id, channel.welcome.epoch, slab) for slab in slabs]

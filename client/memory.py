@@ -4,6 +4,7 @@ A value's parts are flat views of bytes that hold it in order, as a rule one. No
 """
 
 import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -38,7 +39,7 @@ class Memory:
         """Raises InvalidArgument: no address, or no size."""
         if type(self.pointer) is not int or type(self.size_bytes) is not int:
             raise InvalidArgument(f"a pointer and a size are integers, not {self.pointer!r:.50} and {self.size_bytes!r:.50}")
-        if self.pointer <= 0 or self.size_bytes < 0 or self.pointer + self.size_bytes > ADDRESSES:
+        if self.pointer <= 0 or not 0 <= self.size_bytes <= sys.maxsize or self.pointer + self.size_bytes > ADDRESSES:
             raise InvalidArgument(f"{self.size_bytes} bytes at address {self.pointer:#x} are no memory")
 
     def view(self) -> memoryview:

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING
 
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings
-from kvstore.telemetry.metrics.metric import Readings
-from kvstore.telemetry.tracing.opening import spans_told
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from kvstore.telemetry.metrics.metric import Readings
     from kvstore.telemetry.tracing.spans import Tracing
 
 SAME = {
@@ -24,6 +23,8 @@ SAME = {
     "stale_hints": "stale_hints",
     "retries": "retries",
     "checksum_failures": "checksum_failures",
+    "held_blocks": "held_blocks",
+    "unheld_blocks": "unheld_blocks",
 }
 """From the fields of ClientStats to the metrics' names, less `kvstore_client_`."""
 
@@ -46,8 +47,10 @@ class ClientMetrics:
 
         (REGISTRY if registry is None else registry).register(Collected(CLIENT, self.read))
 
-    def read(self) -> Readings:
+    def read(self) -> "Readings":
         """The metrics of docs/metrics.md, by their names."""
+        from kvstore.telemetry.tracing.opening import spans_told
+
         stats = self._stats()
         return {
             **{f"kvstore_client_{metric}": getattr(stats, field) for field, metric in SAME.items()},

@@ -1,6 +1,5 @@
 """A client's operations as generators, from the caller's arguments on: what Client and AsyncClient share. Sans-I/O: see effects.py."""
 
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from kvstore.client.arguments import (
     check_ack,
     check_count,
     check_deadline,
+    check_flag,
     check_keys,
     check_offsets,
     check_parents,
@@ -20,10 +20,12 @@ from kvstore.client.arguments import (
     namespace_text,
 )
 from kvstore.client.buffers import as_destination, as_rows, as_sources
-from kvstore.client.config import ClientSettings, default_master
+from kvstore.client.config import ClientSettings
 from kvstore.client.each import check_each, put_each
 from kvstore.client.effects import Operation
 from kvstore.client.forks import Process
+from kvstore.client.hold_lookup import HoldLookup
+from kvstore.client.holds import Hold, require_hold
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
@@ -53,26 +55,16 @@ class Operations:
     """Checks arguments, starts the deadline, and hands on to what does the work. Nothing is sent for arguments that are refused, nor by a
     process that was forked from the client's: its calls raise Forked."""
 
-    def __init__(
-        self,
-        master: str | Sequence[str] | None,
-        tenant: str,
-        token: str,
-        deadline_s: float,
-        settings: ClientSettings | None,
-        transfer: TransferSettings | None = None,
-    ) -> None:
-        """Raises InvalidArgument; without a master ConfigError, too (default_master)."""
-        check_deadline(deadline_s)
-        if master is None:
-            master = settings.master if settings is not None else default_master()
-        masters = master if isinstance(master, str) else ",".join(master)
-        self.settings = dataclasses.replace(settings or ClientSettings(), master=masters, tenant=tenant, token=token, deadline_s=deadline_s)
-        self.hello = Hello(ROLE_CLIENT, tenant, token, f"client-{os.getpid()}")
-        self.resources = ClientResources(masters, self.settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+    def __init__(self, settings: ClientSettings, transfer: TransferSettings | None = None) -> None:
+        """`settings` are complete (`resolve_settings`). Raises InvalidArgument, ConfigError."""
+        check_deadline(settings.deadline_s)
+        self.settings = settings
+        self.hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, f"client-{os.getpid()}")
+        self.resources = ClientResources(settings.master, settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
         self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
         self._questions = Questions(self.resources)
+        self._holding = HoldLookup(self.resources)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)
         self._pid = os.getpid()
@@ -111,7 +103,7 @@ class Operations:
         ack = self.settings.ack if ack is None else ack
         check_ack(ack)
         check_count(keys, values, "values")
-        check_parents(parents, len(keys))
+        check_parents(parents, keys)
         return ack == "node", namespace_text(namespace)
 
     def put_each(
@@ -142,6 +134,7 @@ class Operations:
     ) -> Operation[list[bool]]:
         deadline = self.deadline(deadline_s)
         check_keys(keys)
+        check_flag(force, "force")
         is_early, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
         yield from self._questions.remove(keys, deadline, force=force)
@@ -258,10 +251,14 @@ class Operations:
         self.check_process()
         return close_view(view, self._clock_ns)
 
-    def exists(self, keys: Sequence[bytes], *, deadline_s: Timeout) -> Operation[list[bool]]:
+    def exists(self, keys: Sequence[bytes], *, deadline_s: Timeout, hold: Hold | None = None) -> Operation[list[bool]]:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)
+        require_hold(hold)
         nodes = yield from self._nodes_at_hand(deadline)
+        if hold is not None and keys:
+            now_ns = self._clock_ns()
+            return (yield from self._holding.exist(nodes, keys, lengths, hold, deadline, now_ns=now_ns, is_prefix=False))
         if not nodes or not keys:
             return (yield from self._questions.exists(keys, deadline))
         is_here = self.near.exists_batch(nodes, keys, lengths)
@@ -283,17 +280,22 @@ class Operations:
     def ping(self, *, deadline_s: float | None) -> Operation[None]:
         return self._questions.ping(self.deadline(deadline_s))
 
-    def asking(self, deadline_s: float | None) -> Operation[ClientSettings]:
-        """The settings for one call of the control plane, with the time that it has. The owner is asked for a sign of life first: so the
-        call is refused as any other would be."""
+    def asking(self, deadline_s: float | None) -> Operation[Deadline]:
+        """The deadline of a call of the control plane. The owner is asked for a sign of life first: so the call is refused as any other
+        would be."""
         deadline = self.deadline(deadline_s)
         yield from self._questions.ping(deadline)
-        return dataclasses.replace(self.settings, deadline_s=deadline.left_s())
+        return deadline
 
-    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[int]:
+    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None, hold: Hold | None = None) -> Operation[int]:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)
+        require_hold(hold)
         nodes = yield from self._nodes_at_hand(deadline)
+        if hold is not None and keys:
+            now_ns = self._clock_ns()
+            found = yield from self._holding.exist(nodes, keys, lengths, hold, deadline, now_ns=now_ns, is_prefix=True)
+            return found.index(False) if False in found else len(found)
         if not nodes or not keys:
             return (yield from self._questions.match_prefix(keys, deadline))
         is_here = self.near.exists_batch(nodes, keys, lengths)
@@ -302,15 +304,24 @@ class Operations:
             matched += yield from self._questions.match_prefix(keys[matched:], deadline)
         return matched
 
+    def release(self, hold: Hold) -> Operation[None]:
+        self.check_process()
+        require_hold(hold, is_optional=False)
+        return self._holding.release(hold)
+
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
         return self._questions.locate(keys, self.deadline(deadline_s))
 
     def remove(self, keys: Sequence[bytes], *, force: bool, deadline_s: float | None) -> Operation[int]:
+        check_flag(force, "force")
         return self._questions.remove(keys, self.deadline(deadline_s), force=force)
 
     def remove_matching(self, namespace: Any, pattern: str | None, *, force: bool, deadline_s: float | None) -> Operation[int]:
         if namespace is None and pattern is None:
             raise InvalidArgument("say of which namespace, or which pattern the keys match; the pattern '*' is all of them")
+        if pattern is not None and not isinstance(pattern, str):
+            raise InvalidArgument(f"pattern is text, not a {type(pattern).__name__}")
+        check_flag(force, "force")
         text = None if namespace is None else namespace_text(namespace)
         return self._questions.remove_matching(text, "*" if pattern is None else pattern, self.deadline(deadline_s), force=force)
 

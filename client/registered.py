@@ -6,14 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvstore.client.buffers import as_memory
 from kvstore.protocol.errors import Closed, InvalidArgument
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.spans import Copy, End, Span
+
+if TYPE_CHECKING:
+    from kvstore.transfer.paths.spans import Copy, End
 
 
 class RegisteredMemory:
@@ -69,13 +71,15 @@ class Registry:
     def _set(self, regions: Sequence[Region]) -> None:
         self._known = tuple(region.address for region in regions), tuple(regions)
 
-    def named(self, copies: Sequence[Copy]) -> Sequence[Copy]:
+    def named(self, copies: "Sequence[Copy]") -> "Sequence[Copy]":
         """The copies, with those ends that lie in registered memory called by its regions."""
         if not self._known[0]:
             return copies
         return [(self._end(source, size), self._end(destination, size), size) for source, destination, size in copies]
 
-    def _end(self, end: End, size_bytes: int) -> End:
+    def _end(self, end: "End", size_bytes: int) -> "End":
+        from kvstore.transfer.paths.spans import Span  # loaded by then: there is an engine
+
         if not isinstance(end, memoryview):
             return end
         addresses, regions = self._known

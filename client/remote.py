@@ -6,16 +6,19 @@ A node whose engine cannot be reached (a firewall between, say) is asked for its
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import Broken, Closed, ConfigError, ProtocolError, Unreachable
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.topology.discovery import Discovery
+
+if TYPE_CHECKING:
+    from kvstore.security.tls.certificates import Certificates
+
+if TYPE_CHECKING:  # loaded with the engine: most programs reach no node of another host, and its modules are half of this package's
+    from kvstore.transfer.engine import TransferEngine
+    from kvstore.transfer.paths.peer import Peer, PeerRegion
 
 REST_S: Final = 10.0
 """How long a node's engine that could not be reached is left alone."""
@@ -36,7 +39,7 @@ class RemoteMemory:
     """See the module. Thread-safe; owns the engine."""
 
     def __init__(
-        self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns, *, tls: Certificates | None = None
+        self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns, *, tls: "Certificates | None" = None
     ) -> None:
         self._settings = settings
         self._tls = tls
@@ -51,9 +54,11 @@ class RemoteMemory:
         """By node: its process's epoch, and the slabs that it has shown, in that order."""
 
     @property
-    def engine(self) -> TransferEngine:
+    def engine(self) -> "TransferEngine":
         """The engine, made now if need be: some milliseconds. Raises ConfigError for settings that cannot be met, Unreachable where the
         system does not tell its network interfaces, Closed."""
+        from kvstore.transfer.engine import TransferEngine
+
         with self._lock:
             if self._is_closed:
                 raise Closed("the client is closed")
@@ -70,6 +75,8 @@ class RemoteMemory:
 
     def refresh(self) -> bool:
         """Look at this host's links again: True if the engine has other ways now. Some milliseconds."""
+        from kvstore.transfer.topology.discovery import Discovery
+
         engine = self._engine
         if engine is None:
             return False
@@ -88,7 +95,7 @@ class RemoteMemory:
         self._resting[node.node_id] = node.revision, self._clock_ns() + int(REST_S * 1e9)
         self.forget(node.node_id)
 
-    def peer(self, node: KnownNode) -> Peer:
+    def peer(self, node: KnownNode) -> "Peer":
         """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed; and
         as `engine`."""
         known = self._peers.get(node.node_id)
@@ -107,7 +114,7 @@ class RemoteMemory:
             engine.disconnect(known[1])
         return peer
 
-    def region(self, peer: Peer, description: bytes) -> PeerRegion:
+    def region(self, peer: "Peer", description: bytes) -> "PeerRegion":
         """A region as its node showed it. Raises Unreachable: the description is malformed, or another release's; and as `engine`."""
         try:
             return self.engine.import_region(peer, description)
@@ -118,11 +125,11 @@ class RemoteMemory:
         """Which of these slabs the node has still to show, each once."""
         return list(dict.fromkeys(slab for slab in slabs if self.slab(slab) is None))
 
-    def slab(self, slab: SlabId) -> PeerRegion | None:
+    def slab(self, slab: SlabId) -> "PeerRegion | None":
         epoch, shown = self._slabs.get(slab.node_id, (slab.epoch, {}))
         return shown.get(slab.slab) if epoch == slab.epoch else None
 
-    def add(self, slab: SlabId, region: PeerRegion) -> None:
+    def add(self, slab: SlabId, region: "PeerRegion") -> None:
         """The node has shown a slab. Those of its earlier processes are forgotten, and of this one those shown longest ago, once they are
         more than MAX_SLABS: nobody tells which the node has given up since."""
         with self._lock:

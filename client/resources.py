@@ -3,6 +3,7 @@ questions.py, reads/ and writes/."""
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
@@ -10,6 +11,7 @@ from kvstore.client.early_puts import EarlyPuts
 from kvstore.client.engine_copies import EngineCopies
 from kvstore.client.locations import Hints
 from kvstore.client.mapping import SlabMapping
+from kvstore.client.put_targets import PutTargets
 from kvstore.client.registered import Registry
 from kvstore.client.remote import RemoteMemory
 from kvstore.client.reservations import Reservations
@@ -18,10 +20,12 @@ from kvstore.client.stats import Counters
 from kvstore.client.unshared import Unshared
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import ELSEWHERE, why_not_here
-from kvstore.security.tls.certificates import Certificates
-from kvstore.transfer.config import TransferSettings
+from kvstore.security.tls.config import names_tls
+from kvstore.transfer.config import AUTO, TransferSettings
 from kvstore.transfer.memory.memcpy import MemcpyPool
-from kvstore.transfer.paths.transports import AUTO
+
+if TYPE_CHECKING:
+    from kvstore.security.tls.certificates import Certificates
 
 
 class ClientResources:
@@ -32,7 +36,7 @@ class ClientResources:
     ) -> None:
         """Raises InvalidArgument for a malformed address, ConfigError for certificates that cannot be used."""
         self.settings = settings
-        self.tls = Certificates.of(settings)
+        self.tls = certificates(settings)
         maps = maps_memory(transfer)
         unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
         self.daemons = Daemons(
@@ -43,6 +47,7 @@ class ClientResources:
             owner_patience_s=settings.owner_patience_s,
             owner_retry_s=settings.owner_retry_s,
             hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
+            shows_certificate=bool(settings.tls_cert),
         )
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()
@@ -51,6 +56,7 @@ class ClientResources:
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
         self.early_puts = EarlyPuts(self.daemons)
+        self.put_targets = PutTargets()
 
     def close(self) -> None:
         """Let go of threads and mappings; views keep theirs."""
@@ -58,6 +64,15 @@ class ClientResources:
         self.engine_copies.remote.close()
         self.engine_copies.registry.close()
         self.mapping.slabs.close()
+
+
+def certificates(settings: ClientSettings) -> "Certificates | None":
+    """As Certificates.of; `ssl` is loaded where the settings name TLS."""
+    if not names_tls(settings):
+        return None
+    from kvstore.security.tls.certificates import Certificates
+
+    return Certificates.of(settings)
 
 
 def maps_memory(transfer: TransferSettings) -> bool:

@@ -19,7 +19,7 @@ IsHere = Callable[[str, str], bool]
 
 
 def nowhere(unix: str, host_id: str) -> bool:
-    """For a client that uses no Unix sockets."""
+    """For a client that uses no Unix sockets, or none of masters."""
     return False
 
 
@@ -171,6 +171,11 @@ class KnownNodes:
 
     def get(self, node_id: int) -> KnownNode | None:
         return self._nodes.get(node_id)
+
+    def open_local(self) -> KnownNode | None:
+        """The node of this host to be preferred for writing, if it takes new blocks."""
+        node = self._nodes.get(self.local_id)
+        return None if node is None or node.node_id in self.closed else node
 
     def local(self) -> list[KnownNode]:
         """The nodes of this host, the one to be preferred first."""

@@ -4,7 +4,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 from kvstore.protocol.errors import Broken, Closed, StaleHandle
@@ -20,8 +19,12 @@ class SlabKey(NamedTuple):
     writable: bool
 
 
+Found = tuple[SlabKey, int, int]
+"""A slab that the node still has: its descriptor, which whoever takes it closes, and its size in bytes."""
+
+
 class SlabCache:
-    """Mapped slabs by key, and those that a background thread is mapping. Thread-safe.
+    """Mapped slabs by key, and those that a background thread maps ahead of their use. Thread-safe.
 
     Slabs stay until their node's process ends, or says that they are gone: they are the node's memory, not this process's. Views and
     copies under way keep the mapping that they use.
@@ -31,7 +34,13 @@ class SlabCache:
         """`asks`: for huge pages (setting `transparent_hugepages`)."""
         self._asks = asks
         self._slabs: dict[SlabKey, Slab] = {}
-        self._coming: dict[SlabKey, Future[None]] = {}
+        self._ahead: list[Found] = []
+        """Announced, and not begun: in the order of their use."""
+        self._has_mapper = False
+        """A thread maps what is announced, one slab after another: there is one at a time, however many calls announce some."""
+        self._coming: dict[SlabKey, threading.Event] = {}
+        """Of slabs that were announced, until they are mapped or given up."""
+        self._dropped: list[Slab] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -44,10 +53,19 @@ class SlabCache:
                 raise Closed("the client is closed") from None
             raise StaleHandle(f"{error.args[0]} is gone") from None
 
+    def found(self, key: SlabKey) -> Slab | None:
+        """The slab, if it is mapped."""
+        return self._slabs.get(key)
+
     def missing(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
         """Which of `keys` are not mapped, each once."""
         missing = [key for key in keys if key not in self._slabs]
         return list(dict.fromkeys(missing)) if missing else missing
+
+    def absent(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
+        """Which of `keys` are neither mapped nor announced."""
+        with self._lock:
+            return [key for key in dict.fromkeys(keys) if key not in self._slabs and key not in self._coming]
 
     def held(self, node_id: int, epoch: int) -> list[int]:
         """The slabs of a node's process that are mapped, those mapped first in front."""
@@ -55,55 +73,96 @@ class SlabCache:
             return list(dict.fromkeys(key.slab for key in self._slabs if key.node_id == node_id and key.epoch == epoch))
 
     def drop(self, node_id: int, epoch: int, slabs: Iterable[int]) -> None:
-        """These are gone at their node."""
+        """These are gone at their node. `unmap_dropped` ends their mappings."""
         with self._lock:
             for slab in slabs:
-                for writable in (False, True):
-                    self._slabs.pop(SlabKey(node_id, epoch, slab, writable), None)
+                found = [self._slabs.pop(SlabKey(node_id, epoch, slab, writable), None) for writable in (False, True)]
+                self._dropped += [each for each in found if each is not None]
 
-    def coming(self, keys: Sequence[SlabKey]) -> "list[Future[None]]":
-        """What to wait for before asking for `keys`."""
+    @property
+    def has_dropped(self) -> bool:
+        return bool(self._dropped)
+
+    def unmap_dropped(self) -> None:
+        """End the mappings of dropped slabs that nobody uses: 50 ms a GiB."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+        del dropped
+
+    def coming(self, keys: Sequence[SlabKey]) -> list[threading.Event]:
+        """Wait for these before you ask for `keys`."""
         with self._lock:
             return [self._coming[key] for key in keys if key in self._coming]
 
-    def map_now(self, found: "list[tuple[SlabKey, int, int]]") -> None:
-        """Map (key, descriptor, size), each taken from the list, and close every descriptor. Slabs of the node's earlier processes are
-        dropped. Raises Broken."""
+    def map_now(self, found: list[Found]) -> None:
+        """Map slabs, each taken from `found`, and close every descriptor. Slabs of the node's earlier processes are dropped. Raises
+        Broken."""
         try:
-            for key, fd, size_bytes in _taken(found):
-                self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
+            for taken in _taken(found):
+                self._map(taken)
         finally:
             self.give_up(found)
 
-    def announce(self, found: "Iterable[tuple[SlabKey, int, int]]") -> None:
-        """`map_announced` will be called with the same list soon, in another thread; else `give_up` is."""
+    def announce(self, found: Iterable[Found]) -> bool:
+        """Have these mapped by `map_announced`. True: no thread is at it, and the caller begins one, or calls `give_up_announced`."""
         with self._lock:
-            for key, _, _ in found:
-                self._coming.setdefault(key, Future())
+            for one in found:
+                self._coming.setdefault(one[0], threading.Event())
+                self._ahead.append(one)
+            has_mapper, self._has_mapper = self._has_mapper, True
+        return not has_mapper
 
-    def map_announced(self, found: "list[tuple[SlabKey, int, int]]") -> None:
-        """Map announced slabs, each taken from the list. One that cannot be mapped is left to whoever needs it."""
+    def map_announced(self) -> None:
+        """Map announced slabs until none is left, those announced meanwhile too. One that cannot be mapped is left to whoever needs it."""
         try:
-            for key, fd, size_bytes in _taken(found):
-                try:
-                    with contextlib.suppress(Broken):
-                        self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
-                finally:
-                    self._end_wait(key)
-        finally:
-            self.give_up(found)
+            while (taken := self._next_announced()) is not None:
+                with contextlib.suppress(Broken):
+                    self._map(taken)
+            self.unmap_dropped()
+        except BaseException:
+            self.give_up_announced()
+            raise
 
-    def give_up(self, found: "list[tuple[SlabKey, int, int]]") -> None:
-        """What nobody has taken from the list is not mapped: its descriptors are closed, and whoever waits for it goes on."""
+    def take_announced(self, keys: Sequence[SlabKey]) -> list[Found]:
+        """Those of `keys` that were announced and that no thread has begun: the caller maps them now, or gives them up."""
+        with self._lock:
+            taken = [one for one in self._ahead if one[0] in keys]
+            for one in taken:
+                self._ahead.remove(one)
+        return taken
+
+    def give_up(self, found: list[Found]) -> None:
+        """Map no more of these: their descriptors are closed, and whoever waits for one goes on."""
         for key, fd, _ in _taken(found):
             os.close(fd)
+            self._end_wait(key)
+
+    def give_up_announced(self) -> None:
+        """No thread is there for what is announced."""
+        with self._lock:
+            self._has_mapper = False
+        self.give_up(self._ahead)
+
+    def _next_announced(self) -> Found | None:
+        """None: there is nothing left, and from now on the next one to announce something begins a thread."""
+        with self._lock:
+            if not self._ahead:
+                self._has_mapper = False
+                return None
+            return self._ahead.pop(0)
+
+    def _map(self, found: Found) -> None:
+        key, fd, size_bytes = found
+        try:
+            self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
+        finally:
             self._end_wait(key)
 
     def _end_wait(self, key: SlabKey) -> None:
         with self._lock:
             coming = self._coming.pop(key, None)  # two threads may have announced the same slab: there is one thing to wait for
         if coming is not None:
-            coming.set_result(None)
+            coming.set()
 
     def _add(self, key: SlabKey, slab: Slab) -> None:
         with self._lock:
@@ -115,17 +174,18 @@ class SlabCache:
                 self._slabs[key._replace(writable=False)] = Slab(slab.memory.toreadonly())
 
     def close(self) -> None:
-        """Forget every mapping; views of it keep theirs."""
+        """Forget every mapping; views of it keep theirs. Nothing more is mapped ahead."""
         with self._lock:
             self._is_closed = True
             self._slabs.clear()
+        self.give_up(self._ahead)
 
     def __len__(self) -> int:
         return len(self._slabs)
 
 
-def _taken(found: "list[tuple[SlabKey, int, int]]") -> "Iterator[tuple[SlabKey, int, int]]":
-    """What is left of the list, from its front: each is taken by one thread only."""
+def _taken(found: list[Found]) -> Iterator[Found]:
+    """Take each from the front: of two threads one gets it."""
     with contextlib.suppress(IndexError):
         while True:
             yield found.pop(0)

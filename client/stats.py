@@ -33,6 +33,10 @@ class ClientStats:
     """Requests sent again: busy keys, unreachable nodes, stale hints, lapsed leases."""
     checksum_failures: int = 0
     """Values that arrived with another checksum than recorded; the caller never saw them."""
+    held_blocks: int = 0
+    """Blocks that lookups found and hold, each time that they did."""
+    unheld_blocks: int = 0
+    """Blocks that lookups found and were to hold, and that no hold was to be had for."""
     hits_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -78,11 +82,12 @@ class Counters:
             values["bytes_in"] = values.get("bytes_in", 0) + size_bytes
             self._by_tier[tier] = self._by_tier.get(tier, 0) + 1
 
-    def snapshot(self, calls: int = 0, hits: int = 0, size_bytes: int = 0) -> ClientStats:
-        """With what was read in shared memory, which is counted there."""
+    def snapshot(self, calls: int = 0, hits: int = 0, size_bytes: int = 0, unheld: int = 0) -> ClientStats:
+        """With what was read in shared memory, and what nodes of this host refused to hold there: it is counted there."""
         with self._lock:
             values: dict[str, Any] = dict(self._values)
-            for name, more in (("requests", calls), ("hits", hits), ("bytes_in", size_bytes)):
+            counted = {"requests": calls, "hits": hits, "bytes_in": size_bytes, "held_blocks": -unheld, "unheld_blocks": unheld}
+            for name, more in counted.items():
                 values[name] = values.get(name, 0) + more
             by_tier = {name: self._by_tier[bit] for name, bit in TIER_BITS.items()}
         by_tier["dram"] += hits

@@ -3,14 +3,17 @@
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.client import overview
+from kvstore.client.arguments import check_arguments, check_kind
 from kvstore.client.at_hand import AtHand
 from kvstore.client.buffers import as_destination, plain_memory
-from kvstore.client.config import ClientSettings
+from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.driver import Driver
+from kvstore.client.holds import Hold
 from kvstore.client.local.puts import LocalPuts
+from kvstore.client.local.slot_puts import SlotPuts
 from kvstore.client.locations import Location
 from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations
@@ -21,8 +24,10 @@ from kvstore.client.timings import Timings, timed
 from kvstore.client.tracing import trace_calls
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
-from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.config import TracingSettings
 
 
 class Client:
@@ -41,36 +46,49 @@ class Client:
         self,
         master: str | Sequence[str] | None = None,
         *,
-        tenant: str = "",
-        token: str = "",
-        deadline_s: float = 10.0,
+        tenant: str | None = None,
+        token: str | None = None,
+        deadline_s: float | None = None,
         settings: ClientSettings | None = None,
         transfer: TransferSettings | None = None,
-        tracing: TracingSettings | None = None,
+        tracing: "TracingSettings | None" = None,
     ) -> None:
         """Connects at the first call.
 
         Args:
             master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name. None: those of `settings`, else as for the command line: KVSTORE_CLIENT_MASTER, KVSTORE_MASTER,
-                the file that KVSTORE_CONFIG names, 127.0.0.1:7440.
-            tenant: whose blocks are seen; `token` proves it.
+                which the others name.
+            tenant: whose blocks are seen; `token`, or the certificate of `settings`, proves it.
             deadline_s: the time for one call, unless it names its own.
-            settings: connections, leases and limits; its master, tenant, token and deadline are not used.
+            settings: all of these and TLS, connections, leases and limits.
             transfer: how values move: transports, rails and limits of the transfer engine.
             tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
                 names say.
+
+        What neither an argument nor `settings` gives is read where the command line reads it: KVSTORE_CLIENT_* (KVSTORE_MASTER), then
+        [client] of the file that KVSTORE_CONFIG names, then the default. Raises InvalidArgument: malformed, or an argument differs from
+        `settings`. Raises ConfigError: a variable, the file or a certificate cannot be used.
         """
-        self._operations = Operations(master, tenant, token, deadline_s, settings, transfer)
+        check_arguments(master, tenant, token, deadline_s)
+        check_kind(settings, ClientSettings, "settings")
+        check_kind(transfer, TransferSettings, "transfer")
+        resolved = resolve_settings(settings, master=master, tenant=tenant, token=token, deadline_s=deadline_s)
+        self._operations = Operations(resolved, transfer)
         self._timings = Timings()
         self._near = self._operations.near
         self._driver = Driver(self._operations)
         self._run = self._driver.run
         self._at_hand = AtHand(self._operations, self._run)
-        self._local_puts = LocalPuts(self._operations.resources, self._driver.pool)
+        slot_puts = SlotPuts(self._operations.resources, self._operations.local, self._run)
+        self._local_puts = LocalPuts(self._operations.resources, self._driver.pool, slot_puts)
         self._single = SingleReads(self._operations.resources, self._driver.pool)
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Makes spans of the calls; None: nothing is traced."""
+
+    @property
+    def settings(self) -> ClientSettings:
+        """Settings of the client, with its masters, tenant, token and deadline."""
+        return self._operations.settings
 
     def put(
         self,
@@ -90,7 +108,7 @@ class Client:
             options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
             return timings.sample("put", lambda: Client.put(self, key, value, **options))
         deadline = self._operations.deadline(deadline_s)
-        if replicas == 1:
+        if type(replicas) is int and replicas == 1:
             stored = self._local_puts.put(key, value, namespace, parent, ack, deadline)
             if stored is not None:
                 return stored
@@ -114,11 +132,12 @@ class Client:
         """Store blocks; False for each that is already there. `values` may be one C-contiguous array or CPU tensor: its rows are the values
         then, and cost no object each.
 
-        `ack` (default: the client's setting) says when it returns. "node": once this host's node holds the blocks, where this client reads
+        `ack` (default: the client's setting) says when it returns. "node": once the node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
         is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        "cluster": once every one of them can be read by all. Where this host has no node it is always "cluster". "replicas": once they
-        are at `replicas` nodes, too.
+        The node is that of this host. Where there is none, values up to `put_inline_bytes` go to the node that the master last chose for
+        their size, for a second at a time; larger ones are acknowledged as by "cluster". "cluster": once every one of them can be read
+        by all. "replicas": once they are at `replicas` nodes, too.
 
         `replicas`: at so many nodes each block is to be, 1 to 16, of different hosts where there are as many. It is written to one of
         them, and others copy it; what was there already is copied, too. The number outlives masters, and when a node dies, or is drained,
@@ -290,15 +309,17 @@ class Client:
 
     def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
         """The cluster as its master knows it: nodes, tiers, blocks, counters, as `kvstore status --json` has them."""
-        return overview.status(self._run(self._operations.asking(deadline_s)))
+        return overview.status(self._operations.settings, self._run(self._operations.asking(deadline_s)))
 
     def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
         """The tenant's keys, of one namespace or of all (None), in no order; at most `limit` of them. For looking at a cluster: the
         master walks through its directory, and all keys come at once."""
-        return overview.keys(self._run(self._operations.asking(deadline_s)), namespace, limit)
+        return overview.keys(self._operations.settings, self._run(self._operations.asking(deadline_s)), namespace, limit)
 
-    def exists(self, key: bytes, *, deadline_s: float | None = None) -> bool:
-        """Can the block be read now? Asking keeps no block alive."""
+    def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
+        """Can the block be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
+        if hold is not None:
+            return (self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
@@ -309,9 +330,9 @@ class Client:
         return self._run(self._operations.exists([key], deadline_s=timeout))[0]
 
     @timed
-    def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
-        """Which of the blocks can be read now? Asking keeps no block alive."""
-        return self._run(self._operations.exists(keys, deadline_s=deadline_s))
+    def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
+        """Which of the blocks can be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
+        return self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
 
     def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
         """Which of the blocks can be read on this host, as far as its nodes show them in shared memory? Asks nobody and never waits: for
@@ -319,9 +340,21 @@ class Client:
         return self._operations.exists_here(keys)
 
     @timed
-    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
-        """How many of the blocks, from the first on without a gap, can be read now?"""
-        return self._run(self._operations.match_prefix(keys, deadline_s=deadline_s))
+    def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
+        """How many of the blocks, from the first on without a gap, can be read now?
+
+        With a `hold` (`new_hold`) those stay where they are until `release`, or for as long as it says: they are not evicted, nor copied to
+        a lower tier. Several lookups may share one hold. A node holds at most a tenth of a tier, and a tenth of what the tenant may have
+        there; blocks beyond that are found without being held, and counted (`unheld_blocks` of `stats`). A hold ends early by `remove` with
+        `force`, by a lowered quota, by a put for which nothing else can leave, and with this client.
+        """
+        return self._run(self._operations.match_prefix(keys, deadline_s=deadline_s, hold=hold))
+
+    @timed
+    def release(self, hold: Hold) -> None:
+        """End a hold that this client took, once everything was loaded or nobody waits for it any more. One that is over or unknown is
+        ignored. Waits for nobody: other hosts' nodes are told in the background. Raises Forked."""
+        self._run(self._operations.release(hold))
 
     @timed
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:

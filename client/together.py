@@ -10,13 +10,15 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvstore.client.effects import Ask, Await, Effect, Fill, Move, Operation
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.shield import Shield
-from kvstore.transfer.paths.transfers import Transfer
+
+if TYPE_CHECKING:
+    from kvstore.transfer.paths.transfers import Transfer
 
 Do = Callable[[Effect], Any]
 """Carries out an effect and gives its result, or raises."""
@@ -38,8 +40,10 @@ def run_together(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
                     _next_round(waiting, bell)
             finally:
                 for part in parts:
-                    if part.wait is not None:
-                        part.wait.abandon()
+                    try:
+                        part.abandon()
+                    except BaseException as error:  # of a handler that struck in there: the others are to be abandoned all the same
+                        shield.keep(error)
     finally:
         for part in parts:
             part.operation.close()
@@ -99,6 +103,11 @@ class _Part:
             if result is not _NOT_YET:
                 self.advance(result)
 
+    def abandon(self) -> None:
+        """Nobody waits for it any more: return when nothing of it moves."""
+        if self.wait is not None:
+            self.wait.abandon()
+
     def advance(self, result: Any = None, error: BaseException | None = None) -> None:
         """Go on as far as the next wait. Raises what the operation raises."""
         self.wait = None
@@ -108,6 +117,8 @@ class _Part:
             except StopIteration as end:
                 self.result = end.value
                 return
+            finally:
+                error = None  # its traceback has this frame
             try:
                 self.wait = self._begin(effect)
                 result, error = None if self.wait is not None else self._do(effect), None
@@ -228,8 +239,7 @@ class _CopiesWait(_Wait):
             move = self._move
             self._transfer = move.engine.submit(move.copies, deadline_s=self._deadline.left_s(), on_done=self._bell.ring)
             return _NOT_YET
-        if self._transfer.error is not None:
-            raise self._transfer.error
+        self._transfer.check()
         return None
 
     def expire(self) -> Any:

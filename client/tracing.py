@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from kvstore.client.arguments import check_kind
 from kvstore.client.forks import Process
 from kvstore.protocol.settings import load_settings
 from kvstore.rpc.tracing import Call
-from kvstore.telemetry.tracing.config import SECTION, TracingSettings
-from kvstore.telemetry.tracing.opening import open_tracing
 
 if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.config import TracingSettings
     from kvstore.telemetry.tracing.spans import RecordedCall, Tracing
 
 PUTS: Final = ("put", "put_batch", "put_batch_from", "replace")
@@ -24,9 +24,13 @@ CALLS: Final = (*PUTS, *GETS, *QUESTIONS, *OF_NO_KEY)
 """Of Client and AsyncClient: what is traced."""
 
 
-def trace_calls(client: Any, settings: TracingSettings | None, *, name: str) -> "Tracing | None":
+def trace_calls(client: Any, settings: "TracingSettings | None", *, name: str) -> "Tracing | None":
     """Have the calls of a Client or AsyncClient traced as the settings say; None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
-    names do. `name` tells it from others at the collector. Raises ConfigError."""
+    names do. `name` tells it from others at the collector. Raises InvalidArgument, ConfigError."""
+    from kvstore.telemetry.tracing.config import SECTION, TracingSettings
+    from kvstore.telemetry.tracing.opening import open_tracing
+
+    check_kind(settings, TracingSettings, "tracing")
     if settings is None:
         settings = load_settings(TracingSettings, SECTION, flags={})
     tracing = open_tracing(settings, role="client", instance=name)

@@ -1,15 +1,15 @@
-"""What an operator can do from the page: each checks what it is told, and then does it and says so in the log of events."""
+"""What an operator can do from the page: each checks what it is told, and then does it. The audit trail has who did what."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kvstore.console.events import WARNING, Event
-from kvstore.console.watch import Watch
+from kvstore.console.source import Source
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.security.actor import Actor
 from kvstore.security.quotas.reading import check_name, parse_limit
 
-Act = Callable[[Watch], str]
-"""Does it, in a thread where it may block; what came of it, in a line. Raises errors of protocol/errors.py."""
+Act = Callable[[Source, Actor], str]
+"""Does it for an operator, in a thread where it may block; what came of it, in a line. Raises errors of protocol/errors.py."""
 PLACES: Final = ("peers", "nvme")
 
 
@@ -18,9 +18,9 @@ def _drain(told: Any) -> Act:
     if to not in PLACES or not isinstance(cancel, bool):
         raise InvalidArgument(f"a drain goes to one of {', '.join(PLACES)}, and cancel is true or false")
 
-    def act(watch: Watch) -> str:
-        watch.source.drain(node, to=to, cancel=cancel)
-        return _noted(watch, node, f"An operator has {'ended the drain of' if cancel else 'begun to drain'} {node}")
+    def act(source: Source, by: Actor) -> str:
+        source.drain(node, by, to=to, cancel=cancel)
+        return f"{node} takes blocks again" if cancel else f"{node} is being drained"
 
     return act
 
@@ -28,9 +28,9 @@ def _drain(told: Any) -> Act:
 def _forget(told: Any) -> Act:
     node = _text(told, "node")
 
-    def act(watch: Watch) -> str:
-        watch.source.forget(node)
-        return _noted(watch, node, f"An operator has had {node} forgotten")
+    def act(source: Source, by: Actor) -> str:
+        source.forget(node, by)
+        return f"{node} is forgotten"
 
     return act
 
@@ -40,9 +40,9 @@ def _pin(told: Any) -> Act:
     if not isinstance(pinned, bool):
         raise InvalidArgument("pinned is true or false")
 
-    def act(watch: Watch) -> str:
-        blocks = watch.source.pin(tenant, namespace, pinned=pinned)
-        return _noted(watch, "", f"An operator has {'pinned' if pinned else 'let go'} {blocks:,} blocks of {_space(tenant, namespace)}")
+    def act(source: Source, by: Actor) -> str:
+        blocks = source.pin(tenant, namespace, by, pinned=pinned)
+        return f"{'Pinned' if pinned else 'Unpinned'} {blocks:,} blocks of {_space(tenant, namespace)}"
 
     return act
 
@@ -50,9 +50,9 @@ def _pin(told: Any) -> Act:
 def _remove(told: Any) -> Act:
     tenant, namespace = _text(told, "tenant", ""), _text(told, "namespace", "")
 
-    def act(watch: Watch) -> str:
-        blocks = watch.source.remove(tenant, namespace)
-        return _noted(watch, "", f"An operator has removed {blocks:,} blocks of {_space(tenant, namespace)}")
+    def act(source: Source, by: Actor) -> str:
+        blocks = source.remove(tenant, namespace, by)
+        return f"Removed {blocks:,} blocks of {_space(tenant, namespace)}"
 
     return act
 
@@ -62,12 +62,12 @@ def _quota(told: Any) -> Act:
     check_name(name)
     limit = parse_limit(name, text) if text else None
 
-    def act(watch: Watch) -> str:
+    def act(source: Source, by: Actor) -> str:
         if text:
-            watch.source.set_quota(tenant, {name: limit})
-            return _noted(watch, "", f"An operator has set {name} of tenant {tenant or '(none)'}: {text}")
-        watch.source.clear_quota(tenant, [name])
-        return _noted(watch, "", f"An operator has let the quotas file say {name} of tenant {tenant or '(none)'}")
+            source.set_quota(tenant, {name: limit}, by)
+            return f"{name} of tenant {tenant or '(none)'} is {text}"
+        source.clear_quota(tenant, [name], by)
+        return f"{name} of tenant {tenant or '(none)'} is as in the quotas file"
 
     return act
 
@@ -87,8 +87,3 @@ def _text(told: Any, name: str, least: str | None = None) -> str:
 
 def _space(tenant: str, namespace: str) -> str:
     return f"namespace {namespace or '(none)'}" + (f" of tenant {tenant}" if tenant else "")
-
-
-def _noted(watch: Watch, subject: str, text: str) -> str:
-    watch.note(Event(WARNING, subject, text))
-    return text

@@ -24,7 +24,20 @@ def contents(reply: pb.ContentsReply) -> dict[str, Any]:
     """Namespaces, and the tree of one of them as segments: `parent` is an index of the list, null for one that begins a prompt."""
     return {
         "namespaces": [
-            {"tenant": one.tenant, "namespace": one.namespace, "pinned": one.pinned, **_held(one.held)} for one in reply.namespaces
+            {
+                "tenant": one.tenant,
+                "namespace": one.namespace,
+                "pinned": one.pinned,
+                "model": one.model,
+                "layout": one.layout,
+                "weights": one.weights,
+                "read_age_s": one.read_age_s if one.HasField("read_age_s") else None,
+                "users": list(one.users),
+                "is_used": one.is_used,
+                "is_retired": one.is_retired,
+                **_held(one.held),
+            }
+            for one in reply.namespaces
         ],
         "segments": [
             {
@@ -38,6 +51,18 @@ def contents(reply: pb.ContentsReply) -> dict[str, Any]:
             }
             for one in reply.segments
         ],
+    }
+
+
+def slow_request(one: pb.SlowRequest) -> dict[str, Any]:
+    """A slow request."""
+    return {
+        "tenant": one.tenant,
+        "operation": one.operation,
+        "duration_s": one.duration_us / 1e6,
+        "time_s": one.time_s,
+        "at": one.at,
+        "peer": one.peer,
     }
 
 

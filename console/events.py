@@ -5,9 +5,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from kvstore.console.levels import ERROR, INFO, WARNING
 from kvstore.console.model import NODE_FIELDS, Document
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.audit_lines import DONE, line_of
+from kvstore.protocol.node_states import AWAY
 
-INFO, WARNING, ERROR = "info", "warning", "error"
 MAX_AT_ONCE: Final = 20
 """Events of one kind told one by one between two looks; of more there is one line: a rack that goes is one thing."""
 _NAME, _STATE, _DRAIN, _HEALTH = map(NODE_FIELDS.index, ("name", "state", "drain", "health"))
@@ -37,6 +40,12 @@ class EventLog:
     def after(self, number: int) -> list[dict[str, Any]]:
         """Those that are newer than `number`, and not forgotten."""
         return [event for event in self._events if event["number"] > number]
+
+
+def audited_event(entry: pb.AuditEntry) -> Event:
+    """An entry of the audit trail."""
+    kind, _, name = entry.target.partition(" ")
+    return Event(INFO if entry.result == DONE else WARNING, name if kind == "node" else "", line_of(entry))
 
 
 def differences(before: Document, after: Document) -> Iterator[Event]:
@@ -83,7 +92,7 @@ def _of_master(before: Document, after: Document) -> Iterator[Event]:
 def _of_node(before: list[Any] | None, row: list[Any]) -> Iterator[tuple[str, str]]:
     state, was = row[_STATE], before[_STATE] if before else None
     if state != was:
-        yield from _STATES.get((was == "dead" or was is None, state), ())
+        yield from _STATES.get((was in AWAY or was is None, state), ())
     if before is None:
         return
     if row[_DRAIN] != before[_DRAIN]:
@@ -96,11 +105,13 @@ _STATES: Final = {
     (True, "alive"): ((INFO, "has come, and told what it has"),),
     (True, "syncing"): ((INFO, "has come, and tells what it has"),),
     (True, "dead"): ((INFO, "is known of, and dead"),),
+    (True, "stopped"): ((INFO, "has stopped"),),
+    (False, "stopped"): ((INFO, "has stopped"),),
     (False, "dead"): ((ERROR, "is dead"),),
     (False, "alive"): ((INFO, "has told what it has"),),
     (False, "syncing"): ((INFO, "has returned, and tells what it has"),),
 }
-"""By whether it was dead or unknown, and by what it is now."""
+"""By whether it was away or unknown, and by what it is now."""
 
 
 def first(document: Document) -> Iterator[Event]:

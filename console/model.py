@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from kvstore.console.banners import Banners, tier_health, troubles
 from kvstore.console.rates import Rates
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.node_states import AWAY
 
 TIERS: Final = ("hbm", "dram", "nvme")
 """From the fastest to the slowest."""
@@ -24,8 +26,6 @@ NODE_FIELDS: Final = (
 )  # fmt: skip
 MASTER: Final = "\n"
 """Names the master among those that rates are taken of: no node is called so."""
-FULL_SHARE: Final = 0.95
-"""Of the slowest tier of a cluster: blocks leave it from about there on."""
 
 Document = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Model:
     """Makes the documents, one look after the other. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rates = Rates()
+        self._rates, self._banners = Rates(), Banners()
 
     def document(self, status: pb.StatusReply, *, at_s: float, wall_s: float, missing: Sequence[str] = (), age_s: float = 0.0) -> Document:
         """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day; `missing` what could not be asked for,
@@ -59,11 +59,11 @@ class Model:
             },
             "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records, "shards": status.shards}
             | {"partitions": max(1, status.partitions), "shares": shares(status)},
-            "troubles": [*({"level": "error", "text": text} for text in missing), *troubles(status, nodes, tiers)],
+            "troubles": self._banners.of(troubles(status, missing, shares(status)), wall_s),
             "totals": totals,
             "tiers": tiers,
             "ways": _ways(status),
-            "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] != "dead"], own),
+            "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] not in AWAY], own),
             "nodes": {"fields": NODE_FIELDS, "rows": [[node[name] for name in NODE_FIELDS] for node in nodes]},
         }
 
@@ -71,7 +71,7 @@ class Model:
         counters: dict[str, float] = {name: count for name, count in node.counters.items() if name in RATED or name.startswith(_REQUEST)}
         counters |= {f"{tier.name}_{name}": getattr(tier, name) for tier in node.tiers for name in TIER_COUNTERS}
         rates = self._rates.of(node.name, at_s=at_s - node.heartbeat_age_s, epoch=node.registration_epoch, counters=counters)
-        if node.state == "dead":
+        if node.state in AWAY:
             rates = {}
         found: Document = {
             "id": node.node_id,
@@ -79,7 +79,7 @@ class Model:
             "state": node.state,
             "drain": "" if not node.HasField("drain") else "drained" if node.drain.is_done else "draining",
             "left_blocks": node.drain.left_blocks,
-            "health": "; ".join(f"{tier.name}: {tier.health}" for tier in node.tiers if tier.health not in ("", "ok")),
+            "health": tier_health(node),
             "address": node.tcp or node.unix,
             "host": node.host_id,
             "version": node.version,
@@ -129,41 +129,9 @@ KEPT: Final = (*TOTALS_KEPT, *(f"{tier}_{name}" for tier in TIERS for name in ("
 NODE_KEPT: Final = ("used_bytes", "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s")
 
 
-def troubles(status: pb.StatusReply, nodes: list[Document], tiers: list[Document]) -> list[dict[str, str]]:
-    """What an operator should know first, the worst first: `level` error or warning, and a line."""
-    found: list[tuple[str, str]] = []
-    if status.role == "following" and not status.owner.name:
-        found.append(("error", "No master owns the catalog now: nothing can be changed until one does"))
-    elif status.role == "cut off":
-        found.append(("error", "This master is cut off from its catalog, which another one may own by now"))
-    lost = status.partitions - sum(shares(status).values()) if status.partitions > 1 and status.owners else 0
-    if lost:
-        found.append(("error", f"No master owns {lost} of the {status.partitions} partitions: their keys are misses, and cannot be put"))
-    if status.catalog_health not in ("", "ok"):
-        found.append(("error", f"Catalog: {status.catalog_health}"))
-    dead = [node["name"] for node in nodes if node["state"] == "dead"]
-    if dead:
-        found.append(("error" if len(dead) == len(nodes) else "warning", f"{_named(dead)} dead"))
-    failed = [node for node in nodes if node["health"] and node["state"] != "dead"]
-    if failed:
-        why = f"{failed[0]['name']}, {failed[0]['health']}"
-        found.append(("warning", f"A tier of {why}" if len(failed) == 1 else f"{len(failed)} nodes have a tier that failed: {why}"))
-    stuck = [node.name for node in status.nodes if node.drain.lacks_room and node.drain.left_blocks]
-    if stuck:
-        found.append(("warning", f"No node has room for what is left of {stuck[0]}'s drain"))
-    if status.role not in ("", "following") and not any(node["state"] != "dead" for node in nodes) and not dead:
-        found.append(("warning", "No node has come yet"))
-    return [{"level": level, "text": text} for level, text in sorted(found, key=lambda one: one[0] != "error")]
-
-
-def _named(names: list[str]) -> str:
-    """One node by its name, several by their number, as what follows is said of them."""
-    return f"{names[0]} is" if len(names) == 1 else f"{len(names)} nodes are"
-
-
 def _tier(name: str, nodes: list[Document]) -> Document | None:
     """A tier of all nodes that live, added up; None where no node has it."""
-    having = [(node["tiers"][name], node["rates"]) for node in nodes if name in node["tiers"] and node["state"] != "dead"]
+    having = [(node["tiers"][name], node["rates"]) for node in nodes if name in node["tiers"] and node["state"] not in AWAY]
     if not having:
         return None
     sums = {what: sum(getattr(tier, what) for tier, _rates in having) for what in ("used_bytes", "capacity_bytes", "blocks")}
@@ -180,6 +148,7 @@ def _totals(nodes: list[Document], tiers: list[Document], status: pb.StatusReply
     return {
         "nodes": len(nodes),
         "alive": sum(node["state"] == "alive" for node in nodes),
+        "stopped": sum(node["state"] == "stopped" for node in nodes),
         "syncing": sum(node["state"] == "syncing" for node in nodes),
         "draining": sum(bool(node["drain"]) for node in nodes),
         "blocks": status.blocks,

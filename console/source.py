@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.security.actor import Actor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,28 @@ class Source(Protocol):
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
         """What the directory holds, by tenant and namespace, and the largest prefixes of one namespace."""
 
-    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+    def audit(self, after: int) -> Sequence[pb.AuditEntry]:
+        """Entries of the audit trail with a higher number, oldest first."""
+
+    def slow_requests(self) -> Sequence[pb.SlowRequest]:
+        """The slowest requests of the last minutes at masters and nodes, slowest first."""
+
+    # `by` is the operator, for the audit trail; a source that logs in itself is known by its own credential instead.
+
+    def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         """As `kvstore drain`."""
 
-    def forget(self, node: str) -> None:
+    def forget(self, node: str, by: Actor) -> None:
         """As `kvstore forget`."""
 
-    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+    def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         """Keep all blocks of a namespace from eviction and removal, or let them go; how many there were."""
 
-    def remove(self, tenant: str, namespace: str) -> int:
+    def remove(self, tenant: str, namespace: str, by: Actor) -> int:
         """Remove all blocks of a namespace that are not pinned; how many are gone."""
 
-    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         """As `kvstore quota set`; None: no limit."""
 
-    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+    def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
         """As `kvstore quota clear`."""

@@ -8,20 +8,24 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from kvstore.console.banners import Banners, unreachable
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.events import ERROR, INFO, Event, EventLog, differences, first
+from kvstore.console.events import Event, EventLog, audited_event, differences, first
 from kvstore.console.history import History
+from kvstore.console.levels import ERROR, INFO
 from kvstore.console.model import KEPT, NODE_KEPT, Document, Model, figures, node_figures
 from kvstore.console.source import Source
 from kvstore.console.tenants import nearest
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import Denied, KVStoreError
 
 log = logging.getLogger("kvstore.console")
 
+MAX_AUDITED: Final = 100
+"""Entries of the audit trail taken in by one look."""
 MAX_SHARE: Final = 0.05
 """Of a processor, for looks: of a very large cluster they come less often, so that a master goes on serving."""
 STOP_S: Final = 10.0
@@ -60,8 +64,13 @@ class Watch:
         )
         self._events = EventLog(settings.max_events)
         self._document: Document | None = None
+        self._audited: int | None = 0
+        """Number of the last entry of the audit trail that was read; None: this console may not read it."""
         self._status = pb.StatusReply()
         self._failure = ""
+        self._unreachable = Banners()
+        self._banner: dict[str, Any] | None = None
+        """Of the failure."""
         self._version = 0
         self._encoded = b""
         self._listeners: set[Callable[[], None]] = set()
@@ -86,11 +95,12 @@ class Watch:
         """Ask the source, and tell who listens."""
         try:
             status, missing, age_s = self.source.look()
+            audited = self._newly_audited()
         except KVStoreError as error:
             self._fail(str(error))
         else:
             self._status = status
-            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall(), missing=missing, age_s=age_s))
+            self._take(self._model.document(status, at_s=self.clock(), wall_s=self._wall(), missing=missing, age_s=age_s), audited)
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -114,6 +124,7 @@ class Watch:
         with self._lock:
             if not self._encoded:
                 about = {"version": self._version, "interval_s": self.settings.interval_s, "failure": self._failure}
+                about |= {"banner": self._banner, "time_s": self._wall()}
                 self._encoded = json.dumps({**about, "cluster": self._document}, separators=(",", ":")).encode()
             return self._encoded
 
@@ -130,11 +141,6 @@ class Watch:
         """The newest samples of a node, or of the cluster ("")."""
         with self._lock:
             return self._history.node(node, samples) if node else self._history.cluster(samples)
-
-    def note(self, event: Event) -> None:
-        """One event more: what an operator did."""
-        with self._lock:
-            self._events.add(event, self._wall())
 
     def _run(self) -> None:
         due_s = self.clock()
@@ -163,13 +169,29 @@ class Watch:
             self._wanted_until_s = self.clock() + WANTED_S
             self._is_wanted.set()
 
-    def _take(self, document: Document) -> None:
+    def _newly_audited(self) -> Sequence[pb.AuditEntry]:
+        """Entries of the audit trail since the last look; at the first one the newest MAX_AUDITED. None for who may not read it."""
+        if self._audited is None:
+            return ()
+        try:
+            entries = self.source.audit(self._audited)
+        except Denied:
+            self._audited = None
+            return ()
+        if entries:
+            self._audited = entries[-1].number
+        return entries[-MAX_AUDITED:]
+
+    def _take(self, document: Document, audited: Sequence[pb.AuditEntry]) -> None:
         with self._lock:
+            for entry in audited:
+                self._events.add(audited_event(entry), entry.time_s)
             before, self._document = self._document, document
             happened = list(differences(before, document)) if before else list(first(document))
             if self._failure:
                 happened.append(Event(INFO, "", "The cluster answers again"))
-            self._failure = ""
+            self._failure, self._banner = "", None
+            self._unreachable.of((), self._wall())
             if before:  # the first look knows no rates
                 self._history.add(self.clock(), figures(document), node_figures(document), rested_s=self._rested_s)
             self._told(happened)
@@ -178,6 +200,7 @@ class Watch:
         with self._lock:
             happened = [] if self._failure else [Event(ERROR, "", f"The cluster does not answer: {failure}")]
             self._failure = failure
+            (self._banner,) = self._unreachable.of([unreachable(failure)], self._wall())
             self._told(happened)
 
     def _told(self, happened: list[Event]) -> None:

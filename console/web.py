@@ -16,11 +16,12 @@ from aiohttp import web
 
 from kvstore.console.actions import ACTIONS
 from kvstore.console.cached import Cached
-from kvstore.console.documents import contents, host
+from kvstore.console.documents import contents, host, slow_request
 from kvstore.console.flows import Flows
 from kvstore.console.watch import Watch
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.security.actor import CONSOLE
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer, asked
 
@@ -53,6 +54,7 @@ def add_console(server: HttpServer, watch: Watch) -> None:
     server.add("GET", "/api/hosts", api.hosts, needs=Access.READ)
     server.add("GET", "/api/flows", api.flows, needs=Access.READ)
     server.add("GET", "/api/tenants", api.tenants, needs=Access.READ)
+    server.add("GET", "/api/slow", api.slow, needs=Access.READ)
     server.add("GET", "/api/prefixes", api.prefixes, needs=Access.READ)
     server.add("POST", "/api/actions/{name}", api.act, needs=Access.ADMIN)
 
@@ -90,6 +92,7 @@ class _Api:
         self._topologies = Cached(watch.settings.topologies_ttl_s)
         self._masters = Cached(watch.settings.masters_ttl_s)
         self._tenants = Cached(watch.settings.contents_ttl_s)
+        self._slow = Cached(watch.settings.masters_ttl_s)
         self._flows = Flows()
         self._flowing = threading.Lock()
 
@@ -139,6 +142,11 @@ class _Api:
         """How near each is to its quota."""
         return _json(await asked(lambda: self._tenants.get("", self._watch.tenants)))
 
+    async def slow(self, _request: web.Request) -> web.Response:
+        """The slowest requests of the last minutes by tenant and operation."""
+        source = self._watch.source
+        return _json(await asked(lambda: self._slow.get("", lambda: [slow_request(one) for one in source.slow_requests()])))
+
     async def prefixes(self, request: web.Request) -> web.Response:
         """What each namespace takes, and the largest prefixes of one of them, or those that are read most."""
         query = request.query
@@ -163,8 +171,8 @@ class _Api:
             told = json.loads(await request.text())
         except (ValueError, LookupError, RecursionError) as error:  # also a charset that there is not, and what is nested too deep
             raise InvalidArgument(f"this is not JSON: {error}") from None
-        act = action(told)
-        return _json({"text": await asked(lambda: act(self._watch))})
+        act, by = action(told), self._server.actor(request, CONSOLE)
+        return _json({"text": await asked(lambda: act(self._watch.source, by))})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The state now and after each look, and what happens, as server-sent events `state` and `happened`."""

@@ -33,6 +33,17 @@ OVERVIEW: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ("Values taken in", "Bps", (("sum by (instance) (rate(kvstore_node_written_bytes_total[1m]))", "{{instance}}"),)),
     ("Evictions a second", "short", (("sum by (tier, reason) (rate(kvstore_node_tier_evictions_total[1m]))", "{{tier}} {{reason}}"),)),
     (
+        "Bytes written to NVMe for each block read",
+        "bytes",
+        (
+            (
+                'sum by (instance) (rate(kvstore_node_tier_device_written_bytes_total{tier="nvme"}[1h])) / '
+                "sum by (instance) (rate(kvstore_node_tier_hits_total[1h]))",
+                "{{instance}}",
+            ),
+        ),
+    ),
+    (
         "Age of what is evicted, median",
         "s",
         (("histogram_quantile(0.5, sum by (le, tier) (rate(kvstore_node_eviction_age_seconds_bucket[10m])))", "{{tier}}"),),

@@ -4,6 +4,7 @@ import io
 import sys
 from pathlib import Path
 
+from playwright.sync_api import BrowserContext
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -11,19 +12,22 @@ sys.path.insert(0, str(ROOT))
 
 from kvstore.client.tools.top_screen import View, screen  # noqa: E402
 from kvstore.console.model import Model  # noqa: E402
+from kvstore.protocol import control_pb2 as pb  # noqa: E402
 from tests.console.browser import Watched, chromium  # noqa: E402
-from tests.console.serving import Clock, simulated  # noqa: E402
+from tests.console.serving import Clock, Served, simulated  # noqa: E402
 from tests.console.simulated import Simulated  # noqa: E402
 
 FOLDER = ROOT / "docs" / "console"
 NODES, LOOKS, WIDTH, HEIGHT = 1000, 100, 1440, 900
+NARROW = 400
+DAY_S = 86_400
 TOP_SIZE = (120, 34)
 DRAWN_MS = 400.0
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    with simulated(NODES, looks=LOOKS, dead=(12, 500, 501)) as (served, _source, clock), chromium() as browser:
+    with simulated(NODES, looks=LOOKS, dead=(12, 500, 501)) as (served, source, clock), chromium() as browser:
         for name, view, theme in (
             ("overview-light", "overview", "light"),
             ("overview-dark", "overview", "dark"),
@@ -50,7 +54,22 @@ def main() -> None:
             page.wait_for_selector("dialog .numa")
             page.wait_for_timeout(DRAWN_MS)
             page.screenshot(path=FOLDER / "node.png")
+        trouble(served, source, clock, browser)
     (FOLDER / "top.svg").write_text(top())
+
+
+def trouble(served: Served, source: Simulated, clock: Clock, browser: BrowserContext) -> None:
+    """The same cluster with dead nodes, an etcd without a quorum and a certificate that ends soon: whole, and on a narrow screen."""
+    source.role, source.health = "cut off", "etcd has no quorum: 1 of 3 answers; reads go on, puts are not confirmed"
+    source.endings = [pb.Ending(what="certificate tls_cert", left_s=9.5 * DAY_S)]
+    for _ in range(3):
+        clock.now_s += 10
+        served.watch.look()
+    for name, theme, width in (("trouble", "light", WIDTH), ("trouble-narrow", "dark", NARROW)):
+        with Watched(browser, served.address, theme=theme, width=width, height=HEIGHT) as watched:
+            page = watched.show()
+            page.wait_for_timeout(DRAWN_MS)
+            page.screenshot(path=FOLDER / f"{name}.png")
 
 
 def top() -> str:

@@ -10,6 +10,8 @@ from kvstore.client.tensors.config import SECTION as TENSORS
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
+from kvstore.engines.mooncake.settings import SECTION as MOONCAKE
+from kvstore.engines.mooncake.settings import MooncakeSettings
 from kvstore.engines.publisher.config import PublisherSettings
 from kvstore.engines.sglang.settings import SECTION as SGLANG
 from kvstore.engines.sglang.settings import SGLangSettings
@@ -53,8 +55,12 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"
-        "environment or the file there. In Python pass `settings=ClientSettings(...)`: of environment and file\n"
-        "`Client()` and `AsyncClient()` take nothing but the masters, where they are told of none.\n\n",
+        "environment or the file. `Client` and `AsyncClient` take each value from the first of these sources that gives it:\n\n"
+        "1. the arguments `master`, `tenant`, `token` and `deadline_s`,\n"
+        "2. `settings=ClientSettings(...)`; a field with its default counts as not given,\n"
+        "3. the environment, 4. the file that `KVSTORE_CONFIG` names, 5. the default.\n\n"
+        "An argument that differs from `settings` is refused (`InvalidArgument`). With `ClientSettings(..., is_loaded=True)` the client\n"
+        "reads neither environment nor file.\n\n",
         "client",
         ClientSettings,
     ),
@@ -108,6 +114,13 @@ PROGRAMS: Final[tuple[tuple[str, str, str, type[Any]], ...]] = (
         LMCacheSettings,
     ),
     (
+        "Mooncake's API",
+        "Of `kvstore.engines.mooncake`; [engines.md](engines.md#mooncake) says what they do. They have no flags, and Mooncake's\n"
+        "`setup` has no argument for them.\n\n",
+        MOONCAKE,
+        MooncakeSettings,
+    ),
+    (
         "vLLM's connector",
         "Of `kvstore.engines.vllm`; [engines.md](engines.md#vllm) says what they do. They have no flags: vLLM hands over what its\n"
         "`kv_connector_extra_config` names.\n\n",
@@ -134,7 +147,7 @@ def table(section: str, kind: type[Any]) -> str:
     rows = settings_table(section, kind)
     return (
         rows
-        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, SGLANG, TENSORS, TRACING, VLLM)
+        if section not in (SECTION, HANDOVER, JOBS, LMCACHE, MOONCAKE, SGLANG, TENSORS, TRACING, VLLM)
         else "".join(f"|{row.split('|', 2)[2]}\n" for row in rows.splitlines())
     )
 

@@ -3,15 +3,25 @@
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.config import JobSettings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, load_settings, setting
 from kvstore.protocol.variables import MASTER
-from kvstore.security.tls.config import TlsSettings
+from kvstore.security.tls.config import TlsSettings, tls_of
 
 S = TypeVar("S")
+
+FINGERPRINT_CHOICES: Final = ("sampled", "full", "off")
+FINGERPRINT_HELP: Final = (
+    "How the weights are identified in the name of blocks: `sampled` hashes headers, sizes and at most 4,096 samples of the checkpoint, "
+    "`full` all its bytes, `off` nothing: then blocks of other weights under the same model name are loaded."
+)
+REVISION_HELP: Final = (
+    "Text that identifies the weights in place of their fingerprint; no file is read then. Change it whenever the weights change."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,8 @@ class StoreSettings(TlsSettings):
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks are seen.")
     token: str = setting("", "The tenant's token.")
-    revision: str = setting("", "Of the model's weights, in the name of its blocks.")
+    fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES)
+    revision: str = setting("", REVISION_HELP)
     salt: str = setting("", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.")
     lookup_deadline_s: float = setting(0.5, "Time for a lookup; after that it is a miss.", minimum=0.001, maximum=60)
     load_deadline_s: float = setting(
@@ -33,6 +44,10 @@ class StoreSettings(TlsSettings):
     write_behind_bytes: Size = setting(
         Size(1 << 30), "Blocks that may wait to be stored, in the engine's own memory; what does not fit is not stored.", minimum=1 << 20
     )
+
+    def client(self) -> ClientSettings:
+        """All that a client is told: of KVSTORE_CLIENT_* an engine reads nothing."""
+        return ClientSettings(master=self.master, tenant=self.tenant, token=self.token, is_loaded=True, **tls_of(self))
 
     def jobs(self) -> JobSettings:
         return JobSettings(
@@ -55,7 +70,7 @@ def settings_from(
     """`kind` filled from `given`, else KVSTORE_<SECTION>_<NAME>, the TOML file and defaults; see `load_settings`.
 
     Args:
-        source: what the engine calls the mapping, for the error.
+        source: name of the mapping in the engine's configuration, for errors. A `*` in it stands for an entry's name.
         engine_names: entries of the mapping that are the engine's own.
 
     Raises:
@@ -64,4 +79,6 @@ def settings_from(
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(set(given) - set(known) - set(engine_names)):
         raise ConfigError(f"{source}: unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    return load_settings(kind, section, flags={name: given[name] for name in known if name in given}, environ=environ)
+    chosen = {name: given[name] for name in known if name in given}
+    form = source if "*" in source else f"{source}.*"
+    return load_settings(kind, section, flags=chosen, environ=environ, flag_name=lambda name: form.replace("*", name))

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.lab.plots import Series, Weight, line_chart, save
@@ -135,7 +135,14 @@ def main() -> None:
     weights = sum(weight.numel() for weight in model.parameters())
     print(f"A Llama of {weights / 1e6:.1f} M weights; a token has {spec.bytes_per_token:,.0f} bytes of KV cache.")
     print(f"A node with {format_size(tier_bytes)} each of HBM (a torch arena on the CPU) and of DRAM, and NVMe in a temporary folder.")
-    plan = ClusterPlan(dram=str(tier_bytes), hbm=f"cpu:{tier_bytes}", nvme=str(8 * tier_bytes), policy="lru", is_private=True)
+    plan = ClusterPlan(
+        dram=str(tier_bytes),
+        hbm=f"cpu:{tier_bytes}",
+        nvme=str(8 * tier_bytes),
+        policy="lru",
+        demotion_wait_s=LONG_DEMOTION_WAIT_S,
+        is_private=True,
+    )
     with Cluster(plan, on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         with Client(cluster.address) as client:

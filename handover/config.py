@@ -47,7 +47,7 @@ class HandoverSettings(ServerTlsSettings):
         maximum=1,
     )
     copy_threads: int = setting(1, "Threads that gather, scatter and start transfers.", minimum=1, maximum=64)
-    max_connections: int = setting(4096, "Control connections beyond this are refused.", minimum=1)
+    max_connections: int = setting(4096, "Control connections beyond this, or beyond half of RLIMIT_NOFILE, are refused.", minimum=1)
     hello_timeout_s: float = setting(
         HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
     )

@@ -1,29 +1,34 @@
 """Who calls the control plane, and whether he may: every gRPC call passes here before it reaches its service, and waits for its turn.
 
-A call shows a credential in its metadata (security/grpc_metadata.py). One without, as releases before this sent, is looked at for the
-fields `tenant` and `token` of its request.
+A call shows a credential in its metadata (security/grpc_metadata.py).
 """
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
+from kvstore.master.audit.change import LOGIN
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.control_crew import SEND_TIMEOUT_S, Crew
 from kvstore.master.control_lines import line_of
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
-from kvstore.security.grpc_metadata import from_metadata, master_key
+from kvstore.security.actor import CONTROL, Actor, host_of
+from kvstore.security.grpc_metadata import acting, from_metadata, master_key
 from kvstore.security.guard import Guard
-from kvstore.security.identity import STRANGER, Identity, Kind
-from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check
+from kvstore.security.identity import FELLOW, STRANGER, Identity, Kind
+from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
 from kvstore.security.tls.identities import both, of_caller
 from kvstore.security.tls.subjects import MASTER, CertifiedPeer
+from kvstore.telemetry.metrics.requests import in_words
 
 Send = Callable[[Any], None]
 """Sends an answer, and returns once it is on its way; None: the call's status, which is its end."""
+
+NOT_ALLOWED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 log = logging.getLogger("kvstore.master")
 
@@ -31,16 +36,18 @@ log = logging.getLogger("kvstore.master")
 class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """See the module. Any thread may ask."""
 
-    def __init__(self, guard: Guard, *, threads: int, message_timeout_s: float, tls: Certificates | None = None) -> None:
-        """`threads` serve calls, and wait so long for a message that a call has announced. `tls` knows which certificates are revoked."""
+    def __init__(self, guard: Guard, trail: AuditTrail, *, threads: int, message_timeout_s: float, tls: Certificates | None = None) -> None:
+        """`threads` serve calls, and wait so long for a message that a call has announced. `tls` knows which certificates are revoked.
+        `trail` gets calls that are refused."""
         self._guard = guard
+        self._trail = trail
         self._tls = tls
         self.crew = Crew(threads)
         self.message_timeout_s = message_timeout_s
         self.on_known: Callable[[str], None] = lambda _peer: None
         """Told from where somebody calls who is no stranger; set before the first call."""
 
-    def identify(self, context: grpc.ServicerContext, request: Any) -> Identity:
+    def identify(self, context: grpc.ServicerContext) -> Identity:
         """Who makes this call: a stranger, if he shows nothing. Raises Unauthorized for a credential that is wrong."""
         peer = caller(context)
         if self._tls is not None and self._tls.is_revoked(peer):
@@ -48,14 +55,28 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         key = master_key(context.invocation_metadata())
         if key is not None:
             return self._identify_master(key, peer)
-        shown = from_metadata(context.invocation_metadata())
-        if shown is None:
-            shown = getattr(request, "tenant", ""), getattr(request, "token", "")
+        shown = from_metadata(context.invocation_metadata()) or ("", "")
         certificate = of_caller(peer, shown[0])
         if shown == ("", "") and not self._guard.lets_everybody_in:
             return certificate or STRANGER
         is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it
         return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
+
+    def tokens(self) -> frozenset[Identity]:
+        """That are accepted now."""
+        return self._guard.identities()
+
+    def actor(self, context: grpc.ServicerContext) -> Actor:
+        """Who asks for what a call changes; for a call of another master, the operator at its console. Raises Unauthorized."""
+        identity = self.identify(context)
+        if identity is FELLOW:
+            return acting(context.invocation_metadata())
+        return Actor.of(identity, peer=host_of(context.peer()), via=CONTROL)
+
+    def denied(self, identity: Identity | None, method: str, context: grpc.ServicerContext, error: KVStoreError) -> None:
+        """For the audit trail: this call was refused, since its credential is wrong (no identity) or does not allow it."""
+        actor = Actor.of(identity or STRANGER, peer=host_of(context.peer()), via=CONTROL)
+        self._trail.denied(actor, error, action=in_words(method.rpartition("/")[2]) if identity is not None else LOGIN)
 
     def _identify_master(self, key: str, peer: CertifiedPeer | None) -> Identity:
         """Raises Unauthorized."""
@@ -79,7 +100,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         def at_the_door(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
             call = _Call(self, rule, method, handler, requests, context, send)
             try:
-                identity = STRANGER if rule is OPEN else self._identify(rule, method, context, None)
+                identity = call.identity = STRANGER if rule is OPEN else self._identify(rule, method, context)
                 self.crew.serve(line_of(identity, joins=rule is JOINS), call.serve)
             except KVStoreError as error:
                 call.refuse(error)
@@ -87,23 +108,23 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         at_the_door.experimental_non_blocking = True  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(at_the_door, handler.request_deserializer, handler.response_serializer)
 
-    def check(self, rule: Rule | None, method: str, context: grpc.ServicerContext, request: Any) -> None:
+    def check(self, rule: Rule | None, method: str, context: grpc.ServicerContext) -> None:
         """Raises Unauthorized, Denied."""
         if rule is OPEN:
             return
         if rule is None:
             raise Denied(f"no rule says who may call {method}: nobody may")
-        check(rule, self._identify(rule, method, context, request), method.rpartition("/")[2])
+        check(rule, self._identify(rule, method, context), method.rpartition("/")[2])
 
-    def _identify(self, rule: Rule | None, method: str, context: grpc.ServicerContext, request: Any) -> Identity:
+    def _identify(self, rule: Rule | None, method: str, context: grpc.ServicerContext) -> Identity:
         """As `identify`; what it raises says what the call needs."""
         try:
-            identity = self.identify(context, request)
+            identity = self.identify(context)
             if identity.kind is not Kind.STRANGER:
                 self.on_known(context.peer())
             return identity
         except Unauthorized as error:
-            raise Unauthorized(f"{error}; {method.rpartition('/')[2]} needs {rule.text}" if rule is not None else str(error)) from None
+            raise Unauthorized(f"{error}; {wanted(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
 
 
 class _Call:
@@ -119,6 +140,8 @@ class _Call:
         context: Any,
         send: Send,
     ) -> None:
+        self.identity: Identity | None = None
+        """Once its credential has been looked at."""
         self._callers = callers
         self._crew = callers.crew
         self._rule = rule
@@ -130,6 +153,8 @@ class _Call:
 
     def refuse(self, error: KVStoreError) -> None:
         """Answer with the error; without the message, which may never come."""
+        if isinstance(error, Denied):
+            self._callers.denied(self.identity, self._method, self._context, error)
         self._end(grpc.StatusCode[grpc_status(error)], str(error))
 
     def serve(self) -> None:
@@ -146,6 +171,8 @@ class _Call:
         except Exception as error:
             code = context.code()
             if code is not None or not context.is_active():  # aborted by the service, which has said why; or the peer has gone
+                if code in NOT_ALLOWED:
+                    self._callers.denied(self.identity, self._method, context, Denied(context.details().decode(errors="replace")))
                 self._send(None)
                 return
             log.exception("%s failed", self._method)
@@ -156,9 +183,7 @@ class _Call:
         asked: Any = self._asked()
         if not handler.request_streaming:
             asked = next(asked)
-            self._callers.check(self._rule, self._method, context, asked)
-        else:
-            self._callers.check(self._rule, self._method, context, None)
+        self._callers.check(self._rule, self._method, context)
         serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         answers = serve(asked, context)
         for answer in answers if handler.response_streaming else (answers,):

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.control_service import ControlServer
 from kvstore.master.permission_files import PermissionFiles
 from kvstore.master.roles.partition import Partition
@@ -35,6 +36,7 @@ class Clockwork:
         files: PermissionFiles,
         control: ControlServer,
         status: MasterStatus,
+        trail: AuditTrail,
     ) -> None:
         self._reactor = reactor
         self._partitions = partitions
@@ -43,6 +45,7 @@ class Clockwork:
         self._files = files
         self._control = control
         self._status = status
+        self._trail = trail
         self._is_ready = False
 
     def start(self, *, check_interval_s: float) -> None:
@@ -63,6 +66,7 @@ class Clockwork:
             partition.standing.tick()
         self.tell_ready()
         self._control.expire()
+        self._trail.run_due(self._reactor.now_ns())
         if len(self._partitions) > 1:
             self._follow_quotas()
             self._share()

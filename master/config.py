@@ -199,7 +199,7 @@ class MasterSettings(ServerTlsSettings):
     control_threads: int = setting(
         16, "Control calls served at once; half of them at most for one tenant, a quarter for all strangers.", minimum=1, maximum=1024
     )
-    max_connections: int = setting(8192, "Connections beyond this are refused.", minimum=1)
+    max_connections: int = setting(8192, "Connections beyond this, or beyond half of RLIMIT_NOFILE, are refused.", minimum=1)
     hello_timeout_s: float = setting(
         HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
     )

@@ -1,4 +1,4 @@
-"""The master's control plane: registration, heartbeats, status and key listing by gRPC (kvstore.v1), with health and reflection.
+"""The master's control plane: registration, status and key listing by gRPC (kvstore.v1), with health and reflection.
 
 gRPC's threads hold no state: each call is carried into the loop's thread and its result or typed error back.
 """
@@ -19,13 +19,16 @@ from kvstore.master.callers import Callers
 from kvstore.master.control_strangers import ControlStrangers
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
+from kvstore.master.directory.weights import REPORT_S
 from kvstore.master.grpc_calls import TimedCalls, abort, in_loop
 from kvstore.master.health import Health
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.master.roles.node_status import node_topology
 from kvstore.master.roles.standing import Standing
+from kvstore.master.roles.weights_messages import table_messages
 from kvstore.master.seen_status import as_seen_by
+from kvstore.master.sessions import Sessions, token_tables
 from kvstore.master.traced_calls import TracedCalls
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
@@ -35,11 +38,11 @@ from kvstore.protocol.control_pb2_grpc import (
     add_SchedulerServicer_to_server,
 )
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Denied, InvalidArgument, KVStoreError, Unavailable
-from kvstore.protocol.partitions import SINCE, from_metadata
+from kvstore.protocol.partitions import from_metadata
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span
-from kvstore.security.identity import Identity
+from kvstore.security.identity import Identity, Kind
 from kvstore.security.rules import RPCS, check_complete
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import add_port
@@ -59,6 +62,8 @@ METHODS: Final = tuple(
 LIST_ROWS: Final = 4096
 """Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
 
+AUDIT_ENTRIES: Final = 256
+"""Of one message; with texts of 512 bytes it fits gRPC's 4 MiB."""
 DOOR_THREADS: Final = 2
 """They look who calls, and never wait."""
 MAX_STREAMS: Final = 128
@@ -83,10 +88,17 @@ class ControlService(ControlServicer):
         *,
         status: Callable[[int], pb.StatusReply],
         callers: Callers,
+        sessions: Sessions,
+        slow: Callable[[], list[pb.SlowRequest]],
+        name: str,
         timeout_s: float,
         action_timeout_s: float,
     ) -> None:
-        """`action_timeout_s`: for what is done with all blocks of a namespace."""
+        """`slow` returns this master's slowest requests, and `name` is its name. `action_timeout_s`: for what is done with all blocks of a
+        namespace."""
+        self._sessions = sessions
+        self._slow = slow
+        self._name = name
         self._reactor = reactor
         self._standings = standings
         self._status = status
@@ -101,33 +113,18 @@ class ControlService(ControlServicer):
         seen = MasterSeen(request.seen_catalog, request.seen_master_epoch)
 
         def register() -> pb.RegisterReply:
-            _check_name(self._callers.identify(context, request), request.name)
-            if len(self._standings) > 1 and request.protocol_version < SINCE:
-                raise ConfigError(
-                    f"this cluster's key space has {len(self._standings)} partitions, of which node {request.name!r} knows nothing: it has "
-                    f"to be of a release that speaks protocol version {SINCE}"
-                )
-            return (
-                self._standing(context)
-                .leading()
-                .register(info, request.tiers, seen, description, request.protocol_version, request.quotas_version, node_id=request.node_id)
+            _check_name(self._callers.identify(context), request.name)
+            leading = self._standing(context).leading()
+            return leading.register(
+                info, request.tiers, seen, description, request.quotas_version, request.retired_version, node_id=request.node_id
             )
 
         return self._in_loop(context, register)
 
-    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
-        def beat() -> pb.HeartbeatReply:
-            leading = self._standing(context).leading()
-            node = leading.directory.members.check(request.node_id, request.registration_epoch)
-            _check_name(self._callers.identify(context, request), node.info.name)
-            return leading.frames.heartbeats.take(request, self._reactor.now_ns())
-
-        return self._in_loop(context, beat)
-
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
         def status() -> pb.StatusReply:
             partition = from_metadata(context.invocation_metadata(), len(self._standings))
-            return as_seen_by(self._callers.identify(context, request), self._status(partition))
+            return as_seen_by(self._callers.identify(context), self._status(partition))
 
         return self._in_loop(context, status)
 
@@ -145,31 +142,34 @@ class ControlService(ControlServicer):
 
     def Forget(self, request: pb.ForgetRequest, context: grpc.ServicerContext) -> pb.ForgetReply:  # noqa: N802
         """Answered when it is durable: a master that restarts has forgotten the node too."""
-        durable = self._in_loop(context, lambda: self._standing(context).leading().forget(request.node))
+        by = self._callers.actor(context)
+        durable = self._in_loop(context, lambda: self._standing(context).leading().forget(request.node, by))
         self._wait(context, durable, f"node {request.node!r} is forgotten for good once the catalog takes writes again")
         return pb.ForgetReply()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:  # noqa: N802
         """Answered when it is durable; how far it is shows in the node's status."""
-        to = "" if request.cancel else request.to or TO_PEERS
-        durable = self._in_loop(context, lambda: self._standing(context).leading().drain(request.node, to))
+        to, by = "" if request.cancel else request.to or TO_PEERS, self._callers.actor(context)
+        durable = self._in_loop(context, lambda: self._standing(context).leading().drain(request.node, to, by))
         self._wait(context, durable, OUTLIVES_LATER)
         return pb.DrainReply()
 
     def SetQuota(self, request: pb.SetQuotaRequest, context: grpc.ServicerContext) -> pb.SetQuotaReply:  # noqa: N802
         """Answered when it is durable."""
+        by = self._callers.actor(context)
 
         def begin() -> "Future[None]":
             if twice := sorted(set(request.limits) & set(request.unlimited)):
                 raise InvalidArgument(f"{', '.join(twice)}: either a limit or none")
-            return self._standing(context).leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)})
+            return self._standing(context).leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)}, by)
 
         self._wait(context, self._in_loop(context, begin), OUTLIVES_LATER)
         return pb.SetQuotaReply()
 
     def ClearQuota(self, request: pb.ClearQuotaRequest, context: grpc.ServicerContext) -> pb.ClearQuotaReply:  # noqa: N802
         """Answered when it is durable."""
-        durable = self._in_loop(context, lambda: self._standing(context).leading().clear_quota(request.tenant, request.names))
+        by = self._callers.actor(context)
+        durable = self._in_loop(context, lambda: self._standing(context).leading().clear_quota(request.tenant, request.names, by))
         self._wait(context, durable, OUTLIVES_LATER)
         return pb.ClearQuotaReply()
 
@@ -177,7 +177,8 @@ class ControlService(ControlServicer):
         """A slice of the directory at a time: the loop serves others in between."""
 
         def begin() -> tuple[Leading, Iterator[list[tuple[bytes, int, str]]]]:
-            self._check_tenant(context, request)
+            if self._check_tenant(context, request).kind is Kind.OPERATOR and not request.tenant:
+                raise InvalidArgument("an operator has no keys: name the tenant whose keys to list (--tenant NAME)")
             leading = self._standing(context).answering()
             return leading, leading.directory.queries.list_keys(
                 request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS
@@ -209,24 +210,83 @@ class ControlService(ControlServicer):
         ask = functools.partial(self._in_loop, context)
         return contents(ask, self._standings, tenant, request, now_ns=self._reactor.now_ns)
 
+    def ReportWeights(self, request: pb.WeightsReport, context: grpc.ServicerContext) -> pb.WeightsReply:  # noqa: N802
+        """Answered at once: what it changes is durable soon."""
+
+        def report() -> None:
+            identity = self._callers.identify(context)
+            if not identity.is_tenant(request.tenant):
+                raise Denied(f"{identity} may not report weights of tenant {request.tenant!r}: it needs a token of that tenant")
+            self._standing(context).leading().report_weights(request)
+
+        self._in_loop(context, report)
+        return pb.WeightsReply(report_interval_s=REPORT_S)
+
+    def Weights(self, request: pb.WeightsRequest, context: grpc.ServicerContext) -> Iterator[pb.WeightsTable]:  # noqa: N802
+        """An operator is told of all tenants."""
+
+        def table() -> list[pb.WeightsTable]:
+            tenant = None if self._check_tenant(context, request).operates else request.tenant
+            return table_messages(self._standing(context).answering().directory.weights, tenant, self._reactor.now_ns())
+
+        yield from self._in_loop(context, table)
+
+    def RetireWeights(self, request: pb.RetireWeightsRequest, context: grpc.ServicerContext) -> pb.RetireWeightsReply:  # noqa: N802
+        """Answered when it is durable."""
+        by = self._callers.actor(context)
+        begin = self._in_loop(
+            context, lambda: self._standing(context).leading().retire_weights(request.tenant, request.base, request.version, by)
+        )
+        return pb.RetireWeightsReply(versions=self._wait(context, begin, OUTLIVES_LATER))
+
     def PinNamespace(self, request: pb.PinNamespaceRequest, context: grpc.ServicerContext) -> pb.PinNamespaceReply:  # noqa: N802
         """Answered when it is durable."""
-        tenant, namespace, pinned = request.tenant, request.namespace, request.pinned
-        durable = self._in_loop(context, lambda: self._standing(context).leading().pin_all(tenant, namespace, pinned=pinned))
+        tenant, namespace, pinned, by = request.tenant, request.namespace, request.pinned, self._callers.actor(context)
+        durable = self._in_loop(context, lambda: self._standing(context).leading().pin_all(tenant, namespace, by, pinned=pinned))
         return pb.PinNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
 
     def RemoveNamespace(self, request: pb.RemoveNamespaceRequest, context: grpc.ServicerContext) -> pb.RemoveNamespaceReply:  # noqa: N802
         """Answered when it is durable."""
-        durable = self._in_loop(context, lambda: self._standing(context).leading().remove_all(request.tenant, request.namespace))
+        by = self._callers.actor(context)
+        durable = self._in_loop(context, lambda: self._standing(context).leading().remove_all(request.tenant, request.namespace, by))
         return pb.RemoveNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+
+    def Audit(self, request: pb.AuditRequest, context: grpc.ServicerContext) -> Iterator[pb.AuditEntries]:  # noqa: N802
+        """Of the whole cluster, as the catalog of partition 0 has it."""
+        entries = self._in_loop(context, lambda: self._standings[0].audit().after(request.after))
+        for begin in range(0, len(entries), AUDIT_ENTRIES):
+            yield pb.AuditEntries(entries=entries[begin : begin + AUDIT_ENTRIES])
+
+    def RecordAudit(self, request: pb.AuditEntries, context: grpc.ServicerContext) -> pb.RecordAuditReply:  # noqa: N802
+        """Answered at once; durable soon."""
+        if not self._in_loop(context, lambda: self._standings[0].leading().record_audit(request.entries)):
+            abort(context, Unavailable("this master owns the catalog no longer"))
+        return pb.RecordAuditReply()
+
+    def Sessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
+        yield from self._in_loop(context, lambda: self._sessions.tables(self._name))
+
+    def EndSession(self, request: pb.EndSessionRequest, context: grpc.ServicerContext) -> pb.EndSessionReply:  # noqa: N802
+        by = self._callers.actor(context)
+        self._in_loop(context, lambda: self._sessions.end(request.id, by))
+        return pb.EndSessionReply()
+
+    def Tokens(self, request: pb.TokensRequest, context: grpc.ServicerContext) -> Iterator[pb.TokenTable]:  # noqa: N802
+        yield from token_tables(list(self._callers.tokens()))
+
+    def SlowRequests(self, request: pb.SlowRequestsRequest, context: grpc.ServicerContext) -> pb.SlowRequestsReply:  # noqa: N802
+        """Of this master, and, at the owner of partition 0, of the nodes."""
+        return pb.SlowRequestsReply(requests=self._in_loop(context, self._slow))
 
     def _standing(self, context: grpc.ServicerContext) -> Standing:
         """Of the partition that a call is about. Raises InvalidArgument."""
         return self._standings[from_metadata(context.invocation_metadata(), len(self._standings))]
 
-    def _check_tenant(self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest") -> Identity:
+    def _check_tenant(
+        self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest | pb.WeightsRequest"
+    ) -> Identity:
         """Who asks. Raises Denied for whoever is neither this tenant nor an operator."""
-        identity = self._callers.identify(context, request)
+        identity = self._callers.identify(context)
         if not (identity.operates or identity.is_tenant(request.tenant)):
             raise Denied(f"{identity} may not list what tenant {request.tenant!r} has: it needs a token of that tenant or of [admins]")
         return identity

@@ -23,8 +23,8 @@ from kvstore.master.status import told_of
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
-from kvstore.rpc.server import allow_many_descriptors
+from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, serve, stop_on_signals
+from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.telemetry.logs.events import named
 from kvstore.telemetry.logs.writing import write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
@@ -41,6 +41,7 @@ def main(config: str | None, **flags: Any) -> None:
     begin_logging()
     try:
         allow_many_descriptors()
+        map_large_arrays()
         tracing = load_settings(TracingSettings, TRACING, flags={}, config=config)
         settings = load_settings(MasterSettings, "master", flags=flags, config=config)
         write_logs(settings.log_level, settings.log_format)

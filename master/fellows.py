@@ -16,7 +16,8 @@ from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.partitions import as_metadata
 from kvstore.rpc.grpc_errors import translated
 from kvstore.rpc.vanishing import grpc_options
-from kvstore.security.grpc_metadata import MASTER_KEY
+from kvstore.security.actor import THIS_MASTER, Actor
+from kvstore.security.grpc_metadata import MASTER_KEY, on_behalf_of
 from kvstore.security.tls.certificates import Certificates, Pems
 from kvstore.security.tls.grpc_credentials import open_channel
 
@@ -36,18 +37,20 @@ class Fellows:
         """By the place of the control plane."""
         self._lock = threading.Lock()
 
-    def ask(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float) -> Any:
+    def ask(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER) -> Any:
         """What the master at `address` answers to a call of its control plane about a partition; of one that answers with a stream, all of
-        it in a list. Raises Unavailable, and what it answers with."""
-        return self.begin(address, method, request, partition=partition, timeout_s=timeout_s)()
+        it in a list. `actor` is who asks for it, for the audit trail. Raises Unavailable, and what it answers with."""
+        return self.begin(address, method, request, partition=partition, timeout_s=timeout_s, actor=actor)()
 
-    def begin(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float) -> Callable[[], Any]:
+    def begin(
+        self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER
+    ) -> Callable[[], Any]:
         """As `ask`, which the call of what is returned waits for: several can be asked at once. Raises Unavailable."""
         fellow = self.known().get(address)
         if fellow is None or not fellow.contact.control:
-            raise Unavailable("the catalog does not say how it is asked: it has ended, or is of a release before")
+            raise Unavailable("the catalog does not say how it is asked: it has ended, or its entry is damaged")
         call: Any = getattr(self._stub(fellow.contact.control), method)
-        shown = ((MASTER_KEY, fellow.contact.key), *as_metadata(partition))
+        shown = ((MASTER_KEY, fellow.contact.key), *on_behalf_of(actor), *as_metadata(partition))
         is_stream = isinstance(call, grpc.UnaryStreamMultiCallable)
         under_way = (call if is_stream else call.future)(request, timeout=timeout_s, metadata=shown)
 

@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
+from kvstore.master.audit.change import LOGIN, REQUEST, Change
+from kvstore.master.audit.forwarding import Forwarder, Parcel
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Catalog, Contact
@@ -37,30 +40,45 @@ from kvstore.master.roles.sharing import Patience, Sharing
 from kvstore.master.roles.standing import Role
 from kvstore.master.scheduling.by_settings import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
+from kvstore.master.segments import add_segments
+from kvstore.master.sessions import Sessions
 from kvstore.master.status import MasterStatus, Told, told_of
 from kvstore.master.watched import Watched
-from kvstore.protocol.errors import Closed, ConfigError, KVStoreError
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Closed, ConfigError, Denied, KVStoreError
 from kvstore.protocol.partitions import split
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import Address, parse_address, socket_id
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
+from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
+from kvstore.security.identity import STRANGER
 from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.telemetry.http.by_token import by_token
+from kvstore.security.tls.own import OwnRole
+from kvstore.security.tls.subjects import Subject
+from kvstore.telemetry.http.by_token import by_token, named_by_token, why_by_token
 from kvstore.telemetry.http.listening import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import MASTER
 from kvstore.telemetry.metrics.requests import TURN_S
+from kvstore.telemetry.metrics.slow_messages import slow_messages
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.opening import open_tracing
 
+if TYPE_CHECKING:
+    from kvstore.telemetry.logs.route import LevelChange
+
 STOP_GRACE_S: Final = 0.5
+MAX_SLOW: Final = 256
+"""Slow requests told at once."""
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 log = logging.getLogger("kvstore.master")
 
@@ -115,16 +133,22 @@ class Master:
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
-        self._files = PermissionFiles(self._guard, self._quotas, self._tls, self._server)
         self.http: HttpServer | None = None
-        self._fellows: Fellows | None = None
         self._watch: Watch | None = None
+        self._trail = AuditTrail(self.reactor, wall_s=wall_s)
+        self._trail.deliver = self._deliver_audit
+        self._server.on_denied = self._denied
+        self._files = PermissionFiles(self._guard, self._quotas, self._tls, self._server, self._trail, self.reactor)
         self._catalogs = [self._make_catalog(index) for index in range(settings.partitions)]
+        self._fellows = Fellows(lambda: self._catalogs[0].fellows, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
+        self._forwarder = Forwarder(self._fellows, self._audit_parcel, self._put_audit_back)
         try:
             self._tcp, self._unix = self._listen()
             self.http = self._http_server() if settings.http else None
             """Health and what is added before `start`; None where the settings want none."""
             self._me = self._candidate()
+            self._check_certificate()
+            self._trail.master = self._me.name
             self._tracing = self._server.tracer = open_tracing(tracing, role="master", instance=self._me.name)
             self.partitions = tuple(self._make_partition(index, catalog) for index, catalog in enumerate(self._catalogs))
             self._status = MasterStatus(
@@ -134,8 +158,10 @@ class Master:
                 self._guard,
                 self._measures,
                 self._tracing,
+                self._trail,
                 name=self._me.name,
                 http=self._told_http,
+                wall_s=wall_s,
             )
             patience = Patience(settings.share_settle_s, settings.share_pause_s, settings.share_turn_s)
             self._sharing = Sharing(self._me.address, settings.partitions, patience)
@@ -195,8 +221,17 @@ class Master:
         access = SocketAccess.chosen(self._settings.socket_group, self._settings.socket_mode)
         return tcp, self._server.listen_unix(run_dir / f"master-{tcp.rpartition(':')[2]}.sock", access)
 
+    def _check_certificate(self) -> None:
+        """Raises ConfigError: clients and nodes would refuse it."""
+        if self._tls is None:
+            return
+        settings = self._settings
+        listened = (parse_address(place).host for place in (settings.listen, settings.control) if place)
+        hosts = (settings.advertise,) if settings.advertise else dict.fromkeys(host for host in listened if host not in WILDCARDS)
+        self._tls.require_role(OwnRole(Subject(subjects.MASTER), tuple(hosts)))
+
     def _candidate(self) -> Candidate:
-        """This master as others are told of it: by its host's name and port, and where clients and nodes reach it."""
+        """This master as others are told of it: by `advertise` or its host's name, with its port, and where clients and nodes reach it."""
         listen, port = parse_address(self._settings.listen), self._tcp.rpartition(":")[2]
         host = self._settings.advertise or listen.host
         if host in WILDCARDS and self._catalogs[0].scheme == "etcd":
@@ -211,18 +246,23 @@ class Master:
             raise ConfigError(
                 f"advertise is a host without a port (that of listen is told), or an IPv6 address: {host!r} is neither"
             ) from None
-        return Candidate(f"{socket.gethostname()}:{port}", str(Address(host, int(port))))
+        return Candidate(str(Address(self._settings.advertise or socket.gethostname(), int(port))), str(Address(host, int(port))))
 
     def start(self) -> Places:
         """Serve, and follow the catalog; returns once it is known who owns it, each partition of it. Raises ConfigError (the control
         plane's address cannot be had), Corrupt."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        callers = Callers(self._guard, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s, tls=self._tls)
+        callers = Callers(
+            self._guard, self._trail, threads=settings.control_threads, message_timeout_s=settings.hello_timeout_s, tls=self._tls
+        )
         service = ControlService(
             self.reactor,
             [partition.standing for partition in self.partitions],
             status=lambda index: self._status.of(self.partitions[index]),
             callers=callers,
+            sessions=Sessions(self._server, self.reactor, self._trail),
+            slow=self._slow_requests,
+            name=self._me.name,
             timeout_s=settings.control_timeout_s,
             action_timeout_s=settings.console_action_timeout_s,
         )
@@ -261,13 +301,23 @@ class Master:
         self._control.start()
         if self.http is not None:
             ask, told = functools.partial(self.reactor.call, deadline_s=ALIVE_S), self._status
-            add_signals(self.http, MASTER, lambda: ask(told.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(told.unready))
+            add_signals(
+                self.http,
+                MASTER,
+                lambda: ask(told.readings),
+                alive=lambda: ask(lambda: None),
+                unready=lambda: ask(told.unready),
+                level_changed=self._level_changed,
+            )
+            add_segments(self.http, lambda: ask(told.nodes))
             if settings.console_interval_s:
                 watched = self._watched()
                 self._watch = Watch(watched, ConsoleSettings(interval_s=settings.console_interval_s), rest_s=watched.rest_s)
                 self.http.later(self._add_console)
             self.http.start()
-        self._clockwork = Clockwork(self.reactor, self.partitions, self._sharing, self._quotas, self._files, self._control, self._status)
+        self._clockwork = Clockwork(
+            self.reactor, self.partitions, self._sharing, self._quotas, self._files, self._control, self._status, self._trail
+        )
         self._clockwork.start(check_interval_s=settings.tokens_check_interval_s)
         self.reactor.every(TURN_S, self._measures.requests.turn)
         for partition in self.partitions:
@@ -279,13 +329,17 @@ class Master:
         self._clockwork.tell_ready()
         if self._watch is not None:
             self._watch.start()
+        if self._catalogs[0].scheme == "etcd":  # others have one master
+            self._forwarder.start()
         http = self.http.told() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
         return Places(self._tcp, self._unix, str(Address(control_host, self._control.port)), http, console)
 
     def _http_server(self) -> HttpServer:
         https = HttpsCertificate.of(self._settings.http_tls_cert, self._settings.http_tls_key)
-        return HttpServer(self._settings.http, authorize=by_token(self._guard), https=https)
+        authorize, identify = by_token(self._guard, self._trail.denied), named_by_token(self._guard)
+        explain = why_by_token(self._guard)
+        return HttpServer(self._settings.http, authorize=authorize, explain=explain, identify=identify, https=https)
 
     def _add_console(self, http: HttpServer) -> None:
         from kvstore.console.web import add_console  # with what serves it, once somebody connects
@@ -297,8 +351,8 @@ class Master:
         """Hang up, give the catalog its last chance and its ownership up, let control calls end."""
         if self._watch is not None:
             self._watch.close(wait_s=0)  # it may be waiting for this very thread
-        if self._fellows is not None:
-            self._fellows.close()
+        self._forwarder.close()
+        self._fellows.close()
         if self.http is not None:
             self.http.close()
         for partition in self.partitions:
@@ -324,6 +378,7 @@ class Master:
             guard=self._guard,
             quotas=self._quotas,
             loads=self._loads,
+            trail=self._trail,
             partition=partition.index,
             prefixes=self._prefixes if len(self.partitions) > 1 else None,
             blocks_elsewhere=lambda node_id: 0 if partition.index else self._blocks_elsewhere(node_id),
@@ -360,7 +415,6 @@ class Master:
 
     def _watched(self) -> Watched:
         settings = self._settings
-        self._fellows = Fellows(lambda: self._catalogs[0].fellows, tls=self._tls, peer_timeout_s=settings.peer_timeout_s)
         return Watched(
             self.reactor,
             [partition.standing for partition in self.partitions],
@@ -369,7 +423,45 @@ class Master:
             address=self._me.address,
             timeout_s=settings.control_timeout_s,
             action_timeout_s=settings.console_action_timeout_s,
+            slow=self._slow_requests,
         )
+
+    def _slow_requests(self) -> list[pb.SlowRequest]:
+        """At this master, and at the nodes where it owns partition 0; the slowest first."""
+        standing = self.partitions[0].standing
+        found = slow_messages(self._measures.requests.slowest, self._me.name)
+        if standing.role is Role.OWNER:
+            found += standing.leading().slow_requests()
+        return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
+
+    def _deliver_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
+        """Whether this master owns partition 0, whose catalog keeps them."""
+        standing = self.partitions[0].standing
+        return standing.role is Role.OWNER and standing.leading().record_audit(entries)
+
+    def _audit_parcel(self) -> Parcel | None:
+        """What waits for another master, for the forwarder's thread."""
+
+        def take() -> Parcel | None:
+            owner = self.partitions[0].standing.owner
+            entries = self._trail.take_waiting() if owner is not None else []
+            return Parcel(owner.address, entries) if owner is not None and entries else None
+
+        return self.reactor.call(take, deadline_s=self._settings.control_timeout_s)
+
+    def _put_audit_back(self, entries: Sequence[pb.AuditEntry]) -> None:
+        self.reactor.call_soon(lambda: self._trail.put_back(entries))
+
+    def _denied(self, session: Session, error: Denied) -> None:
+        """A peer showed a credential that is refused, or asked for what its own does not allow."""
+        identity = session.context.identity if session.context is not None else None
+        actor = Actor.of(identity or STRANGER, peer=host_of(session.peer()), via=CLIENT)
+        self._trail.denied(actor, error, action=LOGIN if identity is None else REQUEST)
+
+    def _level_changed(self, level: "LevelChange") -> None:
+        """In the HTTP server's thread."""
+        change = Change(level.by, "log_level", f"logger {level.of}", level.old, level.new)
+        self.reactor.call_soon(lambda: self._trail.done(change))
 
     def _told_http(self) -> str:
         return self.http.told(self._settings.advertise or socket.gethostname()) if self.http is not None else ""

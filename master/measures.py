@@ -86,7 +86,7 @@ class MasterMeasures:
         return {
             "kvstore_master_owner": 1,
             "kvstore_master_partitions_owned": len(owned),
-            "kvstore_master_nodes": {(state,): states[state] for state in ("syncing", "alive", "dead")},
+            "kvstore_master_nodes": {(state,): states[state] for state in ("syncing", "alive", "stopped", "dead")},
             "kvstore_master_drained_nodes": sum(1 for member in members if member.drain),
             "kvstore_master_blocks": sum(one.blocks for one in counts),
             "kvstore_master_reservations": sum(one.reserved for one in counts),

@@ -5,11 +5,12 @@ It changes nothing and asks nobody: all of it is read from the parts as they are
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.interface import Owner
 from kvstore.master.config import MasterSettings
 from kvstore.master.measures import MasterMeasures
@@ -18,7 +19,10 @@ from kvstore.master.roles.standing import Role
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.rpc.server import Server
+from kvstore.security.actor import kind_of
 from kvstore.security.guard import Guard
+from kvstore.security.tls.validity import CertificateEnds
+from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.tracing.opening import spans_told
 
@@ -53,19 +57,25 @@ class MasterStatus:
         guard: Guard,
         measures: MasterMeasures,
         tracing: "Tracing | None",
+        trail: AuditTrail,
         *,
         name: str,
         http: Callable[[], str],
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`name` is the master's, `http` where others reach its health and metrics, "" for none."""
+        """`name` is the master's, `http` where others reach its health and metrics, "" for none. `wall_s` is the clock by which
+        certificates and tokens end."""
+        self._wall_s = wall_s
         self._settings = settings
         self._partitions = partitions
         self._server = server
         self._guard = guard
         self._measures = measures
         self._tracing = tracing
+        self._trail = trail
         self._name = name
         self._http = http
+        self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._started_ns = time.monotonic_ns()
 
     def unready(self) -> list[str]:
@@ -73,11 +83,15 @@ class MasterStatus:
         return list(dict.fromkeys(reason for partition in self._partitions for reason in self._unready(partition)))
 
     def _unready(self, partition: Partition) -> list[str]:
-        told, health = told_of(partition), partition.catalog.health
+        told, health = told_of(partition), self._health(partition)
         which = f"partition {partition.index} of " if len(self._partitions) > 1 else ""
         reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is Role.CUT_OFF else []
         reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
+
+    def _health(self, partition: Partition) -> str:
+        """Of its catalog. The first partition's looks after the place of all."""
+        return self._partitions[0].catalog.outage or partition.catalog.health
 
     def readings(self) -> Readings:
         """What its metrics tell now."""
@@ -86,13 +100,31 @@ class MasterStatus:
             [partition.catalog.written for partition in self._partitions],
             epoch=max(told_of(partition).epoch for partition in self._partitions),
             is_ready=not self.unready(),
-            is_healthy=all(partition.catalog.health == "ok" for partition in self._partitions),
+            is_healthy=all(self._health(partition) == "ok" for partition in self._partitions),
             connections=len(self._server.sessions),
             records=sum(partition.standing.records() for partition in self._partitions),
             trace_spans=spans_told(self._tracing),
         )
+        told["kvstore_master_audit_entries"] = self._trail.counts()
+        told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
+        told["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
         owned = [partition.standing.leading() for partition in self._partitions if partition.standing.role is Role.OWNER]
         return {**told, **self._measures.of_owner(owned)} if owned else told
+
+    def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
+        """Seconds until tokens end, by kind and name; of several of a name until the first one does."""
+        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.first_to_end())}
+
+    def _endings(self, now_s: float) -> Iterator[pb.Ending]:
+        """Certificates and tokens that end within ENDS_SOON_S."""
+        certificates = {f"certificate {setting}": left_s for (setting,), left_s in self._ends.left_s(now_s).items()}
+        tokens = {f"token of {kind} {name}".rstrip(): left_s for (kind, name), left_s in self._tokens_left_s(now_s).items()}
+        return (pb.Ending(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
+
+    def nodes(self) -> list[str]:
+        """Names of the nodes that are alive, where this master owns the catalog."""
+        replies = [self.of(partition) for partition in self._partitions]
+        return sorted({node.name for reply in replies for node in reply.nodes if node.state == "alive"})
 
     def of(self, partition: Partition) -> pb.StatusReply:
         """What the control plane answers of a partition; of its nodes and blocks too where this master knows them."""
@@ -101,7 +133,7 @@ class MasterStatus:
             version=VERSION,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
             catalog=self._settings.catalog.partition("?")[0],
-            catalog_health=partition.catalog.health,
+            catalog_health=self._health(partition),
             shards=partition.catalog.shards,
             partitions=len(self._partitions),
             rss_bytes=_rss_bytes(),
@@ -114,6 +146,7 @@ class MasterStatus:
             counters=self._measures.requests.told(),
         )
         reply.counters["credentials_refused"] = self._guard.refused
+        reply.endings.extend(self._endings(self._wall_s()))
         if role is not Role.FOLLOWING:
             partition.standing.answering().show(reply)
         return reply

@@ -7,6 +7,7 @@ a deadline. Who lets an operator in is the master whose page he looks at: the ot
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -24,6 +25,7 @@ from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, NoOwner, U
 from kvstore.protocol.merging import merged_status
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
+from kvstore.security.actor import Actor
 
 T = TypeVar("T")
 LOOK_S: Final = 2.0
@@ -33,6 +35,16 @@ REST_S: Final = 10.0
 asked each second by all masters, about each."""
 ELECTION_POLL_S: Final = 0.1
 """Between two looks at who owns a partition that changes hands, while an action waits for its next owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an operator (`by`) asks for: begun here where this master owns the partition, else by a call of its owner."""
+
+    begin: Callable[[Leading], "Future[Any]"]
+    method: str
+    request: Any
+    by: Actor
 
 
 class Watched:
@@ -48,11 +60,13 @@ class Watched:
         address: str,
         timeout_s: float,
         action_timeout_s: float,
+        slow: Callable[[], list[pb.SlowRequest]],
     ) -> None:
-        """`standings`, by partition, and `status`, this master's of a partition, are for the loop's thread. `address` is where the others
-        know this master. `action_timeout_s`: for an action to be durable, and for contents of a fellow."""
+        """`standings`, by partition, `status`, this master's of a partition, and `slow`, its slowest requests, are for the loop's thread.
+        `address` is where the others know this master. `action_timeout_s`: for an action to be durable, and for contents of a fellow."""
         self._reactor, self._standings, self._status, self._fellows = reactor, standings, status, fellows
         self._address, self._timeout_s, self._action_timeout_s = address, timeout_s, action_timeout_s
+        self._slow = slow
         self._told: dict[int, tuple[float, pb.StatusReply]] = {}
         """Of partitions of others, what their owners said last, and when."""
         self._silent: dict[str, str] = {}
@@ -117,29 +131,40 @@ class Watched:
             return reply
         return contents(self._in_loop, self._standings, None, request, now_ns=self._reactor.now_ns)
 
-    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+    def audit(self, after: int) -> Sequence[pb.AuditEntry]:
+        return self._in_loop(lambda: self._standings[0].audit().after(after))  # type: ignore[no-any-return]
+
+    def slow_requests(self) -> Sequence[pb.SlowRequest]:
+        owner = self._owner_elsewhere(0)
+        if owner:
+            reply: pb.SlowRequestsReply = self._fellows.ask(owner, "SlowRequests", pb.SlowRequestsRequest(), timeout_s=self._timeout_s)
+            return reply.requests
+        return self._in_loop(self._slow)  # type: ignore[no-any-return]
+
+    def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         place = "" if cancel else to or TO_PEERS
-        self._of_node(node, lambda leading: leading.drain(node, place), "Drain", pb.DrainRequest(node=node, to=to, cancel=cancel))
+        request = pb.DrainRequest(node=node, to=to, cancel=cancel)
+        self._of_node(node, Action(lambda leading: leading.drain(node, place, by), "Drain", request, by))
 
-    def forget(self, node: str) -> None:
-        self._of_node(node, lambda leading: leading.forget(node), "Forget", pb.ForgetRequest(node=node))
+    def forget(self, node: str, by: Actor) -> None:
+        self._of_node(node, Action(lambda leading: leading.forget(node, by), "Forget", pb.ForgetRequest(node=node), by))
 
-    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+    def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         request = pb.PinNamespaceRequest(tenant=tenant, namespace=namespace, pinned=pinned)
-        return self._of_blocks(lambda leading: leading.pin_all(tenant, namespace, pinned=pinned), "PinNamespace", request)
+        return self._of_blocks(Action(lambda leading: leading.pin_all(tenant, namespace, by, pinned=pinned), "PinNamespace", request, by))
 
-    def remove(self, tenant: str, namespace: str) -> int:
+    def remove(self, tenant: str, namespace: str, by: Actor) -> int:
         request = pb.RemoveNamespaceRequest(tenant=tenant, namespace=namespace)
-        return self._of_blocks(lambda leading: leading.remove_all(tenant, namespace), "RemoveNamespace", request)
+        return self._of_blocks(Action(lambda leading: leading.remove_all(tenant, namespace, by), "RemoveNamespace", request, by))
 
-    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         given = {name: limit for name, limit in limits.items() if limit is not None}
         request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
-        self._do(0, lambda leading: leading.set_quota(tenant, limits), "SetQuota", request)
+        self._do(0, Action(lambda leading: leading.set_quota(tenant, limits, by), "SetQuota", request, by))
 
-    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+    def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
         request = pb.ClearQuotaRequest(tenant=tenant, names=names)
-        self._do(0, lambda leading: leading.clear_quota(tenant, names), "ClearQuota", request)
+        self._do(0, Action(lambda leading: leading.clear_quota(tenant, names, by), "ClearQuota", request, by))
 
     # --- what others know ---
 
@@ -237,27 +262,29 @@ class Watched:
         except NoOwner:
             return True
 
-    def _do(self, number: int, begin: Callable[[Leading], "Future[Any]"], method: str, request: Any) -> Any:
+    def _do(self, number: int, action: Action) -> Any:
         """Have the partition's owner do it: what comes of it, once that is durable."""
 
         def do(owner: str, deadline: Deadline) -> Any:
             if owner:
-                return self._fellows.ask(owner, method, request, partition=number, timeout_s=deadline.left_s())
-            return self._wait(lambda: begin(self._standings[number].leading()), deadline)
+                return self._fellows.ask(
+                    owner, action.method, action.request, partition=number, timeout_s=deadline.left_s(), actor=action.by
+                )
+            return self._wait(lambda: action.begin(self._standings[number].leading()), deadline)
 
         return self._at_owner(number, do)
 
-    def _of_blocks(self, begin: Callable[[Leading], "Future[int]"], method: str, request: Any) -> int:
+    def _of_blocks(self, action: Action) -> int:
         """Of all partitions: of how many blocks."""
-        done = [self._do(number, begin, method, request) for number in range(len(self._standings))]
+        done = [self._do(number, action) for number in range(len(self._standings))]
         return sum(one if isinstance(one, int) else one.blocks for one in done)
 
-    def _of_node(self, node: str, begin: Callable[[Leading], "Future[None]"], method: str, request: Any) -> None:
+    def _of_node(self, node: str, action: Action) -> None:
         """At the owner of each partition that knows the node; of the first one, which says whether that may be, last."""
         for number in range(1, len(self._standings)):
             if self._knows(number, node):
-                self._do(number, begin, method, request)
-        self._do(0, begin, method, request)
+                self._do(number, action)
+        self._do(0, action)
 
     def _knows(self, number: int, node: str) -> bool:
         def look(owner: str, deadline: Deadline) -> bool:

@@ -1,15 +1,13 @@
 """What nodes and masters tell each other, so that the catalog has what the nodes hold. Either side may ask."""
 
-from dataclasses import dataclass
-
-from kvstore.protocol.message import Ints, Message
+from kvstore.protocol.message import Ints, Message, message
 
 EVENT_COMMIT, EVENT_GONE, EVENT_MOVED = 1, 2, 3
 PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC, PHASE_SYNC_END = 0, 1, 2, 3
 DRAIN_NOT, DRAIN_CLOSED, DRAIN_SAVE = 0, 1, 2
 
 
-@dataclass(slots=True)
+@message
 class Publish(Message):
     """A node tells the master what happened to its blocks, in order. Answer: Ok, once the catalog has it.
 
@@ -48,7 +46,7 @@ class Publish(Message):
     parents: list[bytes]
 
 
-@dataclass(slots=True)
+@message
 class Digests(Message):
     """Node to master, after SYNC_BEGIN: the digests of runs of blocks that it holds (digests.py), by ascending generation, in one message
     or in several, each of which but the last has `more`. Answer, once all of them are compared: Flags, one a run. 1: the master knows the
@@ -58,7 +56,6 @@ class Digests(Message):
     """
 
     TYPE = 25
-    SINCE = 6
     FORM = (
         ("epoch", "u64"),
         ("seed", "u64"),
@@ -78,7 +75,7 @@ class Digests(Message):
     tiers: bytes
 
 
-@dataclass(slots=True)
+@message
 class Drop(Message):
     """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it is not there, 0: it stays, for it is in use).
 
@@ -94,7 +91,7 @@ class Drop(Message):
     force: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Hold(Message):
     """Master to node: pin (1) or unpin (0) these blocks of `tenant`. Answer: Flags (1: it is there)."""
 
@@ -106,7 +103,7 @@ class Hold(Message):
     pinned: int = 1
 
 
-@dataclass(slots=True)
+@message
 class Claim(Message):
     """Node to master: these values of `tenant` are in its DRAM, unreserved: may all see them? Reserve and Publish in one.
 
@@ -137,7 +134,7 @@ class Claim(Message):
     held: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Copy(Message):
     """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
 
@@ -149,8 +146,6 @@ class Copy(Message):
     """
 
     TYPE = 34
-    SINCE = 5
-    FORMER_COLUMNS = ((5, 14),)
     FORM = (
         ("epoch", "u64"),
         ("tenant", "text"),
@@ -187,7 +182,7 @@ class Copy(Message):
     guests: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Copied(Message):
     """Node to master: what became of blocks that a Copy ordered. Those that arrived are in its DRAM, not visible: may they become so?
 
@@ -204,25 +199,23 @@ class Copied(Message):
     arrived: bytes
 
 
-@dataclass(slots=True)
+@message
 class Drain(Message):
     """Master to node: it is to be stopped, or (`mode` DRAIN_NOT) it is not any more. It takes no new blocks of clients; with DRAIN_SAVE it
     copies to its NVMe what it has nowhere else, too. Answer: Ok, before that is done. `epoch` is the master's."""
 
     TYPE = 36
-    SINCE = 4
     FORM = (("epoch", "u64"), ("mode", "u8"))
     epoch: int
     mode: int
 
 
-@dataclass(slots=True)
+@message
 class TicketKey(Message):
     """Master to node: this key, made `age_ms` ago, is one that tickets for this node are issued under from now on; those of the keys before
     are good until they end. Answer: Ok. `epoch` is the master's."""
 
     TYPE = 37
-    SINCE = 5
     FORM = (("epoch", "u64"), ("key_id", "u32"), ("age_ms", "u64"), ("secret", "count"), ("secret", "u8s"))
     epoch: int
     key_id: int
@@ -230,46 +223,42 @@ class TicketKey(Message):
     secret: bytes
 
 
-@dataclass(slots=True)
+@message
 class Revoke(Message):
     """Master to node: these credentials of `tenant`, as tickets number them, are good no more, nor is any ticket of his that a master
     before this one issued: sessions that showed one end. Answer: Count, of those. `epoch` is the master's."""
 
     TYPE = 38
-    SINCE = 5
     FORM = (("epoch", "u64"), ("tenant", "text"), ("credentials", "count"), ("credentials", "u64s"))
     epoch: int
     tenant: str
     credentials: Ints
 
 
-@dataclass(slots=True)
+@message
 class Heartbeat(Message):
     """Node to master: it lives. `said` is a HeartbeatRequest of control.proto. Answer: Heard."""
 
     TYPE = 26
-    SINCE = 6
     FORM = (("said", "count"), ("said", "u8s"))
     said: bytes
 
 
-@dataclass(slots=True)
+@message
 class Heard(Message):
     """Answer to Heartbeat: a HeartbeatReply of control.proto."""
 
     TYPE = 27
-    SINCE = 6
     FORM = (("said", "count"), ("said", "u8s"))
     said: bytes
 
 
-@dataclass(slots=True)
+@message
 class Seek(Message):
     """Master of partition 0 to node: an engine of this node's host is about to need these blocks of `tenant`, which node `source` has. The
     node asks the masters of their partitions with Want. Answer: Ok, at once. `epoch` is the master's."""
 
     TYPE = 28
-    SINCE = 6
     FORM = (("epoch", "u64"), ("tenant", "text"), ("source", "u32"), ("keys", "keys"))
     epoch: int
     tenant: str
@@ -277,13 +266,12 @@ class Seek(Message):
     keys: list[bytes]
 
 
-@dataclass(slots=True)
+@message
 class Want(Message):
     """Node to master: it has been told to have copies of these blocks of `tenant`, which node `source` has. Answer: Ok, at once; the master
     orders (Copy) those that the node lacks. `epoch` is the registration's."""
 
     TYPE = 29
-    SINCE = 6
     FORM = (("epoch", "u64"), ("tenant", "text"), ("source", "u32"), ("keys", "keys"))
     epoch: int
     tenant: str
@@ -291,7 +279,7 @@ class Want(Message):
     keys: list[bytes]
 
 
-@dataclass(slots=True)
+@message
 class Coldest(Message):
     """Node to master: these blocks of `tenant` are among the coldest of its lowest tier, and leave it next. `epoch` is the registration's.
 
@@ -301,7 +289,6 @@ class Coldest(Message):
     """
 
     TYPE = 39
-    SINCE = 5
     FORM = (("epoch", "u64"), ("tenant", "text"), ("keys", "keys"), ("spill", "count"), ("spill", "u8s"))
     epoch: int
     tenant: str

@@ -59,7 +59,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., why_not_huge: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "protocol_version", "quotas_version", "takes_traces", "node_id")
+    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "quotas_version", "takes_traces", "node_id", "retired_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -72,10 +72,10 @@ class RegisterRequest(_message.Message):
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     SEEN_CATALOG_FIELD_NUMBER: _ClassVar[int]
     HTTP_FIELD_NUMBER: _ClassVar[int]
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAKES_TRACES_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     instance: int
     version: str
@@ -88,11 +88,11 @@ class RegisterRequest(_message.Message):
     transfer: bytes
     seen_catalog: str
     http: str
-    protocol_version: int
     quotas_version: int
     takes_traces: bool
     node_id: int
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., protocol_version: _Optional[int] = ..., quotas_version: _Optional[int] = ..., takes_traces: bool = ..., node_id: _Optional[int] = ...) -> None: ...
+    retired_version: int
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., quotas_version: _Optional[int] = ..., takes_traces: bool = ..., node_id: _Optional[int] = ..., retired_version: _Optional[int] = ...) -> None: ...
 
 class TenantQuota(_message.Message):
     __slots__ = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections", "hbm_slabs", "dram_slabs")
@@ -166,37 +166,48 @@ class TenantUse(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ..., hbm_slabs: _Optional[int] = ..., dram_slabs: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "tenant_token_sha256", "catalog", "ticket_key", "quotas", "protocol_version", "spill_at_share", "known_blocks")
-    class TenantTokenSha256Entry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "catalog", "ticket_key", "quotas", "spill_at_share", "known_blocks", "retired", "floor", "is_new")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
-    TENANT_TOKEN_SHA256_FIELD_NUMBER: _ClassVar[int]
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPILL_AT_SHARE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
     master_epoch: int
     heartbeat_interval_s: float
-    tenant_token_sha256: _containers.ScalarMap[str, bytes]
     catalog: str
     ticket_key: TicketKey
     quotas: Quotas
-    protocol_version: int
     spill_at_share: float
     known_blocks: int
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., tenant_token_sha256: _Optional[_Mapping[str, bytes]] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., protocol_version: _Optional[int] = ..., spill_at_share: _Optional[float] = ..., known_blocks: _Optional[int] = ...) -> None: ...
+    retired: Retired
+    floor: int
+    is_new: bool
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., spill_at_share: _Optional[float] = ..., known_blocks: _Optional[int] = ..., retired: _Optional[_Union[Retired, _Mapping]] = ..., floor: _Optional[int] = ..., is_new: bool = ...) -> None: ...
+
+class Retired(_message.Message):
+    __slots__ = ("version", "tenants")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    tenants: _containers.RepeatedCompositeFieldContainer[RetiredOfTenant]
+    def __init__(self, version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[RetiredOfTenant, _Mapping]]] = ...) -> None: ...
+
+class RetiredOfTenant(_message.Message):
+    __slots__ = ("tenant", "namespaces")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    namespaces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TicketKey(_message.Message):
     __slots__ = ("key_id", "secret", "age_ms")
@@ -209,7 +220,7 @@ class TicketKey(_message.Message):
     def __init__(self, key_id: _Optional[int] = ..., secret: _Optional[bytes] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "tiers", "counters", "topology", "transfer", "rates", "quotas_version", "tenants", "hot", "links")
+    __slots__ = ("node_id", "registration_epoch", "tiers", "counters", "topology", "transfer", "rates", "quotas_version", "tenants", "hot", "links", "retired_version", "reads", "slow", "stopped")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +239,10 @@ class HeartbeatRequest(_message.Message):
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     HOT_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
@@ -239,7 +254,27 @@ class HeartbeatRequest(_message.Message):
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
     hot: _containers.RepeatedCompositeFieldContainer[HotBlocks]
     links: _containers.RepeatedCompositeFieldContainer[LinkFlow]
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., quotas_version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., hot: _Optional[_Iterable[_Union[HotBlocks, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkFlow, _Mapping]]] = ...) -> None: ...
+    retired_version: int
+    reads: _containers.RepeatedCompositeFieldContainer[NamespaceReads]
+    slow: SlowTable
+    stopped: bool
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., quotas_version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., hot: _Optional[_Iterable[_Union[HotBlocks, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkFlow, _Mapping]]] = ..., retired_version: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[NamespaceReads, _Mapping]]] = ..., slow: _Optional[_Union[SlowTable, _Mapping]] = ..., stopped: bool = ...) -> None: ...
+
+class SlowTable(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[SlowRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[SlowRequest, _Mapping]]] = ...) -> None: ...
+
+class NamespaceReads(_message.Message):
+    __slots__ = ("tenant", "namespace", "age_s")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    namespace: str
+    age_s: float
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class LinkFlow(_message.Message):
     __slots__ = ("device", "in_bytes", "out_bytes", "transfer_bytes")
@@ -278,14 +313,16 @@ class PeerRate(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., basis_bytes: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("master_epoch", "quotas", "hot_blocks")
+    __slots__ = ("master_epoch", "quotas", "hot_blocks", "retired")
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     HOT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
     master_epoch: int
     quotas: Quotas
     hot_blocks: int
-    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ...) -> None: ...
+    retired: Retired
+    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ..., retired: _Optional[_Union[Retired, _Mapping]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain", "http", "tenants")
@@ -353,7 +390,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins", "partitions", "owners")
+    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins", "partitions", "owners", "endings")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +427,7 @@ class StatusReply(_message.Message):
     QUOTA_ORIGINS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
+    ENDINGS_FIELD_NUMBER: _ClassVar[int]
     version: str
     epoch: int
     uptime_s: float
@@ -412,7 +450,16 @@ class StatusReply(_message.Message):
     quota_origins: _containers.MessageMap[str, QuotaOrigins]
     partitions: int
     owners: _containers.RepeatedCompositeFieldContainer[CatalogOwner]
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ..., partitions: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[CatalogOwner, _Mapping]]] = ...) -> None: ...
+    endings: _containers.RepeatedCompositeFieldContainer[Ending]
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ..., partitions: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[CatalogOwner, _Mapping]]] = ..., endings: _Optional[_Iterable[_Union[Ending, _Mapping]]] = ...) -> None: ...
+
+class Ending(_message.Message):
+    __slots__ = ("what", "left_s")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    left_s: float
+    def __init__(self, what: _Optional[str] = ..., left_s: _Optional[float] = ...) -> None: ...
 
 class TenantGrants(_message.Message):
     __slots__ = ("tenant", "pins", "reservations", "requests_in_flight", "connections")
@@ -516,18 +563,16 @@ class ClearQuotaReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ListKeysRequest(_message.Message):
-    __slots__ = ("tenant", "token", "namespace", "any_namespace", "limit")
+    __slots__ = ("tenant", "namespace", "any_namespace", "limit")
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ANY_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    token: str
     namespace: str
     any_namespace: bool
     limit: int
-    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., any_namespace: bool = ..., limit: _Optional[int] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., any_namespace: bool = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListKeysReply(_message.Message):
     __slots__ = ("keys", "sizes", "namespaces")
@@ -540,18 +585,16 @@ class ListKeysReply(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., sizes: _Optional[_Iterable[int]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ContentsRequest(_message.Message):
-    __slots__ = ("tenant", "token", "namespace", "max_segments", "hottest")
+    __slots__ = ("tenant", "namespace", "max_segments", "hottest")
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MAX_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     HOTTEST_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    token: str
     namespace: str
     max_segments: int
     hottest: bool
-    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., namespace: _Optional[str] = ..., max_segments: _Optional[int] = ..., hottest: bool = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., max_segments: _Optional[int] = ..., hottest: bool = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("blocks", "bytes", "hbm_bytes", "dram_bytes", "nvme_bytes")
@@ -568,16 +611,30 @@ class Held(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ...) -> None: ...
 
 class NamespaceUsage(_message.Message):
-    __slots__ = ("tenant", "namespace", "held", "pinned")
+    __slots__ = ("tenant", "namespace", "held", "pinned", "read_age_s", "model", "weights", "users", "is_used", "is_retired", "layout")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    READ_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    IS_USED_FIELD_NUMBER: _ClassVar[int]
+    IS_RETIRED_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     namespace: str
     held: Held
     pinned: int
-    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., pinned: _Optional[int] = ...) -> None: ...
+    read_age_s: float
+    model: str
+    weights: str
+    users: _containers.RepeatedScalarFieldContainer[str]
+    is_used: bool
+    is_retired: bool
+    layout: str
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., pinned: _Optional[int] = ..., read_age_s: _Optional[float] = ..., model: _Optional[str] = ..., weights: _Optional[str] = ..., users: _Optional[_Iterable[str]] = ..., is_used: bool = ..., is_retired: bool = ..., layout: _Optional[str] = ...) -> None: ...
 
 class PrefixSegment(_message.Message):
     __slots__ = ("parent", "key", "held", "subtree_bytes", "branches", "reads_per_s", "subtree_reads_per_s")
@@ -604,6 +661,100 @@ class ContentsReply(_message.Message):
     namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceUsage]
     segments: _containers.RepeatedCompositeFieldContainer[PrefixSegment]
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[PrefixSegment, _Mapping]]] = ...) -> None: ...
+
+class WeightsReport(_message.Message):
+    __slots__ = ("tenant", "engine", "base", "version", "namespaces", "ends")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    engine: str
+    base: str
+    version: str
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceForm]
+    ends: bool
+    def __init__(self, tenant: _Optional[str] = ..., engine: _Optional[str] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceForm, _Mapping]]] = ..., ends: bool = ...) -> None: ...
+
+class NamespaceForm(_message.Message):
+    __slots__ = ("id", "form")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    form: bytes
+    def __init__(self, id: _Optional[bytes] = ..., form: _Optional[bytes] = ...) -> None: ...
+
+class WeightsReply(_message.Message):
+    __slots__ = ("report_interval_s",)
+    REPORT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    report_interval_s: float
+    def __init__(self, report_interval_s: _Optional[float] = ...) -> None: ...
+
+class WeightsRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class WeightsVersion(_message.Message):
+    __slots__ = ("tenant", "base", "version", "adapter", "salt", "users", "is_used", "is_retired", "used_age_s", "namespaces", "is_durable")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    IS_USED_FIELD_NUMBER: _ClassVar[int]
+    IS_RETIRED_FIELD_NUMBER: _ClassVar[int]
+    USED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    base: str
+    version: str
+    adapter: str
+    salt: str
+    users: _containers.RepeatedScalarFieldContainer[str]
+    is_used: bool
+    is_retired: bool
+    used_age_s: float
+    namespaces: int
+    is_durable: bool
+    def __init__(self, tenant: _Optional[str] = ..., base: _Optional[str] = ..., version: _Optional[str] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., users: _Optional[_Iterable[str]] = ..., is_used: bool = ..., is_retired: bool = ..., used_age_s: _Optional[float] = ..., namespaces: _Optional[int] = ..., is_durable: bool = ...) -> None: ...
+
+class KnownNamespace(_message.Message):
+    __slots__ = ("tenant", "form")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    form: NamespaceForm
+    def __init__(self, tenant: _Optional[str] = ..., form: _Optional[_Union[NamespaceForm, _Mapping]] = ...) -> None: ...
+
+class WeightsTable(_message.Message):
+    __slots__ = ("versions", "namespaces")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedCompositeFieldContainer[WeightsVersion]
+    namespaces: _containers.RepeatedCompositeFieldContainer[KnownNamespace]
+    def __init__(self, versions: _Optional[_Iterable[_Union[WeightsVersion, _Mapping]]] = ..., namespaces: _Optional[_Iterable[_Union[KnownNamespace, _Mapping]]] = ...) -> None: ...
+
+class RetireWeightsRequest(_message.Message):
+    __slots__ = ("tenant", "base", "version")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    base: str
+    version: str
+    def __init__(self, tenant: _Optional[str] = ..., base: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class RetireWeightsReply(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: int
+    def __init__(self, versions: _Optional[int] = ...) -> None: ...
 
 class PinNamespaceRequest(_message.Message):
     __slots__ = ("tenant", "namespace", "pinned")
@@ -634,6 +785,148 @@ class RemoveNamespaceReply(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("number", "time_s", "master", "kind", "actor", "credential", "peer", "via", "action", "target", "old", "new", "result", "detail", "count")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time_s: float
+    master: str
+    kind: str
+    actor: str
+    credential: str
+    peer: str
+    via: str
+    action: str
+    target: str
+    old: str
+    new: str
+    result: str
+    detail: str
+    count: int
+    def __init__(self, number: _Optional[int] = ..., time_s: _Optional[float] = ..., master: _Optional[str] = ..., kind: _Optional[str] = ..., actor: _Optional[str] = ..., credential: _Optional[str] = ..., peer: _Optional[str] = ..., via: _Optional[str] = ..., action: _Optional[str] = ..., target: _Optional[str] = ..., old: _Optional[str] = ..., new: _Optional[str] = ..., result: _Optional[str] = ..., detail: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class AuditRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class AuditEntries(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ...) -> None: ...
+
+class RecordAuditReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("id", "kind", "name", "role", "credential", "peer", "age_s", "requests", "master")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    kind: str
+    name: str
+    role: str
+    credential: str
+    peer: str
+    age_s: float
+    requests: int
+    master: str
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., credential: _Optional[str] = ..., peer: _Optional[str] = ..., age_s: _Optional[float] = ..., requests: _Optional[int] = ..., master: _Optional[str] = ...) -> None: ...
+
+class SessionTable(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ...) -> None: ...
+
+class EndSessionRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class EndSessionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TokensRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TokenStatus(_message.Message):
+    __slots__ = ("kind", "name", "role", "credential", "expires_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    role: str
+    credential: str
+    expires_s: float
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., credential: _Optional[str] = ..., expires_s: _Optional[float] = ...) -> None: ...
+
+class TokenTable(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenStatus]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenStatus, _Mapping]]] = ...) -> None: ...
+
+class SlowRequestsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SlowRequest(_message.Message):
+    __slots__ = ("tenant", "operation", "duration_us", "time_s", "at", "peer")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    operation: str
+    duration_us: int
+    time_s: float
+    at: str
+    peer: str
+    def __init__(self, tenant: _Optional[str] = ..., operation: _Optional[str] = ..., duration_us: _Optional[int] = ..., time_s: _Optional[float] = ..., at: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class SlowRequestsReply(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[SlowRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[SlowRequest, _Mapping]]] = ...) -> None: ...
 
 class PrefillSample(_message.Message):
     __slots__ = ("input_tokens", "prefix_tokens", "duration_s")
@@ -724,9 +1017,8 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("tenant", "token", "keys", "block_tokens", "input_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s")
+    __slots__ = ("tenant", "keys", "block_tokens", "input_tokens", "output_tokens", "ttft_slo_s", "tbt_slo_s")
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -734,14 +1026,13 @@ class ScheduleRequest(_message.Message):
     TTFT_SLO_S_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_S_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    token: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     block_tokens: int
     input_tokens: int
     output_tokens: int
     ttft_slo_s: float
     tbt_slo_s: float
-    def __init__(self, tenant: _Optional[str] = ..., token: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., block_tokens: _Optional[int] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_slo_s: _Optional[float] = ..., tbt_slo_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., block_tokens: _Optional[int] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_slo_s: _Optional[float] = ..., tbt_slo_s: _Optional[float] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("request_id", "prefill", "decode", "prefill_address", "decode_address", "prefix_blocks", "transfer_from", "transfer_blocks", "transfer_s", "queue_s", "prefill_s", "tbt_s", "rejected", "rejected_value", "rejected_limit")

@@ -39,11 +39,6 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.RegisterReply.FromString,
                 _registered_method=True)
-        self.Heartbeat = channel.unary_unary(
-                '/kvstore.v1.Control/Heartbeat',
-                request_serializer=kvstore_dot_protocol_dot_control__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=kvstore_dot_protocol_dot_control__pb2.HeartbeatReply.FromString,
-                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/kvstore.v1.Control/Status',
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.StatusRequest.SerializeToString,
@@ -84,6 +79,21 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.ContentsRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.ContentsReply.FromString,
                 _registered_method=True)
+        self.ReportWeights = channel.unary_unary(
+                '/kvstore.v1.Control/ReportWeights',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.WeightsReport.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.WeightsReply.FromString,
+                _registered_method=True)
+        self.Weights = channel.unary_stream(
+                '/kvstore.v1.Control/Weights',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.WeightsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.WeightsTable.FromString,
+                _registered_method=True)
+        self.RetireWeights = channel.unary_unary(
+                '/kvstore.v1.Control/RetireWeights',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.RetireWeightsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.RetireWeightsReply.FromString,
+                _registered_method=True)
         self.PinNamespace = channel.unary_unary(
                 '/kvstore.v1.Control/PinNamespace',
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.PinNamespaceRequest.SerializeToString,
@@ -94,6 +104,36 @@ class ControlStub(object):
                 request_serializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceRequest.SerializeToString,
                 response_deserializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceReply.FromString,
                 _registered_method=True)
+        self.Audit = channel.unary_stream(
+                '/kvstore.v1.Control/Audit',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.AuditRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.AuditEntries.FromString,
+                _registered_method=True)
+        self.RecordAudit = channel.unary_unary(
+                '/kvstore.v1.Control/RecordAudit',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.AuditEntries.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.RecordAuditReply.FromString,
+                _registered_method=True)
+        self.Sessions = channel.unary_stream(
+                '/kvstore.v1.Control/Sessions',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.SessionsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.SessionTable.FromString,
+                _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/kvstore.v1.Control/EndSession',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.EndSessionReply.FromString,
+                _registered_method=True)
+        self.Tokens = channel.unary_stream(
+                '/kvstore.v1.Control/Tokens',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.TokensRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.TokenTable.FromString,
+                _registered_method=True)
+        self.SlowRequests = channel.unary_unary(
+                '/kvstore.v1.Control/SlowRequests',
+                request_serializer=kvstore_dot_protocol_dot_control__pb2.SlowRequestsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_protocol_dot_control__pb2.SlowRequestsReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -101,13 +141,6 @@ class ControlServicer(object):
 
     def Register(self, request, context):
         """A node announces itself; the answer's registration epoch goes with everything it says from then on.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Heartbeat(self, request, context):
-        """A node lives, and this is how full it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +202,27 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportWeights(self, request, context):
+        """An engine is alive and uses these weights, until its next report or for 30 s. The tenant's own engines.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Weights(self, request, context):
+        """Versions of weights and the namespaces of their blocks, as engines reported them: the tenant's own, or of all tenants for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetireWeights(self, request, context):
+        """Blocks of a version are evicted first from now on, until an engine begins to use the version again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PinNamespace(self, request, context):
         """All blocks of a namespace, of the partition that is asked about, are kept from eviction and removal, or let go.
         """
@@ -183,6 +237,48 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Audit(self, request, context):
+        """The audit trail, oldest entry first: who changed what, from which address, and which logins were refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordAudit(self, request, context):
+        """A master adds what happened at it to the audit trail, which the owner of partition 0 keeps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sessions(self, request, context):
+        """Connections of clients and nodes to this master.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSession(self, request, context):
+        """Close one connection. Its peer may connect again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokens(self, request, context):
+        """Names, roles and ends of the tokens that this master accepts; no token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SlowRequests(self, request, context):
+        """The slowest requests of the last minutes at this master and at the nodes, by tenant and kind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -190,11 +286,6 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.RegisterRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.RegisterReply.SerializeToString,
-            ),
-            'Heartbeat': grpc.unary_unary_rpc_method_handler(
-                    servicer.Heartbeat,
-                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.HeartbeatRequest.FromString,
-                    response_serializer=kvstore_dot_protocol_dot_control__pb2.HeartbeatReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -236,6 +327,21 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.ContentsRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.ContentsReply.SerializeToString,
             ),
+            'ReportWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportWeights,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.WeightsReport.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.WeightsReply.SerializeToString,
+            ),
+            'Weights': grpc.unary_stream_rpc_method_handler(
+                    servicer.Weights,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.WeightsRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.WeightsTable.SerializeToString,
+            ),
+            'RetireWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetireWeights,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.RetireWeightsRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.RetireWeightsReply.SerializeToString,
+            ),
             'PinNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.PinNamespace,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.PinNamespaceRequest.FromString,
@@ -245,6 +351,36 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.RemoveNamespace,
                     request_deserializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceRequest.FromString,
                     response_serializer=kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceReply.SerializeToString,
+            ),
+            'Audit': grpc.unary_stream_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.AuditRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.AuditEntries.SerializeToString,
+            ),
+            'RecordAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordAudit,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.AuditEntries.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.RecordAuditReply.SerializeToString,
+            ),
+            'Sessions': grpc.unary_stream_rpc_method_handler(
+                    servicer.Sessions,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.SessionsRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.SessionTable.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.EndSessionRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.EndSessionReply.SerializeToString,
+            ),
+            'Tokens': grpc.unary_stream_rpc_method_handler(
+                    servicer.Tokens,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.TokensRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.TokenTable.SerializeToString,
+            ),
+            'SlowRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.SlowRequests,
+                    request_deserializer=kvstore_dot_protocol_dot_control__pb2.SlowRequestsRequest.FromString,
+                    response_serializer=kvstore_dot_protocol_dot_control__pb2.SlowRequestsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -274,33 +410,6 @@ class Control(object):
             '/kvstore.v1.Control/Register',
             kvstore_dot_protocol_dot_control__pb2.RegisterRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.RegisterReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Heartbeat(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvstore.v1.Control/Heartbeat',
-            kvstore_dot_protocol_dot_control__pb2.HeartbeatRequest.SerializeToString,
-            kvstore_dot_protocol_dot_control__pb2.HeartbeatReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -528,6 +637,87 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
+    def ReportWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/ReportWeights',
+            kvstore_dot_protocol_dot_control__pb2.WeightsReport.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.WeightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Weights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Weights',
+            kvstore_dot_protocol_dot_control__pb2.WeightsRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.WeightsTable.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetireWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/RetireWeights',
+            kvstore_dot_protocol_dot_control__pb2.RetireWeightsRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.RetireWeightsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def PinNamespace(request,
             target,
             options=(),
@@ -571,6 +761,168 @@ class Control(object):
             '/kvstore.v1.Control/RemoveNamespace',
             kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceRequest.SerializeToString,
             kvstore_dot_protocol_dot_control__pb2.RemoveNamespaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Audit',
+            kvstore_dot_protocol_dot_control__pb2.AuditRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.AuditEntries.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/RecordAudit',
+            kvstore_dot_protocol_dot_control__pb2.AuditEntries.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.RecordAuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Sessions',
+            kvstore_dot_protocol_dot_control__pb2.SessionsRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.SessionTable.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/EndSession',
+            kvstore_dot_protocol_dot_control__pb2.EndSessionRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.EndSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.v1.Control/Tokens',
+            kvstore_dot_protocol_dot_control__pb2.TokensRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.TokenTable.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SlowRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Control/SlowRequests',
+            kvstore_dot_protocol_dot_control__pb2.SlowRequestsRequest.SerializeToString,
+            kvstore_dot_protocol_dot_control__pb2.SlowRequestsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@
     ├── Retry          the world broke it: try again, later or elsewhere
     │   ├── Unavailable        the peer cannot be reached, or cannot serve this now
     │   │   ├── Unreachable        no connection to it could be had, or it broke
+    │   │   │   └── TooManyConnections this process, or the peer, has no descriptor or place for another connection
     │   │   ├── Draining           the node takes no new blocks: it is to be stopped
     │   │   └── NoOwner            no master owns the catalog now, one is about to
     │   ├── DeadlineExceeded   the deadline passed first (also a TimeoutError)
@@ -59,6 +60,12 @@ class Unreachable(Unavailable):
     """No connection to the peer could be had, or it broke before the answer."""
 
     code = 105
+
+
+class TooManyConnections(Unreachable):
+    """No further connection can be had: this process is out of descriptors, or the peer has all its connections in use."""
+
+    code = 109
 
 
 class Draining(Unavailable):

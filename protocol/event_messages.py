@@ -1,9 +1,8 @@
 """What a recorder asks a node: what happened to the blocks of its tenant since it asked last. Not on the path of any value."""
 
-from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message
+from kvstore.protocol.message import Ints, Message, message
 
 STORED: Final = 1
 """Written by a client: blocks that are new at this node."""
@@ -15,7 +14,7 @@ MAX_ANSWER_EVENTS: Final = 4096
 """Blocks in one EventBatch, unless its first event alone has more: putting them together takes 3 ms of the node's loop."""
 
 
-@dataclass(slots=True)
+@message
 class Events(Message):
     """What happened to this tenant's blocks at this node, from `cursor` on (0: from now on)? Answer: EventBatch, at once.
 
@@ -29,7 +28,7 @@ class Events(Message):
     max_events: int = MAX_ANSWER_EVENTS
 
 
-@dataclass(slots=True)
+@message
 class EventBatch(Message):
     """Events in order: kind, wall clock of the node, number of blocks; then key, size and parent (b"" none) of each event's blocks.
 

@@ -2,7 +2,7 @@
 
     offset  size  field
     0       2     magic, b"kV"
-    2       1     protocol version in which the message got the form that it has; in a Hello, the one that the sender speaks
+    2       1     protocol version
     3       1     message type
     4       4     request id, chosen by the asker and echoed in the answer; 0 for messages that have no answer
     8       4     milliseconds the asker still waits; in a Welcome what its sender does besides (SPREADS_READS and others), else 0
@@ -25,10 +25,8 @@ _OTHERS: Final = {
     b"\0\0": ", but gRPC: that is the port of the control plane; clients connect to the one of frames (--listen)",
 }
 """What else of ours answers a Hello so: an HTTP server by its status line, a gRPC server by its settings."""
-VERSION: Final = 6
-OLDEST_VERSION: Final = 3
-"""Of the releases before: their frames are read, and they are answered in the forms that they know. So a cluster is upgraded daemon by
-daemon."""
+VERSION: Final = 1
+"""Protocol version of every frame. A frame of another version is refused with a ProtocolError that names both."""
 HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_BYTES: Final = HEADER.size
 _AT_KIND: Final = 3
@@ -46,8 +44,7 @@ MAX_COUNT: Final = 16 * MAX_BATCH
 MAX_BLOB_BYTES: Final = 256 << 10
 """An entry of a column of opaque bytes: what a node says of its transfer engine."""
 TAKES_TRACES: Final = 1
-"""A bit of the deadline in the header of a Welcome: Trace messages are taken. In the header, which is not a part of any message's form: a
-peer of a release that knows nothing of it neither sets it nor looks at it."""
+"""A bit of the deadline in the header of a Welcome: Trace messages are taken."""
 SPREADS_READS: Final = 2
 """Another one, of a master's Welcome: what other hosts read much gets copies at further nodes, so that where a block of another host is is
 worth asking again after a while."""
@@ -66,14 +63,11 @@ class Header(NamedTuple):
     deadline_ms: int
     body_bytes: int
     payload_bytes: int
-    version: int = OLDEST_VERSION
 
 
-def pack_header(
-    type: int, request_id: int, body_bytes: int, payload_bytes: int = 0, deadline_ms: int = 0, version: int = OLDEST_VERSION
-) -> bytes:
-    """`version`: a message's SINCE, or what its receiver speaks where that is less."""
-    return HEADER.pack(MAGIC, version, type, request_id, deadline_ms, body_bytes, payload_bytes)
+def pack_header(type: int, request_id: int, body_bytes: int, payload_bytes: int = 0, deadline_ms: int = 0) -> bytes:
+    """Return the HEADER_BYTES bytes of a frame's header."""
+    return HEADER.pack(MAGIC, VERSION, type, request_id, deadline_ms, body_bytes, payload_bytes)
 
 
 def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
@@ -89,16 +83,13 @@ def unpack_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
         raise ProtocolError(
             f"not a kvstore frame{_OTHERS.get(bytes(magic), f': it starts with {bytes(magic)!r}; check the port and the peer')}"
         )
-    if not OLDEST_VERSION <= version <= VERSION:
-        raise ProtocolError(
-            f"the peer speaks protocol version {version}, this side speaks {VERSION} down to {OLDEST_VERSION}: "
-            "run releases next to each other"
-        )
+    if version != VERSION:
+        raise ProtocolError(f"the peer speaks protocol version {version}, this side speaks {VERSION}: run one release on both")
     if body_bytes > MAX_BODY_BYTES:
-        raise ProtocolError(f"a body of {body_bytes} bytes is over the limit of {MAX_BODY_BYTES}")
+        raise ProtocolError(f"a body of {body_bytes:,} bytes is over the limit of {MAX_BODY_BYTES:,}")
     if payload_bytes > MAX_PAYLOAD_BYTES:
-        raise ProtocolError(f"a payload of {payload_bytes} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
-    return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes, version)
+        raise ProtocolError(f"a payload of {payload_bytes:,} bytes is over the limit of {MAX_PAYLOAD_BYTES:,}")
+    return Header(type_, request_id, deadline_ms if deadline_ms < MAX_DEADLINE_MS else MAX_DEADLINE_MS, body_bytes, payload_bytes)
 
 
 def kind_of(frame: memoryview) -> int:

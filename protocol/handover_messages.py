@@ -4,10 +4,9 @@ They carry no cache: bytes go by the transfer engine or by a Connection. Answers
 system's own, 1 to 255 bytes, and travels whole.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message
+from kvstore.protocol.message import Ints, Message, message
 
 PUSH: Final = 1
 """The sender writes one-sided into the regions that Ask names."""
@@ -21,7 +20,7 @@ TICKET_BYTES: Final = 16
 """First part of a STREAM's connection: says to whose Ask it belongs."""
 
 
-@dataclass(slots=True)
+@message
 class Greet(Message):
     """First message of a connection: `instance` is the run that the asker means to speak to, `description` the asker's own.
 
@@ -34,7 +33,7 @@ class Greet(Message):
     description: bytes
 
 
-@dataclass(slots=True)
+@message
 class Ask(Message):
     """Give me the request's cache, from `first_token` to `tokens`. Answer: Ok, at once; the sender need not know the request yet.
 
@@ -73,7 +72,7 @@ class Ask(Message):
     ticket: bytes = b""
 
 
-@dataclass(slots=True)
+@message
 class Show(Message):
     """Read the request's cache from here (PULL): the sender's pool, where the sequence's blocks are `blocks`, or its staging. Before the
     first Part. Answer: Ok."""
@@ -92,7 +91,7 @@ class Show(Message):
     blocks: Ints
 
 
-@dataclass(slots=True)
+@message
 class Part(Message):
     """Layers [layer_start, layer_end) of one chunk are yours now: written (PUSH), to be read (PULL), or on their way (STREAM).
 
@@ -117,7 +116,7 @@ class Part(Message):
     size_bytes: int
 
 
-@dataclass(slots=True)
+@message
 class Done(Message):
     """From a sender whose blocks were read (PULL): all that was acknowledged was read while they were the request's. Answer: Ok.
 
@@ -129,7 +128,7 @@ class Done(Message):
     request_id: bytes
 
 
-@dataclass(slots=True)
+@message
 class Stop(Message):
     """The request has failed on this rank, for this reason: end it. Answer: Ok."""
 
@@ -140,7 +139,7 @@ class Stop(Message):
     text: str
 
 
-@dataclass(slots=True)
+@message
 class Report(Message):
     """From a rank to rank 0 of its executor: the request has begun (state 1) or is over (2) here, with an error or none (code 0).
 
@@ -163,7 +162,7 @@ class Report(Message):
     text: str = ""
 
 
-@dataclass(slots=True)
+@message
 class Verdict(Message):
     """From rank 0 to the others: the request is over on all ranks (code 0), or has failed on one. Answer: Ok."""
 

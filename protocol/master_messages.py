@@ -3,11 +3,11 @@
 Keys belong to the tenant that the connection said in its Hello.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.message import Ints, Message
+from kvstore.protocol.message import Ints, Message, message
 
 MAX_PATTERN_BYTES: Final = 1024
 
@@ -18,7 +18,7 @@ def check_pattern(pattern: str) -> None:
         raise InvalidArgument(f"a pattern is at most {MAX_PATTERN_BYTES} bytes long, not {len(pattern.encode())}")
 
 
-@dataclass(slots=True)
+@message
 class Lookup(Message):
     """Where are these keys? `avoid` is a node the asker could not reach (0: none). Answer: Locations."""
 
@@ -28,7 +28,7 @@ class Lookup(Message):
     avoid: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Locations(Message):
     """For each key the number of replicas (0: a miss), size, checksum, generation; then a node id and tier mask a replica. Where these are
     more than a message takes, as many are told of each key at most."""
@@ -52,7 +52,7 @@ class Locations(Message):
     tiers: bytes
 
 
-@dataclass(slots=True)
+@message
 class Exists(Message):
     """Which of these keys can be read now? Answer: Flags. Not an access: it keeps no block alive."""
 
@@ -61,7 +61,7 @@ class Exists(Message):
     keys: list[bytes]
 
 
-@dataclass(slots=True)
+@message
 class MatchPrefix(Message):
     """How many of these keys, from the first on without a gap, can be read now? Answer: Count. Not an access."""
 
@@ -70,7 +70,7 @@ class MatchPrefix(Message):
     keys: list[bytes]
 
 
-@dataclass(slots=True)
+@message
 class Reserve(Message):
     """Who may write these keys, and where? `local_node` is preferred (0: none); `avoid` is never granted. Answer: Grants."""
 
@@ -82,7 +82,7 @@ class Reserve(Message):
     avoid: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Grants(Message):
     """For each key GRANTED, PRESENT or BUSY; the node to write to and the block's generation (0 unless granted)."""
 
@@ -93,7 +93,7 @@ class Grants(Message):
     generations: Ints
 
 
-@dataclass(slots=True)
+@message
 class Cancel(Message):
     """These reserved keys will not be written after all. Answer: Ok. Generations guard against cancelling another's reservation."""
 
@@ -103,7 +103,7 @@ class Cancel(Message):
     generations: Ints
 
 
-@dataclass(slots=True)
+@message
 class Remove(Message):
     """Delete these keys from every node. Leased and pinned blocks stay unless `force`. Answer: Flags (1: it was there and is gone)."""
 
@@ -113,7 +113,7 @@ class Remove(Message):
     force: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Pin(Message):
     """Keep these blocks (`pinned` 1) from eviction, or let them go (0). Answer: Flags (1: it is there)."""
 
@@ -123,7 +123,7 @@ class Pin(Message):
     pinned: int = 1
 
 
-@dataclass(slots=True)
+@message
 class RemoveMatching(Message):
     """Delete the blocks of one namespace, or of any, whose keys match a pattern, in which `*` is any bytes, `?` any byte and `[...]` one of
     those. Leased and pinned ones stay unless `force`. Answer: Count, of those that were there and are gone."""
@@ -136,7 +136,7 @@ class RemoveMatching(Message):
     force: int = 0
 
 
-@dataclass(slots=True)
+@message
 class PinFor(Message):
     """Keep these blocks from eviction for so long, unless they are pinned for longer. Answer: Flags (1: it is there)."""
 
@@ -146,25 +146,24 @@ class PinFor(Message):
     ttl_ms: int
 
 
-@dataclass(slots=True)
+@message
 class Replicate(Message):
     """Have these blocks at `count` nodes, from now on. Answer, once that is durable: Flags (REPLICAS_...); who waits asks again."""
 
     TYPE = 23
-    SINCE = 4
     FORM = (("count", "u8"), ("keys", "keys"))
     keys: list[bytes]
     count: int
 
 
-@dataclass(slots=True)
+@message
 class Nodes(Message):
     """Who are the nodes? Answer: NodeTable."""
 
     TYPE = 19
 
 
-@dataclass(slots=True)
+@message
 class NodeTable(Message):
     """The live nodes: id, name, host id and Unix socket path (or "") as their Welcome has them, TCP address `host:port`, and how their
     transfer engines are reached.
@@ -175,8 +174,6 @@ class NodeTable(Message):
     """
 
     TYPE = 20
-    SINCE = 5
-    FORMER_COLUMNS = ((5, 8),)
     FORM = (
         ("ids", "count"),
         ("ids", "u32s"),

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvstore.protocol import control_pb2 as pb
 
-_STATES: Final = ("alive", "syncing", "dead")
+_STATES: Final = ("alive", "syncing", "stopped", "dead")
 """Of a node, the best first: it is what it is where it is worst, for then that partition's blocks of it are out of reach."""
 OF_PROCESS: Final = ("request_", "credentials_refused")
 """What the names of counters begin with that are of a process and of no partition."""

@@ -43,14 +43,18 @@ from kvstore.protocol.node_messages import (
     Blocks,
     Commit,
     Flush,
+    HoldBlocks,
     Open,
+    OpenAhead,
     Opened,
     OpenIndex,
     Put,
+    PutAhead,
     Read,
     RegionList,
     Regions,
     Release,
+    ReleaseHolds,
     SlabFds,
     Slabs,
 )
@@ -109,6 +113,10 @@ MESSAGES: Final[dict[int, type[Message]]] = {
         RegionList,
         OpenIndex,
         Flush,
+        HoldBlocks,
+        ReleaseHolds,
+        OpenAhead,
+        PutAhead,
         Events,
         EventBatch,
         Greet,
@@ -132,5 +140,5 @@ REPLIES: Final = frozenset(
 NO_REQUESTS: Final = REPLIES | {Trace.TYPE}
 """Types that ask for nothing: answers, and what is said ahead of a request. All others are requests."""
 
-NOTICES: Final = frozenset({Release.TYPE})
+NOTICES: Final = frozenset({Release.TYPE, ReleaseHolds.TYPE})
 """Requests that have no answer, and 0 for their id."""

@@ -3,26 +3,31 @@
 Keys belong to the tenant that the connection said in its Hello.
 """
 
-from dataclasses import dataclass
+from typing import Final
 
-from kvstore.protocol.message import Ints, Message
+from kvstore.protocol.message import Ints, Message, message
 
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
 """Answers to Put and Commit: there before; stored; no room beside the rest of the batch, or being written."""
-ACK_CLUSTER, ACK_NODE = 0, 1
-"""When a Put is answered: once the master has made its blocks durable; once this node holds them."""
+ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW = 0, 1, 2
+"""When a Put is answered: once the master has made its blocks durable; once this node holds them; as ACK_NODE, and ASK_AGAIN in place of a
+wait for room."""
+KEPT_ACKS: Final = (ACK_NODE, ACK_NODE_NOW)
+"""Those of puts that are stored once the node holds them, whatever the master knows."""
 MISS, INLINE, MAPPED, LATER = 0, 1, 2, 3
 """Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map; it is here, and did not
 fit into this answer: ask again."""
+HOLD_MISS, HOLD_GRANTED, HOLD_REFUSED = 0, 1, 2
+"""Answers to HoldBlocks: not here; it stays; it is here, and no more may be held."""
 
 
-@dataclass(slots=True)
+@message
 class Put(Message):
     """Write these blocks; the values follow as payload, in order. A generation of 0: not reserved, the node claims it at the master.
 
     Answer: Flags: 1 stored, 0 already there, 2 no room beside the rest of the batch, being written, or not known to the master yet:
     ask again. With `ack` 0 after publication. With 1, which takes generations of 0 only, at once: the blocks can be read at this node,
-    which claims them in its own time (Flush waits for it).
+    which claims them in its own time (Flush waits for it). With 2 as with 1, and a block without room is answered 2 in place of waiting.
     """
 
     TYPE = 40
@@ -44,7 +49,7 @@ class Put(Message):
     ack: int = ACK_CLUSTER
 
 
-@dataclass(slots=True)
+@message
 class Open(Message):
     """Give slots for these blocks, to be written through shared memory (Unix sockets only), or with `engine` 1 by the transfer engine.
 
@@ -61,7 +66,7 @@ class Open(Message):
     engine: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Opened(Message):
     """For each key GRANTED, PRESENT or BUSY, the put's id and its place: the slab and offset, or for a writer by the transfer engine the
     region (as its node's engine exports it), else b""; then slabs that later puts will use, to be mapped ahead."""
@@ -85,7 +90,7 @@ class Opened(Message):
     ahead: Ints
 
 
-@dataclass(slots=True)
+@message
 class Commit(Message):
     """These puts are written; checksums are xxh3_64 of their values.
 
@@ -98,7 +103,7 @@ class Commit(Message):
     checksums: Ints
 
 
-@dataclass(slots=True)
+@message
 class Abort(Message):
     """Forget these puts and free their slots. Answer: Ok; unknown ids are ignored."""
 
@@ -107,7 +112,7 @@ class Abort(Message):
     put_ids: Ints
 
 
-@dataclass(slots=True)
+@message
 class Read(Message):
     """Give these blocks. A generation of 0 takes any. Answer: Blocks.
 
@@ -124,7 +129,7 @@ class Read(Message):
     engine: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Blocks(Message):
     """For each key MISS, INLINE, MAPPED or LATER, size, checksum, tier bit, and the place of a mapped one.
 
@@ -158,7 +163,7 @@ class Blocks(Message):
     offsets: Ints
 
 
-@dataclass(slots=True)
+@message
 class Release(Message):
     """These leases are over. No answer; request id 0."""
 
@@ -167,7 +172,7 @@ class Release(Message):
     leases: Ints
 
 
-@dataclass(slots=True)
+@message
 class Slabs(Message):
     """Send descriptors of these slabs (at most 64), read-only or writable, and say which of those `held` (mapped before, at most 4096) are
     gone. Unix sockets only. Answer: SlabFds."""
@@ -179,7 +184,7 @@ class Slabs(Message):
     held: Ints = ()
 
 
-@dataclass(slots=True)
+@message
 class SlabFds(Message):
     """Sizes of the slabs asked for, in order, 0 for one that is gone; a descriptor each for the others by SCM_RIGHTS; and those that the
     asker held and are gone."""
@@ -190,7 +195,7 @@ class SlabFds(Message):
     gone: Ints = ()
 
 
-@dataclass(slots=True)
+@message
 class Regions(Message):
     """Show these slabs (at most 64) to my transfer engine, for reading. Answer: RegionList."""
 
@@ -199,7 +204,7 @@ class Regions(Message):
     slabs: Ints
 
 
-@dataclass(slots=True)
+@message
 class RegionList(Message):
     """The slabs as the node's transfer engine exports them, in order, b"" for one that is gone."""
 
@@ -208,7 +213,7 @@ class RegionList(Message):
     regions: list[bytes]
 
 
-@dataclass(slots=True)
+@message
 class OpenIndex(Message):
     """Send descriptors of my tenant's index, to be read, and of my desk, to be written: protocol/shown_index.py. Unix sockets only; the
     desk is this connection's, and a later OpenIndex gives it again, with the index of then. Answer: SlabFds, both sizes."""
@@ -216,7 +221,7 @@ class OpenIndex(Message):
     TYPE = 54
 
 
-@dataclass(slots=True)
+@message
 class Flush(Message):
     """Which of this tenant's blocks were put here with `ack` 1, or unreserved by Open, and the master has not decided about yet?
 
@@ -225,3 +230,62 @@ class Flush(Message):
     """
 
     TYPE = 55
+
+
+@message
+class HoldBlocks(Message):
+    """Keep these blocks in their tier for `ttl_ms`, or until ReleaseHolds, or the end of this connection. A generation of 0 takes any.
+
+    `number` is the client's own. A number that the node knows already gets these blocks besides its own, and the later end. Not an access.
+    Answer: Flags, HOLD_MISS, HOLD_GRANTED or HOLD_REFUSED for each key.
+    """
+
+    TYPE = 56
+    FORM = (("number", "u64"), ("ttl_ms", "u32"), ("keys", "keys"), ("generations", "u64s"))
+    number: int
+    ttl_ms: int
+    keys: list[bytes]
+    generations: Ints
+
+
+@message
+class ReleaseHolds(Message):
+    """These holds of the tenant are over, whatever connection they were taken by. No answer; request id 0. Unknown ones are ignored."""
+
+    TYPE = 57
+    FORM = (("numbers", "count"), ("numbers", "u64s"))
+    numbers: Ints
+
+
+@message
+class OpenAhead(Message):
+    """Open a slot of this size for this connection's next put, in place of the one that it has (Unix sockets only).
+
+    The slot is offered in the connection's page (protocol/writer_page.py). Answer: SlabFds of one size: the page's, with its descriptor,
+    the first time; 0 afterwards.
+    """
+
+    TYPE = 58
+    FORM = (("size_bytes", "u64"),)
+    size_bytes: int
+
+
+@message
+class PutAhead(Message):
+    """Store the value that was written into slot `number` of this connection's page. Then open another slot of `next_bytes` there; 0: none.
+
+    The rest is the body of a Put of one unreserved block with `ack` 1, and so is the answer: Flags, of one flag. 2: the slot was taken
+    back, or another writer has the key; the put has to be made by Open or Put.
+    """
+
+    TYPE = 59
+    FORM = (("number", "u64"), ("next_bytes", "u64"), *Put.FORM)
+    number: int
+    next_bytes: int
+    namespace: str
+    keys: list[bytes]
+    sizes: Ints
+    generations: Ints
+    checksums: Ints
+    parents: list[bytes]
+    ack: int = ACK_NODE

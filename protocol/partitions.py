@@ -15,8 +15,6 @@ from kvstore.protocol.errors import InvalidArgument
 SHARDS: Final = 64
 """That partitions are ranges of: also those of a catalog that is made now."""
 MAX_PARTITIONS: Final = SHARDS
-SINCE: Final = 6
-"""The protocol version that knows partitions."""
 METADATA: Final = "kvstore-partition"
 """Of a gRPC call: the partition that it is about."""
 
@@ -36,7 +34,7 @@ def split(keys: Sequence[bytes], count: int) -> dict[int, list[int]]:
 
 
 def as_metadata(partition: int) -> tuple[tuple[str, str], ...]:
-    """For the `metadata` of a call; nothing for partition 0, as releases before partitions say."""
+    """For the `metadata` of a call; nothing for partition 0, which is the default."""
     return ((METADATA, str(partition)),) if partition else ()
 
 

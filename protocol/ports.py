@@ -25,7 +25,7 @@ NODE_HTTP: Final = Port(7452, "kvstore-node", "health, metrics (http)")
 TRANSFER: Final = Port(7460, "kvstore-node", "the transfer engine; further transports take the next ports ([transfer] listen_port)")
 ROUTER_HTTP: Final = Port(7472, "kvstore-router", "health, metrics (http)")
 SIDECAR_HTTP: Final = Port(7482, "kvstore-sidecar", "health, metrics (http)")
-PUBLISHER_HTTP: Final = Port(7492, "kvstore-publisher", "health, metrics (http)")
+PUBLISHER_HTTP: Final = Port(7492, "kvstore-publisher", "health, metrics, queries of other routers (http)")
 ROUTER: Final = Port(8000, "kvstore-router", "requests to engines: HTTP (listen)")
 PORTS: Final = (MASTER, CONTROL, MASTER_HTTP, NODE, NODE_HTTP, TRANSFER, ROUTER_HTTP, SIDECAR_HTTP, PUBLISHER_HTTP, ROUTER)
 

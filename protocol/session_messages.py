@@ -1,10 +1,8 @@
 """Messages of every connection: who is there, and the answers that several kinds of request share."""
 
-from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.frames import VERSION
-from kvstore.protocol.message import Message
+from kvstore.protocol.message import Message, message
 
 ROLE_CLIENT: Final = 1
 ROLE_NODE: Final = 2
@@ -13,7 +11,7 @@ SERVER_MASTER: Final = 1
 SERVER_NODE: Final = 2
 
 
-@dataclass(slots=True)
+@message
 class Hello(Message):
     """First message of every connection: who asks. `epoch` is a node's registration epoch.
 
@@ -25,8 +23,6 @@ class Hello(Message):
     """
 
     TYPE = 1
-    SINCE = VERSION  # so that whoever answers knows which forms the asker knows
-    FORMER_COLUMNS = ((5, 5), (6, 7))
     FORM = (
         ("role", "u8"),
         ("tenant", "text"),
@@ -46,7 +42,7 @@ class Hello(Message):
     partition: int = 0
 
 
-@dataclass(slots=True)
+@message
 class Welcome(Message):
     """Answer to Hello: who answers, and where else it can be reached.
 
@@ -56,8 +52,6 @@ class Welcome(Message):
     owner, or a node. `partitions` is how many parts the cluster's key space has, from a master."""
 
     TYPE = 2
-    SINCE = 6
-    FORMER_COLUMNS = ((4, 7), (6, 8))
     FORM = (
         ("server", "u8"),
         ("name", "text"),
@@ -80,7 +74,7 @@ class Welcome(Message):
     partitions: int = 1
 
 
-@dataclass(slots=True)
+@message
 class Failure(Message):
     """The request failed with one typed error; nothing of it took effect unless its documentation says so."""
 
@@ -90,14 +84,14 @@ class Failure(Message):
     text: str
 
 
-@dataclass(slots=True)
+@message
 class Ok(Message):
     """Done, with nothing more to say."""
 
     TYPE = 4
 
 
-@dataclass(slots=True)
+@message
 class Flags(Message):
     """One byte a key (or put) of the request, 1 for yes."""
 
@@ -106,7 +100,7 @@ class Flags(Message):
     flags: bytes
 
 
-@dataclass(slots=True)
+@message
 class Trace(Message):
     """Ahead of a request: the trace that it belongs to, as a W3C traceparent (protocol/traceparent.py). Has no answer.
 
@@ -120,7 +114,7 @@ class Trace(Message):
     traceparent: str
 
 
-@dataclass(slots=True)
+@message
 class Count(Message):
     TYPE = 6
     FORM = (("value", "u64"),)

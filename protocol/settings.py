@@ -5,16 +5,12 @@ file's section ([node] heartbeat_interval_s = 1.0) and the row in docs/settings.
 """
 
 import dataclasses
-import difflib
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
-
-import click
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.variables import CLOSE, CONFIG, SECTIONS, check_variables, variable_name
@@ -28,6 +24,7 @@ _UNITS: Final = {"": 1, "B": 1} | {
     for suffix, base in (("iB", 1024), ("B", 1000), ("i", 1024), ("", 1024))
 }
 _SIZE: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
+_MARK: Final = "is_loaded_mark"
 _NOUNS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -69,22 +66,44 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def loaded_mark() -> Any:
+    """A field that is no setting: True in settings that `load_settings` made, for which no source is left to be read."""
+    return dataclasses.field(default=False, repr=False, compare=False, metadata={_MARK: True})
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def load_settings(
-    kind: type[S], section: str, *, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, config: str | None = None
+    kind: type[S],
+    section: str,
+    *,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    flag_name: Callable[[str], str] = flag_name,
 ) -> S:
     """Fill `kind` from flags (None: not given), then variables (KVSTORE_<SECTION>_<NAME>), then [section] of the TOML file, then defaults.
 
     The file is `config`, or the one KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting, or the section of the file
-    that no program has, and its source.
+    that no program has, and its source. `flag_name` gives a setting's name as the caller's user wrote it.
     """
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    given = given_settings(kind, section, flags=flags, environ=environ, config=config)
-    return kind(**{name: _parse(hints[name], raw, fields[name].metadata, source) for name, (source, raw) in given.items()})
+    given = given_settings(kind, section, flags=flags, environ=environ, config=config, flag_name=flag_name)
+    marks = {name: True for name, field in fields.items() if _MARK in field.metadata}
+    return kind(**marks, **{name: _parse(hints[name], raw, fields[name].metadata, source) for name, (source, raw) in given.items()})
 
 
 def given_settings(
-    kind: type[Any], section: str, *, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, config: str | None = None
+    kind: type[Any],
+    section: str,
+    *,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    flag_name: Callable[[str], str] = flag_name,
 ) -> dict[str, tuple[str, Any]]:
     """The settings that anything names, each with the strongest source that does and its value there, not looked at yet.
 
@@ -92,7 +111,7 @@ def given_settings(
     variable that looks like a setting and is none.
     """
     environ = os.environ if environ is None else environ
-    check_variables(environ, section, [field.name for field in dataclasses.fields(kind)])
+    check_variables(environ, section, [field.name for field in settings_of(kind)])
     in_file = _read_section(config or environ.get(CONFIG), section, kind)
     given: dict[str, tuple[str, Any]] = {}
     for field in settings_of(kind):
@@ -112,15 +131,13 @@ def given_settings(
 def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
     """All of them, its own before those that it inherits."""
     own = vars(kind).get("__annotations__", {})
-    return sorted(dataclasses.fields(kind), key=lambda field: field.name not in own)
-
-
-def flag_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return sorted((field for field in dataclasses.fields(kind) if _MARK not in field.metadata), key=lambda field: field.name not in own)
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:
     """A click decorator: one option a setting, None when not given, so that weaker sources can fill it; and --config FILE."""
+
+    import click
 
     def decorate(function: F) -> F:
         hints = get_type_hints(kind)
@@ -163,19 +180,21 @@ def _metavar(hint: Any) -> str:
 def _read_section(path: str | None, section: str, kind: type[Any]) -> dict[str, Any]:
     if not path:
         return {}
+    import tomllib
+
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the settings file {path}: {error}") from None
+        raise ConfigError(f"cannot read the settings file {path}: {getattr(error, 'strerror', None) or error}") from None
     except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
         raise ConfigError(f"{path} is not TOML: {error}") from None
     _check_sections(path, document, SECTIONS | {section})
     table = document.get(section, {})
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = {field.name for field in settings_of(kind)}
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {section} is not a section; write [{section}] and its settings below")
     if unknown := sorted(set(table) - known):
-        raise ConfigError(f"{path}, section [{section}]: unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise ConfigError(f"{path}, section [{section}]: unknown setting {', '.join(unknown)}; {_hint(unknown, known)}")
     return table
 
 
@@ -186,9 +205,22 @@ def _check_sections(path: str, document: Mapping[str, Any], known: Collection[st
             continue
         if not isinstance(content, dict | list):
             raise ConfigError(f"{path}: {name} stands in no section: write it below the line [SECTION] of the program that it is for")
-        nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)
-        mend = f"did you mean [{nearest[0]}]?" if nearest else f"there are {', '.join(f'[{one}]' for one in sorted(known))}"
+        nearest = _nearest(name, known)
+        mend = f"did you mean [{nearest}]?" if nearest else f"there are {', '.join(f'[{one}]' for one in sorted(known))}"
         raise ConfigError(f"{path}: unknown section [{name}]: {mend}")
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """Return the known name that is most like this one, "" if none is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)), "")
+
+
+def _hint(unknown: Collection[str], known: Collection[str]) -> str:
+    """Return what was probably meant, or else all that is known: masters have 70 settings."""
+    nearest = [_nearest(name, known) for name in unknown]
+    return f"did you mean {', '.join(nearest)}?" if all(nearest) else f"known are {', '.join(sorted(known))}"
 
 
 def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any:

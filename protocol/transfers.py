@@ -4,10 +4,9 @@ Frames as on the hot path (frames.py), each sent as parts: the header, the body 
 the request's pieces. Answers are Ok, Joined or Failure, in the order of the requests. docs/transfer.md is the byte-for-byte description.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message
+from kvstore.protocol.message import Ints, Message, message
 
 ROLE_AGENT: Final = 3
 """An agent's role in Hello, on the Unix socket of shared memory."""
@@ -22,21 +21,19 @@ MAX_TRANSFER_BODY_BYTES: Final = 4 << 20
 MAX_NOTICE_BYTES: Final = 64 << 10
 
 
-@dataclass(slots=True)
+@message
 class Join(Message):
     """First message of a connection: the agent's name, and a number that names this connection among the agent's; and the secret that the
     description of the engine that is joined has. Answer: Joined."""
 
     TYPE = 60
-    SINCE = 5
-    FORMER_COLUMNS = ((5, 2),)
     FORM = (("name", "text"), ("connection", "u64"), ("secret", "count"), ("secret", "u8s"))
     name: str
     connection: int
     secret: bytes = b""
 
 
-@dataclass(slots=True)
+@message
 class Joined(Message):
     """The name of the agent that answers."""
 
@@ -45,7 +42,7 @@ class Joined(Message):
     name: str
 
 
-@dataclass(slots=True)
+@message
 class Fetch(Message):
     """Send these pieces of your regions. `keys` are the regions' read or write keys. Answer: Ok, with the pieces as payload."""
 
@@ -57,7 +54,7 @@ class Fetch(Message):
     sizes: Ints
 
 
-@dataclass(slots=True)
+@message
 class Store(Message):
     """Write the payload to these pieces of your regions. `keys` are the regions' write keys. Answer: Ok, once it is all written.
 
@@ -72,7 +69,7 @@ class Store(Message):
     sizes: Ints
 
 
-@dataclass(slots=True)
+@message
 class Fence(Message):
     """Close these connections of mine; nothing more that came by them is to be written. Answer: Ok, once that holds."""
 
@@ -81,7 +78,7 @@ class Fence(Message):
     connections: Ints
 
 
-@dataclass(slots=True)
+@message
 class Notice(Message):
     """Tell your user. Answer: Ok."""
 
@@ -90,7 +87,7 @@ class Notice(Message):
     message: bytes
 
 
-@dataclass(slots=True)
+@message
 class Attach(Message):
     """Send a descriptor of the shared memory behind this region, read-only or writable; region 0 is the table of live regions, which
     needs no key. Unix sockets only. Answer: SlabFds, of one."""

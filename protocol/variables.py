@@ -4,7 +4,6 @@ What is misspelt would otherwise do nothing, and nobody would know. A variable t
 settings; of others only what comes close to one of them is refused, for an environment has more users than one.
 """
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -17,7 +16,7 @@ CONFIG: Final = f"{PREFIX}CONFIG"
 MASTER: Final = f"{PREFIX}MASTER"
 """The masters, for every program that is not told of them otherwise."""
 SECTIONS: Final = frozenset(
-    ("client", "handover", "jobs", "lmcache", "master", "node", "publisher", "router")
+    ("client", "handover", "jobs", "lmcache", "master", "mooncake", "node", "publisher", "router")
     + ("sglang", "sidecar", "standin", "tensors", "tracing", "transfer", "vllm")
 )
 """Whose settings there are: a program leaves alone what begins as another's do."""
@@ -50,5 +49,7 @@ def check_variables(environ: Mapping[str, str], section: str, names: Collection[
 def _nearest(variable: str, known: Collection[str]) -> str:
     """The one of `known` that is most like it, "" where none is. What all begin with says nothing."""
     short = {name.removeprefix(PREFIX): name for name in known}
+    import difflib
+
     found = difflib.get_close_matches(variable.removeprefix(PREFIX), short, n=1, cutoff=CLOSE)
     return short[found[0]] if found else ""

@@ -1,6 +1,6 @@
-"""The HTTP face of the router: OpenAI's paths, one request in, one answer or stream of events out. What happens between is relay.py.
+"""The HTTP side of the router: OpenAI's paths. The engine's answer is the client's; proxy.py gets it.
 
-Of one event loop; tokenising and hashing go to threads, as a long prompt would hold up everybody's streams.
+Of one event loop.
 """
 
 import asyncio
@@ -9,24 +9,23 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from kvstore.client.instances.client import Placement, Refusal
-from kvstore.kvcache.naming import Naming
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, typed
-from kvstore.router.answers import Head, Problem, problem_of, refusal_problem
+from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.router.config import RouterSettings
 from kvstore.router.counters import Counters
-from kvstore.router.engines import Work
-from kvstore.router.orders import Order, parse_chat, parse_completion, parse_json, parse_slo
-from kvstore.router.relay import Answer, Relay, Whole
+from kvstore.router.problems import Problem, problem_of, refusal_problem
+from kvstore.router.proxy import Proxied, ResponseEngines, StreamingProxy
+from kvstore.router.requests import OUTPUT_LIMITS, RESPONSES, ApiRequest, parse_request, parse_slo
 from kvstore.router.serving import hang_up
 from kvstore.router.sse import done, event
-from kvstore.router.tokenizing import Tokenizer
+from kvstore.router.tokenizer import Prompt, PromptTokenizer
 from kvstore.router.tracing import RequestTraces, fail, tell
 from kvstore.scheduler.request import Slo
 
@@ -34,51 +33,46 @@ if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
 DECISION_HEADER: Final = "x-kvstore-decision"
-"""Where a request went and what was foreseen: JSON, for whoever wants to know."""
+"""Where a request went and what was foreseen, as JSON."""
+ROUTED_HEADER: Final = "x-kvstore-routed-by"
+"""`prefix`; or `load; ` and the LoadReason; or `response`: the engine that keeps the response."""
 DECISION: Final = ("prefill", "decode", "prefix_blocks", "transfer_from", "transfer_blocks", "transfer_s", "queue_s", "prefill_s", "tbt_s")
+RESPONSE_PATHS: Final = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
 log = logging.getLogger("kvstore.router")
 
-Parse = Callable[[Mapping[str, Any]], Order]
+Handle = Callable[[web.Request, int], Awaitable[web.StreamResponse]]
 
 
 class RouterApp:
-    """The handlers. `web` is served by whoever made it."""
+    """The handlers. The caller serves `web`."""
 
     def __init__(
         self,
-        relay: Relay,
-        tokenizer: Tokenizer,
-        naming: Naming,
+        proxy: StreamingProxy,
+        tokenizer: PromptTokenizer,
         settings: RouterSettings,
         counters: Counters,
-        threads: Executor,
         tracing: "Tracing | None" = None,
     ) -> None:
-        self._relay = relay
+        self._proxy = proxy
         self._tokenizer = tokenizer
         self._settings = settings
         self._counters = counters
-        self._threads = threads
-        self._naming = naming
         self._slo = Slo(settings.ttft_slo_s or Slo().ttft_s, settings.tbt_slo_s or Slo().tbt_s)
+        self._responses = ResponseEngines()
         self._started_s = int(time.time())
         self.web = web.Application(client_max_size=settings.max_body_bytes, middlewares=[RequestTraces(tracing).middleware, _with_problems])
         self.web.add_routes(
             [
-                web.post("/v1/completions", self._completion),
-                web.post("/v1/chat/completions", self._chat),
+                *(web.post(path, self._post) for path in OUTPUT_LIMITS),
+                web.get(RESPONSE_PATHS[0], self._stored),
+                web.post(RESPONSE_PATHS[1], self._stored),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/stats", self._stats),
             ]
         )
-
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, parse_completion)
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._serve(request, parse_chat)
 
     async def _models(self, _request: web.Request) -> web.Response:
         model = {"id": self._settings.model, "object": "model", "created": self._started_s, "owned_by": "kvstore"}
@@ -90,8 +84,14 @@ class RouterApp:
     async def _stats(self, _request: web.Request) -> web.Response:
         return web.json_response(self._counters.as_dict())
 
-    async def _serve(self, request: web.Request, parse: Parse) -> web.StreamResponse:
-        """One place for one request: it is free again when this ends, however it ends."""
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, self._answer)
+
+    async def _stored(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, self._answer_stored)
+
+    async def _serve(self, request: web.Request, handle: Handle) -> web.StreamResponse:
+        """One of `max_requests`, until `handle` ends, however it ends."""
         counters = self._counters
         counters.requests += 1
         if counters.active >= self._settings.max_requests:
@@ -101,7 +101,7 @@ class RouterApp:
         counters.active += 1
         begun_ns = time.monotonic_ns()
         try:
-            return await self._answer(request, parse, begun_ns)
+            return await handle(request, begun_ns)
         except asyncio.CancelledError:
             counters.hung_up += 1
             raise
@@ -113,94 +113,89 @@ class RouterApp:
             counters.active -= 1
             counters.durations.observe(time.monotonic_ns() - begun_ns, 1)
 
-    async def _answer(self, request: web.Request, parse: Parse, begun_ns: int) -> web.StreamResponse:
-        asked = await self._asked(request, parse)
-        if isinstance(asked, Problem):
-            return _refused(asked)
-        order, work, slo = asked
-        outcome = await (self._relay.begin(work, slo) if order.stream else self._relay.complete(work, slo))
+    async def _answer(self, request: web.Request, begun_ns: int) -> web.StreamResponse:
+        parsed = await self._parsed(request)
+        if isinstance(parsed, Problem):
+            return _refused(parsed)
+        if parsed.previous_response_id is not None and (address := self._responses.get(parsed.previous_response_id)):
+            return await self._passed(request, await self._proxy.ask(parsed, address), None, begun_ns)
+        slo, prompt = parse_slo(request.headers, self._slo), await self._tokenizer.prompt(parsed)
+        outcome = await self._proxy.begin(parsed, prompt, slo)
         if isinstance(outcome, Refusal):
             self._counters.rejected[outcome.reason.value] += 1
             return _refused(refusal_problem(outcome))
-        tell("kvstore.prompt_tokens", len(work.tokens))
-        tell("kvstore.prefix_blocks", outcome.placement.prefix_blocks)
-        self._counters.prompt_tokens += len(work.tokens)
-        foreseen = outcome.placement.prefix_blocks * self._settings.block_tokens
-        self._counters.prefix_tokens += foreseen if outcome.cached_tokens is None else outcome.cached_tokens
-        head = _head(order, work)
-        if isinstance(outcome, Whole):
-            self._completed(sum(piece.tokens for piece in outcome.pieces))
-            return web.json_response(head.whole(outcome.pieces), headers={DECISION_HEADER: _decision(outcome.placement)})
-        with contextlib.closing(outcome):
-            return await self._stream(request, order, head, outcome, begun_ns)
+        return await self._passed(request, outcome, prompt, begun_ns)
 
-    async def _asked(self, request: web.Request, parse: Parse) -> tuple[Order, Work, Slo] | Problem:
-        """What the client wants, within the limits. Raises InvalidArgument."""
+    async def _answer_stored(self, request: web.Request, begun_ns: int) -> web.StreamResponse:
+        """A stored response, by the engine that made it."""
+        response_id = request.match_info["response_id"]
+        address = self._responses.get(response_id)
+        if address is None:
+            message = f"this router has not passed on a response {response_id[:100]!r}: ask the router or the engine that made it"
+            return _refused(Problem(404, "invalid_request_error", message))
+        parsed = parse_request(RESPONSES, b"{}", request.headers)
+        proxied = await self._proxy.ask(parsed, address, path=request.path_qs, method=request.method)
+        return await self._passed(request, proxied, None, begun_ns)
+
+    async def _parsed(self, request: web.Request) -> ApiRequest | Problem:
+        """Raises InvalidArgument: the body is no JSON object."""
         settings = self._settings
         try:
             async with asyncio.timeout(settings.client_timeout_s):
                 body = await request.read()
         except TimeoutError:
-            message = f"the body of the request did not come within {settings.client_timeout_s:g} s"
+            message = (
+                f"the body of the request did not arrive within {settings.client_timeout_s:g} s: send it faster, or raise client_timeout_s"
+            )
             return Problem(408, "invalid_request_error", message)
         except web.RequestPayloadError:
             return Problem(400, "invalid_request_error", "the body of the request is not encoded as its headers say")
-        order, slo = parse(parse_json(body)), parse_slo(request.headers, self._slo)
-        if order.model != settings.model:
-            message = f"there is no model {order.model[:100]!r} here; there is {settings.model!r}"
+        parsed = parse_request(request.path, body, request.headers)
+        if parsed.model not in (None, settings.model):
+            message = f"there is no model {parsed.model[:100]!r} here; there is {settings.model!r}"
             return Problem(404, "invalid_request_error", message, "model_not_found")
-        work = await asyncio.get_running_loop().run_in_executor(self._threads, self._prepare, order)
-        if len(work.tokens) > settings.max_prompt_tokens:
-            message = f"the prompt has {len(work.tokens)} tokens, above the limit of {settings.max_prompt_tokens}"
-            return Problem(413, "invalid_request_error", message, "context_length_exceeded")
-        return order, work, slo
+        return replace(parsed, headers={"x-request-id": uuid.uuid4().hex, **parsed.headers})
 
-    def _prepare(self, order: Order) -> Work:
-        """In a thread. Raises InvalidArgument."""
-        settings = self._settings
-        tokens = self._tokenizer.encode(order.prompt) if isinstance(order.prompt, str) else order.prompt
-        if not tokens:
-            raise InvalidArgument("the prompt is empty")
-        max_tokens = order.max_tokens or settings.default_output_tokens
-        if max_tokens > settings.max_output_tokens:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, above the limit of {settings.max_output_tokens}")
-        # A prompt that is too long is refused anyway.
-        keys = self._naming.block_keys(tokens) if len(tokens) <= settings.max_prompt_tokens else []
-        work_id = uuid.uuid4().hex
-        return Work(id=work_id, model=order.model, tokens=tokens, keys=keys, max_tokens=max_tokens, sampling=order.sampling)
-
-    async def _stream(self, request: web.Request, order: Order, head: Head, answer: Answer, begun_ns: int) -> web.StreamResponse:
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", DECISION_HEADER: _decision(answer.placement)}
-        response = web.StreamResponse(headers=headers)
-        try:
-            await response.prepare(request)
-            await self._send_events(response, order, head, answer, begun_ns)
-        except ConnectionError:
-            self._counters.hung_up += 1
-            hang_up(request)
+    async def _passed(self, request: web.Request, proxied: Proxied, prompt: Prompt | None, begun_ns: int) -> web.StreamResponse:
+        """The engine's answer, to the client, status and bytes as they are."""
+        with contextlib.closing(proxied.answer):
+            headers = proxied.answer.headers | {ROUTED_HEADER: "response" if prompt is None else _routed_by(prompt)}
+            if proxied.placement is not None:
+                headers[DECISION_HEADER] = _decision(proxied.placement)
+                self._tokenizer.learn(proxied.placement.prefill_address)
+                tell("kvstore.prefix_blocks", proxied.placement.prefix_blocks)
+            response = web.StreamResponse(status=proxied.answer.status, headers=headers)
+            try:
+                await response.prepare(request)
+                await self._send_all(response, proxied, begun_ns)
+                self._count(proxied, prompt)
+            except ConnectionError:
+                self._counters.hung_up += 1
+                hang_up(request)
+            except Exception as error:
+                await self._break_off(response, request, proxied, error)
         return response
 
-    async def _send_events(self, response: web.StreamResponse, order: Order, head: Head, answer: Answer, begun_ns: int) -> None:
-        """After the first byte a failure can only be an event. Raises ConnectionError: the client is gone."""
-        tokens, is_first = 0, True
-        try:
-            if opening := head.opening():
-                await self._send(response, event(opening))
-            async for piece in answer.pieces():
-                tokens += piece.tokens
-                await self._send(response, event(head.part(piece)))
-                if is_first:
-                    self._counters.first_tokens.observe(time.monotonic_ns() - begun_ns, 1)
-                    is_first = False
-            if order.include_usage:
-                await self._send(response, event(head.last(tokens)))
-            self._completed(tokens)
-        except ConnectionError:
-            raise
-        except Exception as error:
-            fail(typed(error))
-            await self._send(response, event(self._failed(error).body()))
-        await self._send(response, done())
+    async def _send_all(self, response: web.StreamResponse, proxied: Proxied, begun_ns: int) -> None:
+        """Raises ConnectionError: the client is gone; others: the engine fails."""
+        answer, is_first = proxied.answer, True
+        async for chunk in answer.chunks():
+            if answer.reader.response_id is not None:  # before the client can refer to it
+                self._responses.add(answer.reader.response_id, proxied.address)
+            await self._send(response, chunk)
+            if is_first and answer.is_stream:
+                self._counters.first_tokens.observe(time.monotonic_ns() - begun_ns, 1)
+            is_first = False
+
+    async def _break_off(self, response: web.StreamResponse, request: web.Request, proxied: Proxied, error: Exception) -> None:
+        """After the first byte a failure can only be an event of the stream; another answer ends without its rest."""
+        fail(typed(error))
+        problem = self._failed(error)
+        if not proxied.answer.is_stream:
+            hang_up(request)
+            return
+        with contextlib.suppress(ConnectionError):
+            await self._send(response, b"\n\n" + event(problem.body()) + done())
 
     async def _send(self, response: web.StreamResponse, frame: bytes) -> None:
         """Raises ConnectionError: the client is gone, or takes nothing any more."""
@@ -210,17 +205,31 @@ class RouterApp:
         except TimeoutError:
             raise ConnectionResetError("the client takes nothing") from None
 
+    def _count(self, proxied: Proxied, prompt: Prompt | None) -> None:
+        """An answer that is over."""
+        reader, counters = proxied.answer.reader, self._counters
+        status = proxied.answer.status
+        if status != HTTPStatus.OK or reader.failure is not None:
+            counters.failed += status == HTTPStatus.OK or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            return
+        counters.completed += 1
+        counters.output_tokens += reader.output_tokens()
+        if prompt is not None:
+            tell("kvstore.prompt_tokens", prompt.tokens)
+            self._tokenizer.verify(prompt, reader.prompt_tokens)
+            counters.prompt_tokens += prompt.tokens if reader.prompt_tokens is None else reader.prompt_tokens
+        if proxied.placement is not None:
+            foreseen = proxied.placement.prefix_blocks * self._settings.block_tokens
+            cached = reader.cached_tokens if proxied.prefill_cached_tokens is None else proxied.prefill_cached_tokens
+            counters.prefix_tokens += foreseen if cached is None else cached
+
     def _failed(self, error: Exception) -> Problem:
-        """What the client is told of it."""
+        """The client's error for a failure, which is counted."""
         if not isinstance(error, KVStoreError):
             log.error("a request failed by a mistake of this program", exc_info=error)
         problem = problem_of(typed(error))
-        self._counters.failed += problem.status >= 500
+        self._counters.failed += problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return problem
-
-    def _completed(self, tokens: int) -> None:
-        self._counters.completed += 1
-        self._counters.output_tokens += tokens
 
 
 @web.middleware
@@ -240,10 +249,9 @@ def _refused(problem: Problem) -> web.Response:
     return web.json_response(problem.body(), status=problem.status, headers=problem.headers())
 
 
-def _head(order: Order, work: Work) -> Head:
-    kind = "chatcmpl" if order.is_chat else "cmpl"
-    return Head(id=f"{kind}-{work.id}", model=work.model, created=int(time.time()), is_chat=order.is_chat, prompt_tokens=len(work.tokens))
-
-
 def _decision(placement: Placement) -> str:
     return json.dumps({name: getattr(placement, name) for name in DECISION})
+
+
+def _routed_by(prompt: Prompt) -> str:
+    return "prefix" if prompt.load_reason is None else f"load; {prompt.load_reason}"

@@ -44,28 +44,28 @@ class RouterSettings(TlsSettings):
         KVSTORE, "How the engines call their blocks: kvstore, or vllm, where kvstore's connector in vLLM stores them.", choices=NAMINGS
     )
     namespace_id: str = setting("", "With naming vllm: the id of the blocks' namespace, in hex, as the engines' connector logs it.")
-    tokenizer: str = setting("", "A Hugging Face tokenizer.json; default: a token a byte, for stand-in engines.")
     ttft_slo_s: float = setting(0.0, "Promised time to the first token, unless a request names its own; 0: none.", minimum=0)
     tbt_slo_s: float = setting(0.0, "Promised time between tokens, likewise.", minimum=0)
     predicted_output_tokens: int = setting(343, "Tokens that an answer is expected to have, or what was asked for if less.", minimum=0)
-    default_output_tokens: int = setting(256, "The most tokens of an answer, for a request that does not say.", minimum=1)
-    max_output_tokens: int = setting(8192, "Requests that ask for more are refused.", minimum=1)
-    max_prompt_tokens: int = setting(131_072, "Longer prompts are refused.", minimum=1)
     max_body_bytes: Size = setting(Size(8 << 20), "Larger requests are refused.", minimum=1024, maximum=1 << 30)
     max_requests: int = setting(1024, "Requests served at once; those beyond are refused.", minimum=1)
     attempts: int = setting(6, "How often a request is scheduled when engines fail before its first token.", minimum=1, maximum=100)
     retry_pause_s: float = setting(0.2, "Pause before the second attempt; it doubles from one to the next.", minimum=0)
     schedule_timeout_s: float = setting(2.0, "Time for the master to say where a request goes.", minimum=0.01)
     connect_timeout_s: float = setting(1.0, "Time for a connection to an engine, the look-up of its name included.", minimum=0.01)
-    first_token_timeout_s: float = setting(120.0, "Time for a prefill, its queue included.", minimum=0.01)
-    next_token_timeout_s: float = setting(30.0, "Time between two tokens of an engine.", minimum=0.01)
+    first_token_timeout_s: float = setting(
+        120.0, "Time for a prefill, or the start of a streamed answer, its queue included.", minimum=0.01
+    )
+    answer_timeout_s: float = setting(600.0, "Time for an answer that is not streamed.", minimum=0.01)
+    tokenize_timeout_s: float = setting(5.0, "Time for an engine to tokenise a prompt; later the request goes by load.", minimum=0.01)
+    next_token_timeout_s: float = setting(30.0, "Time between two parts of a streamed answer.", minimum=0.01)
     client_timeout_s: float = setting(30.0, "A client that sends or takes nothing for this long is hung up on.", minimum=0.01)
     drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
-    threads: int = setting(8, "Questions to the master at once, and as many prompts tokenised beside them.", minimum=1, maximum=256)
+    threads: int = setting(8, "Questions to the master at once, and as many prompts hashed beside them.", minimum=1, maximum=256)
 
 
 def check_settings(settings: RouterSettings) -> None:
-    """Raises ConfigError for what no single setting can be blamed for alone."""
+    """Raises ConfigError: no model is named, or the address to listen at needs authentication."""
     if not settings.model:
         raise ConfigError("no model is named: give --model NAME, as the engines' blocks have it")
     address = parse_address(settings.listen)
@@ -76,7 +76,3 @@ def check_settings(settings: RouterSettings) -> None:
         allow_unauthenticated=settings.allow_unauthenticated or bool(address.unix),
         mend="have it listen on the loopback, behind a proxy that asks",
     )
-    if settings.default_output_tokens > settings.max_output_tokens:
-        raise ConfigError(
-            f"default_output_tokens is {settings.default_output_tokens}, above max_output_tokens, which is {settings.max_output_tokens}"
-        )

@@ -21,6 +21,10 @@ class Counters:
     hung_up: int = 0
     """By clients, before the end."""
     retries: int = 0
+    routed_by_load: Counter[str] = field(default_factory=Counter)
+    """By why the prompt was not tokenised exactly."""
+    token_mismatches: int = 0
+    """Answers whose usage.prompt_tokens was not what /tokenize gave."""
     prompt_tokens: int = 0
     prefix_tokens: int = 0
     """Of these, not computed: as engines say, or else as was foreseen."""
@@ -32,4 +36,4 @@ class Counters:
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
-        return values | {"rejected": dict(self.rejected)}
+        return values | {"rejected": dict(self.rejected), "routed_by_load": dict(self.routed_by_load)}

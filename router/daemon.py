@@ -23,13 +23,13 @@ from kvstore.router.app import RouterApp
 from kvstore.router.config import SECTION, RouterSettings, check_settings
 from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
-from kvstore.router.relay import Relay
+from kvstore.router.proxy import StreamingProxy
 from kvstore.router.scheduling import AsyncScheduler
 from kvstore.router.serving import MAX_CONNECTIONS, serve
 from kvstore.router.signals import add_router_signals
-from kvstore.router.tokenizing import Tokenizer, load_tokenizer
+from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
-from kvstore.rpc.server import allow_many_descriptors
+from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 from kvstore.telemetry.http.opening import open_http
@@ -53,7 +53,6 @@ def main(config: str | None, **flags: Any) -> None:
         traces = load_settings(TracingSettings, TRACING, flags={}, config=config)
         check_settings(settings)
         write_logs(settings.log_level, settings.log_format)
-        tokenizer = load_tokenizer(settings.tokenizer)
         naming = make_naming(
             settings.naming,
             model=settings.model,
@@ -63,13 +62,13 @@ def main(config: str | None, **flags: Any) -> None:
         )
         allow_many_descriptors()
         on_hangup(None)
-        asyncio.run(_run(settings, traces, tokenizer, naming))
+        asyncio.run(_run(settings, traces, naming))
     except KVStoreError as error:
         click.echo(f"kvstore-router: error: {error}", err=True)
         sys.exit(2)
 
 
-async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tokenizer, naming: Naming) -> None:
+async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming) -> None:
     of_master = ClientSettings(
         master=settings.master,
         tenant=settings.tenant,
@@ -77,22 +76,24 @@ async def _run(settings: RouterSettings, traces: TracingSettings, tokenizer: Tok
         deadline_s=settings.schedule_timeout_s,
         **tls_of(settings),
     )
+    connection = SchedulerClient(of_master)  # before anything is opened: it may refuse the address
     listener = listening(settings.listen)
     tracing = open_tracing(traces, role="router", instance=host_port(listener))
     http = open_http(settings)
     facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
     engines, counters, came = Engines(settings), Counters(), list[str]()
     with (
-        SchedulerClient(of_master) as client,
+        connection as client,
         ThreadPoolExecutor(settings.threads, "kvstore-router-asks") as asking,
-        ThreadPoolExecutor(settings.threads, "kvstore-router-tokenises") as tokenising,  # not behind a master that is silent
+        ThreadPoolExecutor(settings.threads, "kvstore-router-hashes") as hashing,  # not behind a master that is silent
     ):
         try:
             if http is not None:
                 add_router_signals(http, counters, client, asyncio.get_running_loop(), tracing)
                 http.start()
             scheduler = AsyncScheduler(client, asking, block_tokens=settings.block_tokens)
-            app = RouterApp(Relay(scheduler, engines, settings, counters), tokenizer, naming, settings, counters, tokenising, tracing)
+            proxy = StreamingProxy(scheduler, engines, settings, counters)
+            app = RouterApp(proxy, PromptTokenizer(engines, naming, hashing, counters), settings, counters, tracing)
             with stops(log, "router", came):
                 await serve(
                     app.web,

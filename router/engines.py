@@ -1,16 +1,16 @@
-"""The engines' side of the router: requests to them, and what they answer. docs/router.md describes the members.
+"""The engines' side of the router: HTTP to the engines, and their answers on the way back. docs/router.md describes what is sent.
 
-An engine speaks OpenAI's /v1/completions with vLLM's additions: `return_token_ids`, and `kv_transfer_params`, by which the prefill engine
-tells the decode engine where the blocks are. The router adds `request_id` to both, as the engine has to report it to the master, and reads
-nothing of what the prefill engine says there.
+An engine serves OpenAI's API. Of vLLM's additions the router uses `/tokenize` and `kv_transfer_params`, by which the engine that computes
+a prompt names its blocks to the engine that decodes; the router does not read them.
 """
 
 import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final
 
@@ -18,112 +18,139 @@ import aiohttp
 
 from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
-from kvstore.router.answers import Piece
+from kvstore.router.answer_reader import SHOWN_CHARACTERS, AnswerReader, error_message
 from kvstore.router.config import RouterSettings
-from kvstore.router.sse import DONE, EventParser
+from kvstore.router.prompt_source import is_token
+from kvstore.router.requests import ApiRequest, decode_body, prefill_body
 from kvstore.router.tracing import step, trace_headers
 from kvstore.rpc.tracing import Span
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
-PATH: Final = "/v1/completions"
-SHOWN_CHARACTERS: Final = 300
-"""Of what an engine says went wrong."""
-MAX_ANSWER_BYTES: Final = 8 << 20
-"""Of an answer that is no stream. The longest part is a handle's list of blocks: a few bytes each, of a prompt of a million tokens."""
-MAX_REFUSAL_BYTES: Final = 64 << 10
-"""Of what an engine says went wrong, no more is read."""
-LOOK_S: Final = 0.5
-"""Between looks whether a connection is still there that nothing comes by."""
+TOKENIZE: Final = "/tokenize"
+MAX_BUFFERED_BYTES: Final = 8 << 20
+"""Of an answer that is no stream: it is held back until its end, or as far as this, so that a failure can be repaired elsewhere."""
 END_S: Final = 1.0
-"""Time for the end of a body whose last event has come; then the connection is closed, and the next request opens another one."""
-HEADERS: Final = {"Accept-Encoding": "identity"}
-"""What is compressed could come to any number of bytes; it is not unpacked."""
-FAILED: Final = ("abort", "error")
-"""What engines give for a finish_reason where they drop a request: no answer ends so."""
-RETRIED: Final = frozenset({404, 408, 409, 425, 429})
+"""For the end of a body whose last event has arrived; after that the connection is closed, and the next request opens another one."""
+CONNECTION_CHECK_S: Final = 0.5
+"""Between checks whether a connection that is silent is still open."""
+HEADERS: Final = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+"""Nothing is compressed on the way from an engine: its bytes pass through."""
+PASSED_HEADERS: Final = ("Content-Type", "Content-Length", "Content-Encoding", "Retry-After", "X-Request-Id")
+"""Of an engine's answer, to the client."""
+REQUEST_ID_HEADER: Final = "x-kvstore-request-id"
+"""The scheduler's number of the request, which an engine that reports by itself names to the master."""
+EVENT_STREAM: Final = "text/event-stream"
+RETRIED: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 that another engine, or this one later, need not give."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One request, as engines take it."""
-
-    id: str
-    model: str
-    tokens: list[int]
-    keys: list[bytes]
-    """Of the full blocks of `tokens`."""
-    max_tokens: int
-    sampling: Mapping[str, Any]
-
-
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class Prefilled:
     """What a prefill gives."""
 
-    piece: Piece
-    token_ids: list[int]
-    handle: Mapping[str, Any]
-    """For the decode engine."""
-    cached_tokens: int | None = None
+    params: Mapping[str, Any]
+    """`kv_transfer_params` for the engine that decodes."""
+    cached_tokens: int | None
     """Of the prompt, not computed; None: the engine does not say."""
 
 
-class DecodeStream:
-    """An answer on its way from an engine. Iterate once; close it, which cancels what has not come."""
+class EngineFailed(Unavailable):
+    """The engine answered with a status that another attempt may not get. The client gets `answer` if no attempt is left."""
 
-    def __init__(self, response: aiohttp.ClientResponse, address: str, piece_timeout_s: float, span: Span | None) -> None:
-        """`span`, of a request that is traced, is ended by `close`."""
-        self._span = span
-        self._piece_timeout_s = piece_timeout_s
+    def __init__(self, address: str, answer: "EngineAnswer") -> None:
+        super().__init__(f"the engine at {address} answers {answer.status}: {answer.error_message()}")
+        self.answer = answer
+
+
+class EngineRefused(Exception):
+    """The engine does not compute the prompt, by a status that another attempt would get too."""
+
+
+class EngineAnswer:
+    """An answer on its way from an engine. Iterate `chunks` once; close it, which cancels the rest."""
+
+    def __init__(self, response: aiohttp.ClientResponse, address: str) -> None:
         self._response = response
         self._address = address
-        self._pieces = self._read()
+        self._first = b""
+        self._is_whole = False
+        self.chunk_timeout_s: float | None = None
+        """Between two parts of a stream; None: no limit."""
+        self.span: Span | None = None
+        """Of a request that is traced: ended by `close`."""
+        self.status = response.status
+        self.is_stream = response.content_type == EVENT_STREAM
+        self.reader = AnswerReader(is_stream=self.is_stream)
 
-    async def first(self) -> Piece:
-        """Wait for the first piece, which iterating does not give again. Raises as that does."""
+    @property
+    def headers(self) -> dict[str, str]:
+        """For the client."""
+        return {name: self._response.headers[name] for name in PASSED_HEADERS if name in self._response.headers}
+
+    def error_message(self) -> str:
+        """The message of an error."""
         try:
-            return await anext(self._pieces)
-        except StopAsyncIteration:
-            raise Unavailable(f"the engine at {self._address} ended its answer before the first token") from None
+            return error_message(json.loads(self._first))
+        except (ValueError, RecursionError):
+            return error_message(self._first.decode(errors="replace"))
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        """Raises Unavailable, DeadlineExceeded: the engine failed, hung up early, or took too long for a piece, whatever else it sent."""
-        return self._pieces
+    def json(self) -> Mapping[str, Any]:
+        """Of an answer that came whole. Raises ProtocolError: it is no JSON object."""
+        try:
+            value = json.loads(self._first)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ProtocolError(f"no JSON object: {self._first[:SHOWN_CHARACTERS]!r}")
+        return value
 
-    async def _read(self) -> AsyncGenerator[Piece]:
-        parser = EventParser()
-        now_s = asyncio.get_running_loop().time
+    async def begin(self) -> None:
+        """Wait for the first bytes of a stream, or for all of another answer, or MAX_BUFFERED_BYTES of it.
+
+        Raises Unavailable: the engine hung up, or dropped the request.
+        """
+        buffered = bytearray()
         with _Translated(self._address):
-            until_s = now_s() + self._piece_timeout_s
-            while chunk := await self._chunk(until_s):
-                for data in parser.feed(chunk):
-                    if data == DONE:
-                        await self._end()
-                        return
-                    piece = _piece(_object(data))
-                    if piece is not None:
-                        yield piece
-                        until_s = now_s() + self._piece_timeout_s
-            raise ProtocolError("the stream ended before its end was said")
+            while chunk := await _next_chunk(self._response):
+                buffered += chunk
+                if self.is_stream or len(buffered) >= MAX_BUFFERED_BYTES:
+                    break
+            else:
+                self._is_whole = True
+        self._first = bytes(buffered)
+        self.reader.feed(self._first)
+        if self.is_stream and not self._first:
+            raise Unavailable(f"the engine at {self._address} ended its stream before the first event")
+        if self.status == HTTPStatus.OK and self.reader.failure is not None:
+            raise Unavailable(f"the engine at {self._address} failed: {self.reader.failure}")
 
-    async def _chunk(self, until_s: float) -> bytes:
-        """b"": it has ended. Comments and events without text, which keep a connection alive, do not put the deadline off."""
-        async with asyncio.timeout_at(until_s):
-            return await _arrived(self._response)
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Iterate over the bytes as they arrive. Raises Unavailable, DeadlineExceeded: the engine hung up, or was silent too long."""
+        if self._first:
+            yield self._first
+        while not (self._is_whole or self.reader.is_done):
+            with _Translated(self._address):
+                async with asyncio.timeout(self.chunk_timeout_s):
+                    chunk = await _next_chunk(self._response)
+            if not chunk:
+                return
+            if self.is_stream:
+                self.reader.feed(chunk)
+            yield chunk
+        await self._end()
 
     async def _end(self) -> None:
-        """The answer is whole. Only a body that is read to its end leaves a connection for others; one that goes on, or breaks, is no
-        matter."""
+        """Read the end of a body after its last event: only then another request can use the connection."""
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ProtocolError):
             async with asyncio.timeout(END_S):
-                while await _arrived(self._response):
+                while await _next_chunk(self._response):
                     pass
 
     def close(self) -> None:
+        """Hang up unless the answer is whole; only then another request can use the connection."""
         self._response.close()
-        if self._span is not None:
-            self._span.end()
+        if self.span is not None:
+            self.span.end()
 
 
 class Engines:
@@ -141,11 +168,25 @@ class Engines:
     async def close(self) -> None:
         await self._http.close()
 
-    async def prefill(self, work: Work, placement: Placement) -> FirstToken:
-        """Have the prompt computed, its blocks stored, and one token made.
+    async def tokenize(self, address: str, body: bytes, headers: Mapping[str, str]) -> list[int]:
+        """The token ids of a prompt, by the engine's own tokenizer and template.
 
-        Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over; InvalidArgument: it
-        says that the request is wrong. Cancelled, it hangs up.
+        Raises Unavailable: the engine cannot be reached, fails or answers otherwise; DeadlineExceeded; InvalidArgument: it refuses the
+        prompt.
+        """
+        with step("tokenize"), _Translated(address):
+            async with asyncio.timeout(self._settings.tokenize_timeout_s):
+                answer = await self._begin(address, TOKENIZE, body, headers)
+            answer.close()
+            if answer.status != HTTPStatus.OK:
+                raise InvalidArgument(f"the engine at {address} answers {answer.status} to {TOKENIZE}: {answer.error_message()}")
+            return _tokens(answer.json())
+
+    async def prefill(self, request: ApiRequest, placement: Placement) -> Prefilled:
+        """Have the prompt computed and its blocks stored.
+
+        Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over; EngineRefused: the
+        engine does not take the request. Cancelled, it hangs up.
         """
         params = {
             "do_remote_decode": True,
@@ -154,51 +195,75 @@ class Engines:
             "request_id": placement.request_id,
             "prefix_blocks": placement.prefix_blocks,
         }
-        body = {**_body(work, work.tokens, 1, params), "stream": False}
+        body, headers = prefill_body(request, params), _headers(request, placement)
         with step("prefill", instance=placement.prefill), _Translated(placement.prefill_address):
             async with asyncio.timeout(self._settings.first_token_timeout_s):
-                async with await self._post(placement.prefill_address, body, work.id) as response:
-                    answer, is_whole = await _read(response, MAX_ANSWER_BYTES)
-            if not is_whole:
-                raise ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-            return _first_token(_object(answer))
+                answer = await self._begin(placement.prefill_address, request.path, body, headers)
+            answer.close()
+            if answer.status != HTTPStatus.OK:
+                raise EngineRefused(f"the engine answers {answer.status}: {answer.error_message()}")
+            return _prefilled(answer)
 
-    async def serve(self, work: Work, placement: Placement) -> DecodeStream:
-        """Have all of the answer made by an engine that prefills and decodes. When it returns, the engine has accepted.
+    async def serve(self, request: ApiRequest, placement: Placement) -> EngineAnswer:
+        """Have all of the answer made by one engine. When it returns, the answer has begun; what the engine refuses is an answer too.
 
-        Raises as `prefill`. Each piece has first_token_timeout_s: the engine may compute somebody's prompt between any two.
+        Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over, or answer_timeout_s
+        for an answer that is not streamed. Cancelled, it hangs up.
         """
-        params = {"request_id": placement.request_id, "prefix_blocks": placement.prefix_blocks}
-        body = {**_body(work, work.tokens, work.max_tokens, params), "stream": True}
-        with step("serve", instance=placement.prefill, lasts=True) as span, _Translated(placement.prefill_address):
-            timeout_s = self._settings.first_token_timeout_s
-            async with asyncio.timeout(timeout_s):
-                response = await self._post(placement.prefill_address, body, work.id)
-            return DecodeStream(response, placement.prefill_address, timeout_s, span)
+        with step("serve", instance=placement.prefill, lasts=True) as span:
+            headers = _headers(request, placement)
+            return await self._answer(placement.prefill_address, request, request.body, headers, self._settings.first_token_timeout_s, span)
 
-    async def decode(self, work: Work, placement: Placement, first: FirstToken) -> DecodeStream:
-        """Have the tokens after the first one made. When it returns, the engine has accepted. Raises as `prefill`."""
-        params = {**first.handle, "request_id": placement.request_id}
-        tokens = work.tokens + first.token_ids
-        body = {**_body(work, tokens, work.max_tokens - len(first.token_ids), params), "stream": True}
-        with step("decode", instance=placement.decode, lasts=True) as span, _Translated(placement.decode_address):
-            timeout_s = self._settings.next_token_timeout_s
-            async with asyncio.timeout(timeout_s):
-                response = await self._post(placement.decode_address, body, work.id)
-            return DecodeStream(response, placement.decode_address, timeout_s, span)
+    async def decode(self, request: ApiRequest, placement: Placement, prefilled: Prefilled) -> EngineAnswer:
+        """Have the answer made by the engine that decodes, the first token included. As `serve`."""
+        body = decode_body(request, {**prefilled.params, "request_id": placement.request_id})
+        with step("decode", instance=placement.decode, lasts=True) as span:
+            headers = _headers(request, placement)
+            return await self._answer(placement.decode_address, request, body, headers, self._settings.next_token_timeout_s, span)
 
-    async def _post(self, address: str, body: Mapping[str, Any], request_id: str) -> aiohttp.ClientResponse:
-        """The answer's head, once the engine has accepted. The caller limits the time."""
-        headers = {"X-Request-Id": request_id, **trace_headers()}
-        # Nowhere else: a prompt goes where the master said.
-        response = await self._http.post(address.rstrip("/") + PATH, json=body, headers=headers, allow_redirects=False)
-        if response.status == 200:
-            return response
-        async with response:
-            said = _said((await _read(response, MAX_REFUSAL_BYTES))[0])
-        if 400 <= response.status < 500 and response.status not in RETRIED:
-            raise InvalidArgument(f"the engine refuses the request: {said}")
-        raise Unavailable(f"the engine at {address} answers {response.status}: {said}")
+    async def ask(self, address: str, request: ApiRequest, *, path: str = "", method: str = "POST") -> EngineAnswer:
+        """Send a request to the engine at `address`, which alone can answer it. `path`: instead of the request's. As `serve`."""
+        timeout_s = self._settings.first_token_timeout_s
+        with step("serve", lasts=True) as span:
+            return await self._answer(address, request, request.body, request.headers, timeout_s, span, path=path, method=method)
+
+    async def _answer(
+        self,
+        address: str,
+        request: ApiRequest,
+        body: bytes,
+        headers: Mapping[str, str],
+        chunk_timeout_s: float,
+        span: Span | None,
+        *,
+        path: str = "",
+        method: str = "POST",
+    ) -> EngineAnswer:
+        settings = self._settings
+        with _Translated(address):
+            async with asyncio.timeout(settings.first_token_timeout_s if request.is_streamed else settings.answer_timeout_s):
+                answer = await self._begin(address, path or request.path, body, headers, method=method)
+        answer.chunk_timeout_s, answer.span = chunk_timeout_s, span
+        return answer
+
+    async def _begin(self, address: str, path: str, body: bytes, headers: Mapping[str, str], *, method: str = "POST") -> EngineAnswer:
+        """An answer that has begun. Raises EngineFailed for a status that another attempt may not get. The caller limits the time."""
+        with _Translated(address):
+            answer = EngineAnswer(await self._request(method, address, path, body, headers), address)
+        try:
+            await answer.begin()
+            if not _is_final(answer.status):
+                raise EngineFailed(address, answer)
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def _request(self, method: str, address: str, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """The head of the answer."""
+        sent = {**headers, **trace_headers()}
+        # A redirection is not followed: the master chose the engine.
+        return await self._http.request(method, address.rstrip("/") + path, data=body, headers=sent, allow_redirects=False)
 
 
 class _Translated:
@@ -226,24 +291,23 @@ class _Translated:
 
 def _socket(info: tuple[Any, ...]) -> socket.socket:
     """Of a connection to an engine: it breaks when the engine's host is gone, or when its process is stopped and takes nothing, so that the
-    request is scheduled anew."""
+    request is scheduled again."""
     family, kind, protocol, *_ = info
     made = socket.socket(family, kind, protocol)
     notice_vanished_host(made, PEER_TIMEOUT_S, gives_up_unread=True)
     return made
 
 
-def _body(work: Work, tokens: list[int], max_tokens: int, params: Mapping[str, Any]) -> dict[str, Any]:
-    members = {"model": work.model, "prompt": tokens, "max_tokens": max_tokens, "return_token_ids": True}
-    return {**work.sampling, **members, "kv_transfer_params": params}
+def _headers(request: ApiRequest, placement: Placement) -> dict[str, str]:
+    return {**request.headers, REQUEST_ID_HEADER: str(placement.request_id)}
 
 
-async def _arrived(response: aiohttp.ClientResponse) -> bytes:
-    """What of the body has come since; b"": it has ended. Of a connection that it closes itself, as what comes is no HTTP, aiohttp tells
-    nobody who waits."""
+async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
+    """The bytes that have arrived since; b"": the body has ended. aiohttp wakes no reader of a connection that it closes itself, as for
+    bytes that are no HTTP: hence the checks."""
     while True:
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(CONNECTION_CHECK_S):
                 return await response.content.readany()
         except TimeoutError:
             if response.connection is not None and not response.connection.closed:
@@ -253,90 +317,24 @@ async def _arrived(response: aiohttp.ClientResponse) -> bytes:
         raise ProtocolError("its connection ended within the answer, which is no HTTP")
 
 
-async def _read(response: aiohttp.ClientResponse, most_bytes: int) -> tuple[str, bool]:
-    """The beginning of what it says, and whether that is all."""
-    got = bytearray()
-    while chunk := await _arrived(response):
-        got += chunk
-        if len(got) > most_bytes:
-            return got[:most_bytes].decode(errors="replace"), False
-    return got.decode(errors="replace"), True
+def _prefilled(answer: EngineAnswer) -> Prefilled:
+    """Raises ProtocolError."""
+    params = answer.json().get("kv_transfer_params") or {}
+    if not isinstance(params, dict):
+        raise ProtocolError("its kv_transfer_params are no object")
+    return Prefilled(params, answer.reader.cached_tokens)
 
 
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"no JSON: {text[:SHOWN_CHARACTERS]!r}") from None
-    if not isinstance(value, dict):
-        raise ProtocolError(f"no object: {text[:SHOWN_CHARACTERS]!r}")
-    return value
+def _tokens(answer: Mapping[str, Any]) -> list[int]:
+    """Of the answer to /tokenize. Raises ProtocolError."""
+    tokens = answer.get("tokens")
+    if not isinstance(tokens, list) or not tokens or not all(is_token(token) for token in tokens):
+        raise ProtocolError(f"{TOKENIZE} gives no list of token ids")
+    return tokens
 
 
-def _first_token(answer: Mapping[str, Any]) -> FirstToken:
-    choice, handle = _choice(answer), answer.get("kv_transfer_params") or {}
-    if choice is None or not isinstance(handle, dict):
-        raise ProtocolError("there is no choice in it, or its kv_transfer_params are no object")
-    token_ids = _token_ids(choice)
-    if token_ids is None:
-        raise ProtocolError("it does not know return_token_ids, so that nobody could go on from its first token")
-    return FirstToken(Piece(_text(choice), len(token_ids), _finish_reason(choice)), token_ids, handle, _cached_tokens(answer))
-
-
-def _cached_tokens(answer: Mapping[str, Any]) -> int | None:
-    try:
-        found = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    except (LookupError, TypeError):
-        return None
-    return found if isinstance(found, int) and found >= 0 else None
-
-
-def _piece(answer: Mapping[str, Any]) -> Piece | None:
-    """None for an event that is no part of the text."""
-    if "error" in answer:
-        raise Unavailable(f"the engine failed: {_said(json.dumps(answer))}")
-    choice = _choice(answer)
-    if choice is None:
-        return None
-    text, token_ids = _text(choice), _token_ids(choice)
-    return Piece(text, (1 if text else 0) if token_ids is None else len(token_ids), _finish_reason(choice))
-
-
-def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise ProtocolError("it has no list of choices")
-    return choices[0] if choices else None
-
-
-def _text(choice: Mapping[str, Any]) -> str:
-    text = choice.get("text")
-    if not isinstance(text, str):
-        raise ProtocolError("a choice has no text")
-    return text
-
-
-def _finish_reason(choice: Mapping[str, Any]) -> str | None:
-    reason = choice.get("finish_reason")
-    if reason is not None and not isinstance(reason, str):
-        raise ProtocolError("a finish_reason is no text")
-    if reason in FAILED:
-        raise Unavailable(f"the engine gave the request up: {reason}")
-    return reason
-
-
-def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:
-    token_ids = choice.get("token_ids")
-    if token_ids is not None and not (isinstance(token_ids, list) and all(isinstance(token, int) for token in token_ids)):
-        raise ProtocolError("token_ids are not integers")
-    return token_ids
-
-
-def _said(text: str) -> str:
-    """The message of an error in OpenAI's form, or what else there is."""
-    try:
-        error = json.loads(text)["error"]
-        message = error["message"] if isinstance(error, dict) else error
-    except (ValueError, RecursionError, LookupError, TypeError):
-        message = text
-    return str(message).strip()[:SHOWN_CHARACTERS] or "nothing more"
+def _is_final(status: int) -> bool:
+    """Whether another attempt would get the same: an answer, or a refusal that is the client's to mend."""
+    if status in RETRIED:
+        return False
+    return 200 <= status < 300 or 400 <= status < 500

@@ -23,6 +23,7 @@ SAME = {
     "failed": "failures",
     "hung_up": "hang_ups",
     "retries": "retries",
+    "token_mismatches": "token_mismatches",
     "prompt_tokens": "prompt_tokens",
     "prefix_tokens": "prefix_tokens",
     "output_tokens": "output_tokens",
@@ -59,6 +60,7 @@ def add_router_signals(
 def readings(counters: Counters, trace_spans: Reading) -> Readings:
     return {f"kvstore_router_{metric}": getattr(counters, field) for field, metric in SAME.items()} | {
         "kvstore_router_rejections": {(reason,): count for reason, count in dict(counters.rejected).items()},
+        "kvstore_router_routed_by_load": {(reason,): count for reason, count in dict(counters.routed_by_load).items()},
         "kvstore_router_request_duration_seconds": {(): counters.durations.counts()},
         "kvstore_router_time_to_first_token_seconds": {(): counters.first_tokens.counts()},
         "kvstore_router_trace_spans": trace_spans,

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 TRACESTATE: Final = "tracestate"
 """What other tracers say to their like: it goes along with a traceparent, unread."""
-TRACED: Final = MappingProxyType({"/v1/completions": "completions", "/v1/chat/completions": "chat_completions"})
+TRACED: Final = MappingProxyType(
+    {
+        "/v1/completions": "completions",
+        "/v1/chat/completions": "chat_completions",
+        "/v1/embeddings": "embeddings",
+        "/v1/responses": "responses",
+    }
+)
 """Paths whose requests have spans, and what they are called."""
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 

@@ -39,6 +39,8 @@ def parse_address(text: str) -> Address:
         return Address(unix=text[5:])
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
+    if "/" in host or any(map(str.isspace, host)):
+        raise InvalidArgument(f"{text!r} is not an address: write HOST:PORT, without a scheme or a path, or unix:PATH")
     if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise InvalidArgument(f"{text!r} is not an address: write HOST:PORT (port 0 to 65535) or unix:PATH")
     return Address(host=host, port=int(port))
@@ -87,6 +89,16 @@ def why_not_here(unix: str, told: str) -> str:
     if found != told:
         return f"{unix} is another daemon's in this mount namespace: mount the folder of the one that is meant"
     return "" if os.access(unix, os.W_OK, effective_ids=True) else why_denied(Path(unix))
+
+
+def listening_socket(host: str, port: int, *, backlog: int) -> socket.socket:
+    """A listening TCP socket at a host name or address. `::` is every interface of both families, where the system has IPv6 and IPv4.
+
+    Raises OSError, ValueError (UnicodeError: no host name).
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    is_dual = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=backlog, dualstack_ipv6=is_dual)
 
 
 def connect(address: Address, *, timeout_s: float, source: str = "") -> socket.socket:

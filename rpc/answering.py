@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from kvstore.protocol.errors import KVStoreError, Unavailable, typed
+from kvstore.protocol.errors import Denied, KVStoreError, Unavailable, typed
 from kvstore.protocol.frames import SPREADS_READS, TAKES_TRACES
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Welcome
@@ -24,6 +24,10 @@ class Answering(ABC):
     """Of requests that come by this connection; None: this daemon traces nothing."""
     _stopwatch: Stopwatch | None
     _speaker: Speaker
+
+    @abstractmethod
+    def _denied(self, error: Denied) -> None:
+        """The peer's credential was refused, or does not allow what was asked."""
 
     @abstractmethod
     def _answered(self, request_id: int) -> None:
@@ -75,6 +79,8 @@ class Answering(ABC):
         and the peer told of an internal error."""
         if not isinstance(error, KVStoreError):
             log.error("a request failed", exc_info=error)
+        elif isinstance(error, Denied):
+            self._denied(error)
         if request_id:
             told = typed(error)
             if self._stopwatch is not None:

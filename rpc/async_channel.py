@@ -14,16 +14,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.frames import VERSION, Header
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, not_a_name, share_s
 from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.channel import POST_TIMEOUT_S
+from kvstore.rpc.connecting import not_connected
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import Exchange, has_hung_up, notice, take_descriptors
+from kvstore.rpc.exchange import Exchange, has_hung_up, notice, refusal, take_descriptors
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
@@ -37,11 +38,11 @@ M = TypeVar("M", bound=Message)
 class AsyncChannel:
     """See the module. Owns its socket; `welcome` says who answered. One task at a time."""
 
-    def __init__(self, address: Address, sock: socket.socket, version: int = VERSION) -> None:
+    def __init__(self, address: Address, sock: socket.socket) -> None:
         self.address = address
         self._sock = sock
         self._incoming = Incoming()
-        self._exchange = Exchange(address, version)
+        self._exchange = Exchange(address)
         self.is_open = True
         self._is_midway = False
         """A request was begun and its answer has not come, or a message without an answer is being sent."""
@@ -55,7 +56,6 @@ class AsyncChannel:
         deadline: Deadline,
         *,
         peer_timeout_s: float = PEER_TIMEOUT_S,
-        version: int = VERSION,
         tls: Certificates | None = None,
     ) -> "AsyncChannel":
         """Connect and introduce, as `Channel.open`.
@@ -71,20 +71,17 @@ class AsyncChannel:
         except TimeoutError:
             raise deadline.exceeded() from None
         except OSError as error:
-            raise Unavailable(f"cannot connect to {address}: {error.strerror or error}") from None
+            raise not_connected(address, error) from None
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
-        channel = cls(address, sock, version)
+        channel = cls(address, sock)
         try:
             if isinstance(sock, TlsSocket):
                 await channel._shake_hands(sock, deadline)
             said = hello if not address.partition else replace(hello, partition=address.partition)
             channel.welcome = await channel.call(said, Welcome, deadline)
             check_welcome(sock.certified if isinstance(sock, TlsSocket) else None, channel.welcome)
-        except BaseException as error:
+        except BaseException:
             channel.close()
-            older = channel._exchange.version
-            if isinstance(error, ProtocolError) and older < version:
-                return await cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, version=older, tls=tls)
             raise
         return channel
 
@@ -159,6 +156,8 @@ class AsyncChannel:
             request = self._exchange.request(message, deadline, payload)
             self._is_midway = True
             await self._write(request, deadline)
+        except OSError as error:
+            raise self._broken(refusal(self._sock, self._incoming) or error) from None
         except BaseException as error:
             raise self._broken(error) from None
 
@@ -254,6 +253,8 @@ class AsyncChannel:
     def _broken(self, error: BaseException) -> BaseException:
         """Close, and say what the caller is told: its own cancellation and typed errors as they are."""
         self.close()
+        if isinstance(error, DeadlineExceeded):
+            return DeadlineExceeded(f"{self.address}: {error}")
         if isinstance(error, OSError) and not isinstance(error, KVStoreError):
             return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
         return error

@@ -16,6 +16,8 @@ from typing import Final
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.exchange import take_descriptors
+from kvstore.rpc.gil_contention import HELD_WAIT_MS, LATE_NS, sleeps
+from kvstore.rpc.held_socket import receive_held, send_held
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 
 MAX_FDS: Final = 64
@@ -27,7 +29,7 @@ _AT_ONCE: Final = int(socket.MSG_DONTWAIT)
 class BlockingSocket:
     """See the module. The socket is its owner's."""
 
-    __slots__ = ("_armed_s", "_busy_poll", "_peer_closed", "sock")
+    __slots__ = ("_armed_s", "_busy_poll", "_keeps_gil", "_peer_closed", "sock")
 
     def __init__(self, sock: socket.socket, busy_poll: BusyPoll | None, peer_closed: Callable[[], OSError]) -> None:
         """`busy_poll`: who waits may look for a while before it sleeps; None or one of 0 us: it sleeps at once. `peer_closed` makes the
@@ -35,6 +37,8 @@ class BlockingSocket:
         sock.setblocking(True)
         self.sock = sock
         self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
+        self._keeps_gil = type(sock) is socket.socket
+        """The kernel's own calls may be made in place of its methods: not where they speak TLS."""
         self._peer_closed = peer_closed
         self._armed_s = 0.0
 
@@ -63,7 +67,10 @@ class BlockingSocket:
     def send_two(self, head: bytes, value: bytes | memoryview, deadline: Deadline) -> None:
         """As `send`, of two buffers that the kernel takes whole as a rule."""
         try:
-            sent = self.sock.sendmsg((head, value), (), _AT_ONCE)
+            if self._keeps_gil and (busy := self._busy_poll) is not None and busy.gil.is_on:
+                sent = send_held(self.sock.fileno(), b"".join((head, value)))
+            else:
+                sent = self.sock.sendmsg((head, value), (), _AT_ONCE)
         except BlockingIOError:
             sent = 0
         if sent < len(head) + len(value):
@@ -75,6 +82,11 @@ class BlockingSocket:
         """At least one byte of an answer into `room`. Raises as `receive`."""
         busy = self._busy_poll
         if busy is None:
+            return self.receive((room,), deadline)
+        if self._keeps_gil and busy.gil.holds():
+            if got := receive_held(self.sock.fileno(), room, HELD_WAIT_MS):
+                return got
+            busy.gil.missed()
             return self.receive((room,), deadline)
         clock_ns, receive = time.monotonic_ns, self.sock.recv_into
         began_ns = clock_ns()
@@ -90,8 +102,16 @@ class BlockingSocket:
                 busy.found()
                 return got
             busy.missed()
-        got = self.receive((room,), deadline)
-        busy.slept(clock_ns() - began_ns)
+        slept = sleeps() if busy.gil.is_suspected else 0
+        busy.gil.waiting.add(id(self))
+        try:
+            got = self.receive((room,), deadline)
+        finally:
+            busy.gil.waiting.discard(id(self))
+        waited_ns = clock_ns() - began_ns
+        busy.slept(waited_ns)
+        if waited_ns >= LATE_NS:
+            busy.gil.waited(slept)
         return got
 
     def receive(self, views: Sequence[memoryview], deadline: Deadline) -> int:

@@ -10,6 +10,8 @@ one on a busy machine, where the peer lacks the processor that polling takes, ha
 import os
 from typing import Final
 
+from kvstore.rpc.gil_contention import GilContention
+
 DEFAULT_US: Final = 100
 """The default of the settings `busy_poll_us`."""
 WORTH_FACTOR: Final = 2
@@ -21,11 +23,12 @@ MAX_RESTS: Final = 256
 class BusyPoll:
     """What a thread, or several of one kind, learn from their waits. No lock: what threads overwrite of one another is a guess less."""
 
-    __slots__ = ("_in_vain", "_rests", "is_on", "max_ns")
+    __slots__ = ("_in_vain", "_rests", "gil", "is_on", "max_ns")
 
-    def __init__(self, max_us: int, *, processors: int | None = None) -> None:
+    def __init__(self, max_us: int, *, processors: int | None = None, gil: GilContention | None = None) -> None:
         """`max_us` is how long it may look, 0 for never. With fewer than two `processors` (default: those that this process may use) it
-        never does either: the peer could not run meanwhile."""
+        never does either: the peer could not run meanwhile. `gil`: what is known of other threads that compute."""
+        self.gil = gil or GilContention()
         available = processors if processors is not None else len(os.sched_getaffinity(0))
         self.max_ns = max_us * 1000 if available > 1 else 0
         self.is_on = False

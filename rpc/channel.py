@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.frames import VERSION, Header
+from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Flags, Hello, Welcome
@@ -23,13 +23,15 @@ from kvstore.rpc.blocking_socket import BlockingSocket
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.connecting import connect_to
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import Exchange, has_hung_up, notice
+from kvstore.rpc.exchange import Exchange, has_hung_up, notice, refusal
 from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.outbox import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
-from kvstore.security.tls.certificates import Certificates
-from kvstore.security.tls.subjects import CertifiedPeer, check_welcome
-from kvstore.security.tls.tls_socket import TlsSocket
+
+if TYPE_CHECKING:
+    from kvstore.security.tls.certificates import Certificates
+    from kvstore.security.tls.subjects import CertifiedPeer
+    from kvstore.security.tls.tls_socket import TlsSocket
 
 M = TypeVar("M", bound=Message)
 
@@ -42,12 +44,14 @@ _LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 class Channel:
     """See the module. Owns its socket; `welcome` says who answered."""
 
-    def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None, version: int = VERSION) -> None:
+    def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None) -> None:
         """`busy_poll`: a call may look for its answer for a while before it sleeps; None or one of 0 us: it sleeps at once."""
         self.address = address
         self._incoming = Incoming()
-        self._exchange = Exchange(address, version)
+        self._exchange = Exchange(address)
         self._socket = BlockingSocket(sock, busy_poll, self._exchange.peer_closed)
+        self.context: Any = None
+        """What its user keeps for this connection, and loses with it."""
         self.is_open = True
         self._is_midway = False
         """A request was begun and its answer has not come, or a message without an answer is being sent."""
@@ -62,27 +66,25 @@ class Channel:
         *,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         busy_poll: BusyPoll | None = None,
-        version: int = VERSION,
-        tls: Certificates | None = None,
+        tls: "Certificates | None" = None,
     ) -> "Channel":
-        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`. A peer of the release
-        before, which cannot read a Hello of this `version`, is connected to once more and spoken to in its own. `tls`: over TCP with TLS,
-        if it connects, to a master or node whose certificate names the address.
+        """Connect and introduce; between calls, a peer whose host vanishes is noticed within `peer_timeout_s`. `tls`: over
+        TCP with TLS, if it connects, to a master or node whose certificate names the address.
 
         Raises Unavailable, DeadlineExceeded, Untrusted, or the peer's refusal (Unauthorized, ProtocolError).
         """
         sock = connect_to(address, tls, deadline)
         notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
-        channel = cls(address, sock, busy_poll, version)
+        channel = cls(address, sock, busy_poll)
         try:
             said = hello if not address.partition else replace(hello, partition=address.partition)
             channel.welcome = channel.call(said, Welcome, deadline)
-            check_welcome(channel.certified, channel.welcome)
-        except BaseException as error:
+            if channel.certified is not None:
+                from kvstore.security.tls.subjects import check_welcome
+
+                check_welcome(channel.certified, channel.welcome)
+        except BaseException:
             channel.close()
-            older = channel._exchange.version
-            if isinstance(error, ProtocolError) and older < version:
-                return cls.open(address, hello, deadline, peer_timeout_s=peer_timeout_s, busy_poll=busy_poll, version=older, tls=tls)
             raise
         return channel
 
@@ -100,12 +102,12 @@ class Channel:
         self._send(message, deadline, payload)
         return self._receive(answer, deadline)
 
-    def call_for_flag(self, kind: int, since: int, body: bytes, value: bytes | memoryview, deadline: Deadline) -> int | None:
-        """`call`, for the one flag of an answer Flags, with a message of that type, packed already in its form of version `since`, and one
-        value: a third of the steps. None: the answer has another number of flags. Raises as `call`."""
+    def call_for_flag(self, kind: int, body: bytes, value: bytes | memoryview, deadline: Deadline) -> int | None:
+        """`call`, for the one flag of an answer Flags, with a message of that type, packed already, and one value: a third
+        of the steps. None: the answer has another number of flags. Raises as `call`."""
         exchange, incoming = self._exchange, self._incoming
         try:
-            head = exchange.packed_request(kind, since, body, len(value), deadline)
+            head = exchange.packed_request(kind, body, len(value), deadline)
         except ProtocolError as error:
             raise self._broken(error) from None
         self._is_midway = True
@@ -165,9 +167,10 @@ class Channel:
             raise self._broken(error) from None
 
     @property
-    def certified(self) -> CertifiedPeer | None:
+    def certified(self) -> "CertifiedPeer | None":
         """Who is there, as its certificate says; None: over a Unix socket, or without TLS."""
-        return self._socket.sock.certified if isinstance(self._socket.sock, TlsSocket) else None
+        tls = _tls_of(self._socket.sock)
+        return tls.certified if tls is not None else None
 
     # --- a request and its answer in steps, for who waits for several channels at once, or looks after something else meanwhile ---
 
@@ -221,7 +224,7 @@ class Channel:
             raise self._broken(error) from None
         exchange.payload_left -= got
         advance(pending, got)
-        if pending and isinstance(self._socket.sock, TlsSocket) and self._socket.sock.pending():  # a poll would not tell
+        if pending and (tls := _tls_of(self._socket.sock)) is not None and tls.pending():  # a poll would not tell
             return self.take_values(pending)
         return not pending
 
@@ -236,7 +239,7 @@ class Channel:
         try:
             self._socket.send(request, deadline)
         except OSError as error:
-            raise self._broken(error) from None
+            raise self._broken(refusal(self._socket.sock, self._incoming) or error) from None
 
     def _receive(self, answer: type[M], deadline: Deadline, fds: "array[int] | None" = None) -> M:
         """The answer; descriptors that come with it are appended to `fds`."""
@@ -268,6 +271,8 @@ class Channel:
     def _broken(self, error: KVStoreError | OSError) -> KVStoreError | OSError:
         """Close, and say what the caller is told. An OSError without a number is not the socket's: a signal handler raised it."""
         self.close()
+        if isinstance(error, DeadlineExceeded):
+            return DeadlineExceeded(f"{self.address}: {error}")
         if isinstance(error, KVStoreError) or error.errno is None:
             return error
         return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
@@ -308,7 +313,7 @@ class Channel:
             raise Unavailable(f"{self.address} spoke before it was asked")
         self.is_open = False
         sock = self._socket.sock
-        if isinstance(sock, TlsSocket):  # goes as it is: it has state beside its descriptor
+        if _tls_of(sock) is not None:  # goes as it is: it has state beside its descriptor
             self._socket.sock = socket.socket()
             self._socket.sock.close()
             return sock
@@ -318,3 +323,8 @@ class Channel:
         """Hang up. A second close is a no-op."""
         self.is_open = False
         self._socket.sock.close()
+
+
+def _tls_of(sock: socket.socket) -> "TlsSocket | None":
+    """The socket, where it speaks TLS. `ssl` is loaded by who made it so: for others its 10 ms of import are spared."""
+    return cast("TlsSocket", sock) if hasattr(sock, "certified") else None

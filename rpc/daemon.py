@@ -1,8 +1,10 @@
-"""What a daemon's process does around its reactor: logs, lines for its starter, signals, and a collector that leaves what stays alone.
+"""What a daemon's process does around its reactor: logs, lines for its starter, signals, how memory is
+allocated, and a collector that leaves what stays alone.
 
 It knows neither settings nor what is served.
 """
 
+import ctypes
 import gc
 import json
 import logging
@@ -10,9 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from kvstore.rpc.reactor import Reactor
+
+MAPPED_BYTES: Final = 1 << 20
+_M_MMAP_THRESHOLD: Final = -3
+"""Of glibc's malloc.h."""
 
 log = logging.getLogger("kvstore.transfer")
 
@@ -20,6 +26,14 @@ log = logging.getLogger("kvstore.transfer")
 def begin_logging() -> None:
     """Log to standard error; standard output is for `say`."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+
+
+def map_large_arrays() -> None:
+    """Have malloc map each allocation of MAPPED_BYTES or more by itself, whatever was freed before: an array that grows is then moved by
+    its pages, and leaves no hole in the heap. A node of a million blocks had 50 MB of them. Nothing where the C library has no mallopt."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> list[str]:

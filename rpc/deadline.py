@@ -10,13 +10,20 @@ OVERDUE_S: Final = 1.0
 died of a want of memory."""
 
 
+def seconds_shown(seconds: float) -> str:
+    """For people: two digits below a second, else hundredths at most."""
+    return f"{seconds:.2g} s" if seconds < 1 else f"{round(seconds, 2):g} s"
+
+
 class Deadline:
     """A point in monotonic time that a whole operation shares, however many requests it takes."""
 
-    __slots__ = ("at_ns", "timeout_s")
+    __slots__ = ("at_ns", "timeout_s", "whole_s")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, whole_s: float | None = None) -> None:
+        """`whole_s`: the time of the operation that this is a part of, which the error names."""
         self.timeout_s = timeout_s
+        self.whole_s = timeout_s if whole_s is None else whole_s
         self.at_ns = time.monotonic_ns() + int(timeout_s * 1e9)
 
     def left_s(self) -> float:
@@ -30,9 +37,13 @@ class Deadline:
         """So much of what is left; 0.0 when nothing is."""
         return max(0.0, min(seconds, (self.at_ns - time.monotonic_ns()) / 1e9))
 
+    def part(self, seconds: float) -> "Deadline":
+        """A deadline within this one, after so many seconds at most."""
+        return Deadline(self.up_to_s(seconds), whole_s=self.whole_s)
+
     def waited_s(self) -> float:
         """Seconds since it began."""
         return self.timeout_s - (self.at_ns - time.monotonic_ns()) / 1e9
 
     def exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"no answer within the deadline of {self.timeout_s:g} s")
+        return DeadlineExceeded(f"no answer within the deadline of {seconds_shown(self.whole_s)}")

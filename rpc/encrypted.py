@@ -56,8 +56,8 @@ class Encrypted:
         if not self._sock.server_side:
             return str(error)
         log.warning("refusing a connection: %s", error)
-        failure = Failure(error.code, str(error)).pack()
-        self._sock.answer_plainly(pack_header(Failure.TYPE, 0, len(failure)) + failure)
+        failure = Failure(error.code, str(error).replace(self._sock.peer_name, "this side")).pack()
+        self._sock.answer_refused(pack_header(Failure.TYPE, 0, len(failure)) + failure)
         self.is_refused = True
         try:
             self._sock.shutdown(socket.SHUT_WR)

@@ -15,7 +15,6 @@ from kvstore.protocol.frames import (
     HEADER,
     MAGIC,
     MAX_DEADLINE_MS,
-    OLDEST_VERSION,
     SPREADS_READS,
     TAKES_TRACES,
     VERSION,
@@ -27,6 +26,7 @@ from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.incoming import Incoming
 from kvstore.rpc.tracing import CALL
 
 M = TypeVar("M", bound=Message)
@@ -39,13 +39,10 @@ _ONE_FLAG_BODY: Final = struct.calcsize("<IB")
 class Exchange:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
-    __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces", "version")
+    __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces")
 
-    def __init__(self, address: Address, version: int = VERSION) -> None:
-        """`version`: what the peer speaks, as far as is known."""
+    def __init__(self, address: Address) -> None:
         self._address = address
-        self.version = version
-        """Of a peer that could not read us, that of its answer: what it speaks."""
         self.takes_traces = self.spreads_reads = False
         """The peer has said so in its Welcome."""
         self._request_id = 0
@@ -60,15 +57,10 @@ class Exchange:
         if self.payload_left:
             raise ProtocolError("the previous answer's payload was not read")
         self._request_id = self._request_id % MAX_REQUEST_ID + 1
-        version = message.SINCE
-        if version <= self.version:
-            body = message.pack()
-        else:
-            version = self.version
-            body = message.pack_for(version)
+        body = message.pack()
         payload_bytes = sum(map(len, payload)) if payload else 0
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
-        frame = pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms, version) + body
+        frame = pack_header(message.TYPE, self._request_id, len(body), payload_bytes, deadline_ms) + body
         call = CALL.get()
         if call is not None:
             call.requests += 1
@@ -77,15 +69,14 @@ class Exchange:
         head = memoryview(frame)
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
 
-    def packed_request(self, kind: int, since: int, body: bytes, payload_bytes: int, deadline: Deadline) -> bytes:
+    def packed_request(self, kind: int, body: bytes, payload_bytes: int, deadline: Deadline) -> bytes:
         """The next request's header and body, of a message that is packed already. Raises as `request`; what deadline is left is not
         looked at: what is packed at once has all of it."""
         if self.payload_left:
             raise ProtocolError("the previous answer's payload was not read")
         self._request_id = request_id = self._request_id % MAX_REQUEST_ID + 1
         deadline_ms = min(int(deadline.timeout_s * 1000) + 1, MAX_DEADLINE_MS)
-        version = since if since < self.version else self.version
-        frame = HEADER.pack(MAGIC, version, kind, request_id, deadline_ms, len(body), payload_bytes) + body
+        frame = HEADER.pack(MAGIC, VERSION, kind, request_id, deadline_ms, len(body), payload_bytes) + body
         call = CALL.get()
         if call is not None:
             call.requests += 1
@@ -100,7 +91,7 @@ class Exchange:
         magic, version, kind, request_id, _, body_bytes, payload_bytes, count, flag = _ONE_FLAG.unpack_from(data)
         is_plain = kind == Flags.TYPE and request_id == self._request_id and count == 1 and body_bytes == _ONE_FLAG_BODY
         found: int = flag
-        return found if is_plain and not payload_bytes and magic == MAGIC and OLDEST_VERSION <= version <= VERSION else None
+        return found if is_plain and not payload_bytes and magic == MAGIC and version == VERSION else None
 
     def answer(self, header: Header, body: memoryview, kind: type[M]) -> M | KVStoreError:
         """What this frame answers to the request: the message, or the peer's typed error.
@@ -108,7 +99,7 @@ class Exchange:
         Raises ProtocolError for any other frame, and the error of a peer that could not read us and hangs up.
         """
         if header.type == kind.TYPE and header.request_id == self._request_id:
-            reply = kind.unpack_of(header.version, body)
+            reply = kind.unpack(body)
             self.payload_left = header.payload_bytes
             if header.deadline_ms:  # of a Welcome; of other answers it is 0
                 self.takes_traces = bool(header.deadline_ms & TAKES_TRACES)
@@ -119,7 +110,6 @@ class Exchange:
         failure = Failure.unpack(body)
         error = from_code(failure.code, failure.text)
         if not header.request_id:
-            self.version = min(self.version, header.version)
             raise error
         return error
 
@@ -150,10 +140,24 @@ def has_hung_up(sock: socket.socket) -> bool:
         return True
 
 
+def refusal(sock: socket.socket, incoming: Incoming) -> KVStoreError | None:
+    """The error by which a peer refused this connection before it closed it: where a send fails, its Failure can still be read. None: it
+    sent none."""
+    try:
+        incoming.received(sock.recv_into(incoming.room(), 0, socket.MSG_DONTWAIT))
+        frame = incoming.next_frame()
+        if frame is None or frame[0].type != Failure.TYPE or frame[0].request_id:
+            return None
+        failure = Failure.unpack(frame[1])
+    except (OSError, ProtocolError):
+        return None
+    return from_code(failure.code, failure.text)
+
+
 def notice(message: Message) -> deque[memoryview]:
     """A message that has no answer, as the buffers to send."""
     body = message.pack()
-    return deque((memoryview(pack_header(message.TYPE, 0, len(body), version=message.SINCE) + body),))
+    return deque((memoryview(pack_header(message.TYPE, 0, len(body)) + body),))
 
 
 def take_descriptors(ancillary: Iterable[tuple[int, int, bytes]], fds: "array[int]") -> None:

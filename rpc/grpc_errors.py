@@ -27,10 +27,13 @@ _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "INVALID_ARGUMENT": InvalidArgument,
 }
 """By gRPC status name. Others become the root."""
+_OWN_WORDS: Final = {"Deadline Exceeded": "no answer from the master's control plane within the deadline"}
+"""In place of what gRPC says by itself."""
 
 
 def translated(error: grpc.RpcError) -> KVStoreError:
     """The typed error of a failed call."""
     if not isinstance(error, grpc.Call):
         return KVStoreError(str(error))
-    return _ERRORS.get(error.code().name, KVStoreError)(error.details() or error.code().name)
+    details = error.details() or error.code().name
+    return _ERRORS.get(error.code().name, KVStoreError)(_OWN_WORDS.get(details, details))

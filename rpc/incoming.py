@@ -3,7 +3,9 @@
 It knows no socket and no message: its owner reads into `room()` and tells how much came.
 """
 
+import contextlib
 from collections import deque
+from mmap import MADV_NOHUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final
 
 from kvstore.protocol.errors import ProtocolError
@@ -17,12 +19,12 @@ _NOTHING: Final = memoryview(b"")
 class Incoming:
     """See the module. Not thread-safe."""
 
-    __slots__ = ("_buffer", "_end", "_start", "max_body_bytes")
+    __slots__ = ("_base", "_buffer", "_end", "_start", "max_body_bytes")
 
     def __init__(self) -> None:
         self.max_body_bytes = MAX_BODY_BYTES
         """A frame whose body is to be longer is none of ours."""
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._base = self._buffer = _new_buffer()
         self._start = self._end = 0
 
     @property
@@ -95,7 +97,8 @@ class Incoming:
 
     def let_go(self) -> None:
         """The connection is gone: nothing has arrived, and nothing will."""
-        self._buffer, self._start, self._end = _NOTHING, 0, 0
+        self._base = self._buffer = _NOTHING
+        self._start = self._end = 0
 
     def _take(self, size: int) -> None:
         self._start += size
@@ -109,7 +112,7 @@ class Incoming:
         """
         have, room = self._end - self._start, len(self._buffer)
         if room > BUFFER_BYTES >= size:
-            buffer = memoryview(bytearray(BUFFER_BYTES))
+            buffer = self._base
         elif self._start + size <= room:
             return
         elif size <= room:
@@ -120,3 +123,12 @@ class Incoming:
             buffer = memoryview(bytearray(min(size, max(2 * have, BUFFER_BYTES))))
         buffer[:have] = self._buffer[self._start : self._end]  # right for overlapping ones too
         self._buffer, self._start, self._end = buffer, 0, have
+
+
+def _new_buffer() -> memoryview:
+    """BUFFER_BYTES of zeros, of which memory is taken page by page as it is written: a connection of small frames takes 8 KiB. malloc gives
+    memory that was used before, so that calloc has to write all of it."""
+    buffer = mmap(-1, BUFFER_BYTES, MAP_PRIVATE | MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages refuses; else one would make all buffers of 32 connections resident
+        buffer.madvise(MADV_NOHUGEPAGE)
+    return memoryview(buffer)

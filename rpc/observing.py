@@ -6,7 +6,7 @@ by their ids meanwhile.
 
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import KVStoreError
 
@@ -21,8 +21,26 @@ class Observer(Protocol):
     def answered(self) -> Mapping[int, Callable[[int], None]]:
         """By the type of a request's message: to be called with the ns from there to its answer. Each request of a daemon pays for it."""
 
+    @property
+    def slow_ns(self) -> int:
+        """Requests that took at least so long are reported to `slow`, too. Each request of a daemon pays for the look."""
+
+    def slow(self, peer: "Peer", kind: int, elapsed_ns: int) -> None:
+        """A request of that type took so long."""
+
     def refused(self, error: KVStoreError) -> None:
         """The answer was that error."""
+
+
+class Peer(Protocol):
+    """As much of a Session as an observer of its slow requests needs."""
+
+    @property
+    def context(self) -> Any:
+        """The handler's own state for the connection."""
+
+    def peer(self) -> str:
+        """Its address."""
 
 
 class Stopwatch:
@@ -44,12 +62,15 @@ class Stopwatch:
             self._unanswered[begun[0]] = begun
         self._begun = (request_id, kind, monotonic_ns()) if request_id else None
 
-    def answered(self, request_id: int) -> None:
+    def answered(self, request_id: int) -> tuple[int, int] | None:
+        """The request has its answer. Its type and duration in ns, if it was slow."""
         begun = self._begun
         if begun is not None and begun[0] == request_id:
             self._begun = None
         else:
             begun = self._unanswered.pop(request_id, None)
             if begun is None:
-                return
-        self._answered[begun[1]](monotonic_ns() - begun[2])
+                return None
+        elapsed_ns = monotonic_ns() - begun[2]
+        self._answered[begun[1]](elapsed_ns)
+        return (begun[1], elapsed_ns) if elapsed_ns >= self.observer.slow_ns else None

@@ -8,14 +8,16 @@ names the owner, or a refusal while nobody owns it. Only the owner's own word co
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, TooManyConnections, Unavailable
 from kvstore.protocol.session_messages import SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.security.tls.certificates import Certificates
+
+if TYPE_CHECKING:
+    from kvstore.security.tls.certificates import Certificates
 
 MAX_NAMED: Final = 16
 """Addresses known only because a master named them, the latest; and names that one round follows."""
@@ -158,14 +160,16 @@ class Round:
         self._failures.clear()
 
     def error(self) -> KVStoreError:
-        """Of a round that has found no owner: Unavailable, NoOwner where a master says so, unless one has refused for another reason
-        (Unauthorized, ProtocolError)."""
+        """Of a round that has found no owner: Unavailable, NoOwner where a master says so, TooManyConnections where none has a place or a
+        descriptor left, unless one has refused for another reason (Unauthorized, ProtocolError)."""
         refusals = [failure for failure in self._failures if not isinstance(failure, Unavailable)]
         if refusals:
             return refusals[0]
         is_awaited = any(isinstance(failure, NoOwner) for failure in self._failures)
         told = "; ".join(dict.fromkeys(map(str, self._failures))) or "there was no time to ask one"
-        return (NoOwner if is_awaited else Unavailable)(f"no master can be reached: {told}")
+        are_full = bool(self._failures) and all(isinstance(failure, TooManyConnections) for failure in self._failures)
+        kind = NoOwner if is_awaited else TooManyConnections if are_full else Unavailable
+        return kind(f"no master can be reached: {told}")
 
 
 def is_awaited(masters: Masters, error: KVStoreError) -> bool:
@@ -198,7 +202,7 @@ def find_owner(
     attempt_s: float,
     max_attempt_s: float = 0.0,
     besides: Address | None = None,
-    tls: Certificates | None = None,
+    tls: "Certificates | None" = None,
 ) -> Channel:
     """One round: an introduced connection to the owner. One attempt takes `attempt_s` at most, and as much longer for each time in a row
     that this master has not answered, up to `max_attempt_s`. Who is not asked for want of time has not been silent.
@@ -210,7 +214,7 @@ def find_owner(
         while deadline.up_to_s(attempt_s) and (address := asking.next()) is not None:
             patience_s = max(attempt_s, min((1 + masters.silences(address)) * attempt_s, max_attempt_s))
             try:
-                channel = Channel.open(address, hello, Deadline(deadline.up_to_s(patience_s)), tls=tls)
+                channel = Channel.open(address, hello, deadline.part(patience_s), tls=tls)
             except KVStoreError as error:
                 asking.failed(address, error)
                 continue
@@ -223,7 +227,7 @@ def find_owner(
 
 
 def await_owner(
-    masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, pause_s: float, tls: Certificates | None = None
+    masters: Masters, hello: Hello, deadline: Deadline, *, attempt_s: float, pause_s: float, tls: "Certificates | None" = None
 ) -> Channel:
     """As `find_owner`, again and again until the deadline where there are several masters, or one that awaits an owner: `pause_s` is the
     first pause."""

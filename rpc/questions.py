@@ -6,6 +6,7 @@ from collections.abc import Callable
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Failure
+from kvstore.rpc.deadline import seconds_shown
 from kvstore.rpc.reactor import Reactor, Timer
 
 log = logging.getLogger("kvstore.transfer")
@@ -29,7 +30,7 @@ class Questions:
 
         def expired() -> None:
             self._waiting.pop(number, None)
-            on_reply(None, DeadlineExceeded(f"the peer did not answer within {deadline_s:g} s"))
+            on_reply(None, DeadlineExceeded(f"the peer did not answer within {seconds_shown(deadline_s)}"))
 
         self._waiting[number] = (on_reply, self._reactor.call_later(deadline_s, expired))
         return number

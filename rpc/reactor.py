@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded
 from kvstore.rpc.busy_poll import BusyPoll
+from kvstore.rpc.deadline import seconds_shown
 
 T = TypeVar("T")
 
@@ -157,7 +158,7 @@ class Reactor:
         wait([future], deadline_s)
         if not future.done():
             future.cancel()
-            raise DeadlineExceeded(f"the event loop did not answer within {deadline_s:g} s")
+            raise DeadlineExceeded(f"the event loop did not answer within {seconds_shown(deadline_s)}")
         return future.result()
 
     def run(self) -> None:

@@ -2,9 +2,9 @@
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
-import resource
 import socket
 import stat
 import tempfile
@@ -12,14 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvstore.protocol.errors import ConfigError, KVStoreError, Unauthorized, Unavailable
+from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, Header, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import SocketAccess
+from kvstore.rpc.address import Address, listening_socket
+from kvstore.rpc.descriptors import SpareDescriptor, described_limit, max_accepted, max_open_files
 from kvstore.rpc.handler import Handler
 from kvstore.rpc.observing import Observer
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
+from kvstore.rpc.refusal_log import RefusalLog
 from kvstore.rpc.session import DEFAULT_LIMITS, Session
 from kvstore.rpc.socket_files import remove_dead, sweep
 from kvstore.rpc.tracing import Tracer
@@ -72,14 +75,21 @@ class Server:
         """Serves connections accepted from now on; may be replaced before the reactor runs."""
         self.handler_of: Callable[[Session], Handler] = lambda _session: self.handler
         """Who serves a session from the frame on by which it was known."""
-        self._max_connections = max_connections
+        self.on_denied: Callable[[Session, Denied], None] = lambda _session, _error: None
+        """Called with each session that showed a credential which is refused, or asked for what its own does not allow."""
+        self._max_connections = min(max_connections, max_accepted())
+        bound = "max_connections" if self._max_connections == max_connections else f"half of the {described_limit()}"
+        self._full = f"the server has all its {self._max_connections} connections in use ({bound})"
+        self._refusals = RefusalLog()
+        self._spare = SpareDescriptor()
         self._limits = limits
         self._hello_timeout_s = hello_timeout_s
-        self._max_strangers = min(max_strangers, max(1, max_connections // 2))
+        self._max_strangers = min(max_strangers, max(1, self._max_connections // 2))
         self._peer_timeout_s = peer_timeout_s
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
         self.sessions: set[Session] = set()
+        self._numbers = itertools.count(1)
         self._strangers: dict[Session, Timer] = {}
         """Longest here first; the timer hangs up."""
         if self._tls is not None and self._tls.revokes:
@@ -93,8 +103,7 @@ class Server:
         if not 0 <= port <= 65535:
             raise ConfigError(f"port {port} is not a port: they are 0 to 65535")
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            listener = listening_socket(host, port, backlog=BACKLOG)
         except UnicodeError as error:
             raise ConfigError(f"{host!r} is not a host name: {error}") from None
         except OSError as error:
@@ -103,7 +112,7 @@ class Server:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
         self._add(listener)
         bound = listener.getsockname()
-        return f"[{bound[0]}]:{bound[1]}" if family == socket.AF_INET6 else f"{bound[0]}:{bound[1]}"
+        return str(Address(bound[0], bound[1]))
 
     def listen_unix(self, path: Path, access: SocketAccess = OWNER_ONLY) -> str:
         """Listen on the Unix socket `path`, for whom `access` lets in; a folder that is made for it is this user's alone but for them. A
@@ -143,19 +152,13 @@ class Server:
             sock, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        except OSError as error:  # out of descriptors: the peer waits in the backlog, and epoll would tell of it again and again
-            log.error("cannot accept a connection: %s", error)
-            self._reactor.modify(listener.fileno(), 0)
-            self._reactor.call_later(ACCEPT_PAUSE_S, lambda: self._listen_again(listener))
+        except OSError as error:
+            self._refuse_for_want(listener, error)
             return
         if len(self.sessions) >= self._max_connections and self._strangers:
-            next(iter(self._strangers)).close("its place is needed, and it has not introduced itself")
+            next(iter(self._strangers)).turn_away(TooManyConnections("its place is needed, and it has not introduced itself"))
         if len(self.sessions) >= self._max_connections:
-            log.warning("refusing a connection: %d are open (max_connections)", len(self.sessions))
-            if self._tls is not None and sock.family != socket.AF_UNIX:
-                sock.close()  # nothing can be said before the handshake, which would be this one's too
-            else:
-                _refuse(sock, Unavailable(f"the server has all its {self._max_connections} connections in use"))
+            self._turn_away(sock, self._full)
             return
         if access is not None and not access.admits(sock):
             log.warning("refusing a connection: a Unix socket for %s was reached by another user", access)
@@ -170,15 +173,48 @@ class Server:
             except OSError:  # gone already
                 return
         session = Session(self._reactor, sock, _Tracked(self), self._limits, self._observer, self.tracer)
+        session.on_denied = self.on_denied
+        session.number = next(self._numbers)
         session.limit_bodies(MAX_HELLO_BYTES)
         self.sessions.add(session)
         self._meet(session)
+
+    def _refuse_for_want(self, listener: socket.socket, error: OSError) -> None:
+        """No descriptor is left for the peer that waits: accept it on the spare one and refuse it. Where that fails too, pause: the peer
+        waits in the backlog, and epoll would report it again and again."""
+        reason = f"the server has no descriptor left ({error.strerror}): it has used the {described_limit()}"
+        with self._spare.given_up():
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                self._log_refusal(reason)
+                self._reactor.modify(listener.fileno(), 0)
+                self._reactor.call_later(ACCEPT_PAUSE_S, lambda: self._listen_again(listener))
+            else:
+                self._turn_away(sock, reason)
+
+    def _turn_away(self, sock: socket.socket, reason: str) -> None:
+        self._log_refusal(reason)
+        if self._tls is not None and sock.family != socket.AF_UNIX:
+            sock.close()  # nothing can be said before the handshake, which would be this one's too
+        else:
+            _refuse(sock, TooManyConnections(reason))
+
+    def _log_refusal(self, reason: str) -> None:
+        if line := self._refusals.count(reason, self._reactor.now_ns()):
+            log.warning("%s", line)
+
+    def counts(self) -> dict[str, int]:
+        """Connections that there are, that there may be, and that were refused for want of a place or of a descriptor."""
+        limits = {"max_connections": self._max_connections, "max_open_files": max_open_files()}
+        return {"connections": len(self.sessions), "refused_connections": self._refusals.total, **limits}
 
     def _meet(self, session: Session) -> None:
         reason = f"nobody introduced himself within {self._hello_timeout_s:g} s (hello_timeout_s)"
         self._strangers[session] = self._reactor.call_later(self._hello_timeout_s, lambda: session.close(reason))
         if len(self._strangers) > self._max_strangers:
-            next(iter(self._strangers)).close(f"{self._max_strangers} others have not introduced themselves either (max_strangers)")
+            reason = f"{self._max_strangers} others have not introduced themselves either (max_strangers)"
+            next(iter(self._strangers)).turn_away(TooManyConnections(reason))
 
     def known(self, session: Session) -> None:
         """It is no stranger any more: it has introduced itself, or is gone."""
@@ -198,6 +234,7 @@ class Server:
         for path in self._unix_paths:
             path.unlink(missing_ok=True)
         self._unix_paths.clear()
+        self._spare.close()
         self.hang_up("the server stops")
 
     def _hang_up_on_revoked(self) -> None:
@@ -235,7 +272,6 @@ class _Tracked:
         self.payload = server.handler.payload
 
     def _first_frame(self, session: Session, header: Header, body: memoryview) -> None:
-        session.peer_version = header.version  # until it has introduced itself each frame may be its Hello
         self._server.handler.frame(session, header, body)
         if session.context is not None and self._is_stranger:
             self.frame = self._server.handler_of(session).frame
@@ -270,12 +306,6 @@ def _give(path: Path, access: SocketAccess) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot open {path} to {access}: {error.strerror}: run as a member of that group, or as root") from None
-
-
-def allow_many_descriptors() -> None:
-    """Raise this process's limit of open files to what the system allows: each connection takes one, each slab of DRAM two."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def default_run_dir() -> Path:

@@ -6,14 +6,16 @@ the handler answers is in answering.py. It owns its socket and its buffers. It d
 
 import logging
 import socket
+import struct
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Final
 
-from kvstore.protocol.errors import ProtocolError, Unavailable, Untrusted
+from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, Unavailable, Untrusted
 from kvstore.protocol.frames import Header, kind_of
 from kvstore.protocol.messages import NO_REQUESTS
 from kvstore.protocol.session_messages import Failure, Hello, Trace
+from kvstore.rpc.address import Address
 from kvstore.rpc.answering import Answering
 from kvstore.rpc.arriving import Arriving
 from kvstore.rpc.encrypted import Encrypted
@@ -58,6 +60,11 @@ class Session(Answering):
         sock.setblocking(False)
         self.reactor = reactor
         self.is_local = sock.family == socket.AF_UNIX
+        self.number = 0
+        """Of an accepted connection, among those of its server."""
+        self.requests = 0
+        """That the peer made, where the handler counts them."""
+        self.since_ns = reactor.now_ns()
         self.context: Any = None
         """The handler's own state for this connection."""
         self._in_flight = InFlight()
@@ -80,8 +87,11 @@ class Session(Answering):
         self.traces = TracedStopwatch(observer, tracer) if tracer is not None else None
         """Of requests that come by this connection; None: this daemon traces nothing."""
         self._is_met = False
+        self.on_denied: Callable[[Session, Denied], None] | None = None
+        """Called when the peer shows a credential that is refused, or asks for what its own does not allow."""
         self._stopwatch = self.traces or (Stopwatch(observer) if observer is not None else None)
         self.is_open = True
+        self._is_kept = False
         reactor.register(self._fd, self._on_ready if self._tls is None else self._on_tls_ready)
         if self._tls is not None:
             self._update_events()
@@ -90,6 +100,16 @@ class Session(Answering):
         """The host by which the peer reached this side; 127.0.0.1 over a Unix socket."""
         return "127.0.0.1" if self.is_local else str(self._sock.getsockname()[0])
 
+    def peer(self) -> str:
+        """Address of the peer: HOST:PORT, or `unix:uid 1000 pid 7` over a Unix socket; "" once it is gone."""
+        try:
+            if not self.is_local:
+                return str(Address(*self._sock.getpeername()[:2]))
+            pid, uid, _gid = struct.unpack("iII", self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        except OSError:
+            return ""
+        return f"unix:uid {uid} pid {pid}"
+
     def limit_bodies(self, max_bytes: int) -> None:
         """What the peer says from now on has no more bytes than that, or it is hung up on."""
         self._incoming.max_body_bytes = max_bytes
@@ -97,15 +117,6 @@ class Session(Answering):
     def met(self, *, takes_traces: bool) -> None:
         """This side has introduced itself, and the peer has answered: it is no stranger, and takes Trace messages or does not."""
         self._is_met, self._speaker.takes_traces = True, takes_traces
-
-    @property
-    def peer_version(self) -> int:
-        """The protocol version that the peer speaks."""
-        return self._speaker.peer_version
-
-    @peer_version.setter
-    def peer_version(self, version: int) -> None:
-        self._speaker.peer_version = version
 
     @property
     def certified(self) -> CertifiedPeer | None:
@@ -127,6 +138,7 @@ class Session(Answering):
         except BlockingIOError:
             return
         except Untrusted as error:
+            self._denied(error)
             self._refuse(error)
         except OSError as error:
             self.close(f"{error.strerror or error}")
@@ -139,6 +151,10 @@ class Session(Answering):
             self._update_events()
         elif tls.is_over():
             self.close("it was refused")
+
+    def _denied(self, error: Denied) -> None:
+        if self.on_denied is not None:
+            self.on_denied(self, error)
 
     def _refuse(self, error: Untrusted) -> None:
         assert self._tls is not None
@@ -176,7 +192,10 @@ class Session(Answering):
         if self._is_counted:  # and timed from there on, be it answered by now or not
             self._is_counted = False
         elif self._stopwatch is not None:
-            self._stopwatch.observer.answered[kind_of(room)](monotonic_ns() - began_ns)
+            observer, elapsed_ns = self._stopwatch.observer, monotonic_ns() - began_ns
+            observer.answered[kind_of(room)](elapsed_ns)
+            if elapsed_ns >= observer.slow_ns:
+                observer.slow(self, kind_of(room), elapsed_ns)
         return True
 
     def count(self, header: Header) -> None:
@@ -252,7 +271,7 @@ class Session(Answering):
             self._stopwatch.begin(header.request_id, header.type)
         try:
             if self._tls is not None and header.type == Hello.TYPE:  # each of them: who is known already may say it again
-                self._tls.check_hello(Hello.unpack_of(header.version, body))
+                self._tls.check_hello(Hello.unpack(body))
             if not header.payload_bytes:
                 self._begin(header)
             self._handler.frame(self, header, body)
@@ -351,7 +370,9 @@ class Session(Answering):
 
     def _answered(self, request_id: int) -> None:
         if self._stopwatch is not None:
-            self._stopwatch.answered(request_id)
+            slow = self._stopwatch.answered(request_id)
+            if slow is not None:
+                self._stopwatch.observer.slow(self, *slow)
         if self._in_flight.end(request_id):
             self._update_events()
             self.reactor.call_soon(self._resume)  # what has been read already
@@ -370,6 +391,12 @@ class Session(Answering):
         self.reply(0, Failure(error.code, str(error)))
         self.close(str(error))
 
+    def turn_away(self, error: KVStoreError) -> None:
+        """Hang up on a peer that may come again. It is sent the error, as far as its socket takes it now; over TLS nothing."""
+        if self._tls is None:
+            self.reply(0, Failure(error.code, str(error)))
+        self.close(str(error))
+
     def close(self, reason: str = "closed") -> None:
         """Hang up. Waiting requests get Unavailable, `on_sent` of unsent answers is called. A second close is a no-op.
 
@@ -380,7 +407,6 @@ class Session(Answering):
             return
         self.is_open = False
         self.reactor.unregister(self._fd)
-        self._sock.close()
         self.at_once = None
         self._incoming.let_go()
         self._arriving.let_go()
@@ -389,4 +415,13 @@ class Session(Answering):
             self.traces.close()
         self.belongs_to(None)
         self._speaker.close(Unavailable(f"the connection broke: {reason}"))
-        self._handler.closed(self)
+        try:
+            self._handler.closed(self)
+        finally:
+            if not self._is_kept:
+                self._sock.close()
+
+    def keep_socket(self) -> socket.socket:
+        """For a handler's `closed`: the socket, of which the caller is the owner from now on."""
+        self._is_kept = True
+        return self._sock

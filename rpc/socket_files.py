@@ -10,7 +10,7 @@ from typing import Final
 
 OURS: Final = re.compile(r"(master|node|transfer)-.+\.sock")
 """The folder may be one in which others keep files, too."""
-MIN_AGE_S: Final = 60.0
+MIN_AGE_S: Final = 2.0
 """A younger one may be bound and not listened on yet."""
 PROBE_S: Final = 1.0
 """For a connection within the host, which a listener's backlog takes at once."""
@@ -24,7 +24,7 @@ def remove_dead(path: Path) -> None:
         probe.settimeout(PROBE_S)
         with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
             probe.connect(str(path))
-            raise OSError(errno.EADDRINUSE, "another process listens there")
+            raise OSError(errno.EADDRINUSE, "another process listens there: stop it, or give this one a folder of its own (--run-dir)")
     path.unlink(missing_ok=True)
 
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, Header, pack_header
+from kvstore.protocol.frames import MAX_DEADLINE_MS, Header, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.outbox import Outbox, SendLimits
@@ -23,7 +23,7 @@ log = logging.getLogger("kvstore.transfer")
 class Speaker:
     """See the module. The reactor's thread is the only caller."""
 
-    __slots__ = ("_hang_up", "_has_queued", "_limits", "_questions", "_reactor", "_timer", "outbox", "peer_version", "takes_traces")
+    __slots__ = ("_hang_up", "_has_queued", "_limits", "_questions", "_reactor", "_timer", "outbox", "takes_traces")
 
     def __init__(
         self,
@@ -35,8 +35,6 @@ class Speaker:
         has_queued: Callable[[], None],
     ) -> None:
         """`hang_up` is called with the reason, `has_queued` after bytes had to be queued."""
-        self.peer_version = VERSION
-        """The protocol version that the peer speaks."""
         self.takes_traces = False
         """The peer takes Trace messages."""
         self.outbox = Outbox(sock, reactor.guarded, reactor.now_ns)
@@ -56,9 +54,7 @@ class Speaker:
         on_sent: Callable[[], None] | None = None,
         fds: Sequence[int] = (),
     ) -> None:
-        """A message, in the form that the peer knows."""
-        version = min(message.SINCE, self.peer_version)
-        self.say_packed(message.TYPE, request_id, deadline_ms, message.pack_for(version), payload, on_sent, fds, version)
+        self.say_packed(message.TYPE, request_id, deadline_ms, message.pack(), payload, on_sent, fds)
 
     def say_packed(
         self,
@@ -69,9 +65,8 @@ class Speaker:
         payload: Sequence[memoryview | bytes] = (),
         on_sent: Callable[[], None] | None = None,
         fds: Sequence[int] = (),
-        version: int = OLDEST_VERSION,
     ) -> None:
-        head = pack_header(kind, request_id, len(body), sum(map(len, payload)), deadline_ms, version) + body
+        head = pack_header(kind, request_id, len(body), sum(map(len, payload)), deadline_ms) + body
         self.send(head, payload, on_sent, fds)
 
     def send(
@@ -93,10 +88,9 @@ class Speaker:
 
     def ask(self, message: Message, on_reply: Reply, deadline_s: float) -> None:
         """A request. `on_reply` is called once, by `heard` or `closed` or when the time is over."""
-        version = min(message.SINCE, self.peer_version)
-        body = message.pack_for(version)
+        body = message.pack()
         request_id = self._questions.ask(on_reply, deadline_s)
-        self.say_packed(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body, version=version)
+        self.say_packed(message.TYPE, request_id, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS), body)
 
     def announce(self) -> None:
         """For whom the request is that is asked next, where its call is traced and the peer takes that."""

@@ -16,7 +16,7 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import pack_header
 from kvstore.protocol.session_messages import Trace
 from kvstore.protocol.traceparent import TraceParent, parse_traceparent
-from kvstore.rpc.observing import MAX_UNANSWERED, Observer, Stopwatch
+from kvstore.rpc.observing import MAX_UNANSWERED, Observer, Peer, Stopwatch
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def on_behalf(spans: Sequence[Span], ask: Callable[..., T], *arguments: Any) -> 
 def _announcement(span: TraceParent) -> bytes:
     """The frame that says for whom the next request is."""
     body = Trace(span.text()).pack()
-    return pack_header(Trace.TYPE, 0, len(body), version=Trace.SINCE) + body
+    return pack_header(Trace.TYPE, 0, len(body)) + body
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
@@ -116,8 +116,13 @@ def parent_in(metadata: Iterable[Any]) -> TraceParent | None:
 class Unobserved:
     """An observer for whoever only traces."""
 
+    slow_ns: Final = 1 << 63
+
     def __init__(self) -> None:
         self.answered: Final = defaultdict[int, Callable[[int], None]](lambda: _not_observed)
+
+    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+        return
 
     def refused(self, error: KVStoreError) -> None:
         return
@@ -160,10 +165,11 @@ class TracedStopwatch(Stopwatch):
         """Of a request that has no answer yet; None: it is not traced."""
         return self._spans.get(request_id)
 
-    def answered(self, request_id: int) -> None:
-        super().answered(request_id)
+    def answered(self, request_id: int) -> tuple[int, int] | None:
+        slow = super().answered(request_id)
         if self._spans and (span := self._spans.pop(request_id, None)) is not None:
             span.end()
+        return slow
 
     def failed(self, request_id: int, error: KVStoreError) -> None:
         """The request is about to be answered with that error."""

@@ -19,10 +19,11 @@ what is looked up is the digest of what he has shown.
 """
 
 import hashlib
+import heapq
 import hmac
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -34,6 +35,9 @@ MAX_FILE_BYTES: Final = 4 << 20
 """Some 30,000 tokens: a file beyond that is another file."""
 SECTIONS: Final = {"tenants": Kind.TENANT, "nodes": Kind.NODE, "instances": Kind.INSTANCE, "admins": Kind.OPERATOR}
 ANY_NAME: Final = "*"
+MAX_ENDING: Final = 20
+"""Tokens whose ends operators are told."""
+NO_TENANT: Final = "the token is not an operator's, and no tenant is named (--tenant, KVSTORE_CLIENT_TENANT)"
 NODES_LINE: Final = '[nodes]\n"*" = "A JOIN TOKEN"   # `kvstore token new --node` makes one; each node is started with it as join_token'
 
 
@@ -54,6 +58,10 @@ class Credentials:
         """By digest, and tenant or None for what belongs to no tenant. Without any, everybody is let in."""
         self._identities = identities or {}
         self._ids = {identity.credential: identity for identity in self._identities.values()}
+        self._owners = {digest: identity for (digest, _tenant), identity in self._identities.items()}
+        ending = (identity for identity in self._ids.values() if identity.expires_s != math.inf)
+        self.first_to_end: Final = tuple(heapq.nsmallest(MAX_ENDING, ending, key=lambda identity: identity.expires_s))
+        """Of the MAX_ENDING tokens that end first, in that order."""
 
     @property
     def lets_everybody_in(self) -> bool:
@@ -73,22 +81,30 @@ class Credentials:
         digest = digest_of(token)
         found = self._identities.get((digest, tenant)) or self._identities.get((digest, None))
         if found is None:
-            raise Unauthorized(f"unknown tenant {tenant!r} or wrong token")
+            raise Unauthorized(f"unknown tenant {tenant!r} or wrong token" if tenant else NO_TENANT)
         if found.expires_s <= now_s:
             raise Unauthorized(f"the token of {found} has expired: ask for a new one")
-        if certificate is not None and certificate.kind is Kind.TENANT and (found.kind, found.name) != (certificate.kind, certificate.name):
+        if certificate is not None and not _agree(found, certificate):
             raise Denied(f"the certificate is of {certificate}, the token of {found}")
-        return found
+        return replace(found, certificate=certificate.certificate) if certificate is not None else found
+
+    def owner(self, token: str) -> Identity | None:
+        """Return whose token this is, expired or not; of several tenants' token one of them. None for an unknown token."""
+        return self._owners.get(digest_of(token))
 
     def holds(self, identity: Identity, *, now_s: float) -> bool:
         """Is the token by which this one was identified still good, for the same? One without a token (a certificate) is."""
         if self.lets_everybody_in or not identity.credential:
             return self.lets_everybody_in is (identity.kind is Kind.EVERYBODY)
-        return self._ids.get(identity.credential) == identity and identity.expires_s > now_s
+        return self._ids.get(identity.credential) == replace(identity, certificate=b"") and identity.expires_s > now_s
 
     def gone_since(self, former: "Credentials") -> list[Identity]:
         """What `former` had and this has not, or not for the same any more."""
         return [identity for credential, identity in former._ids.items() if self._ids.get(credential) != identity]
+
+    def identities(self) -> frozenset[Identity]:
+        """Of all tokens."""
+        return frozenset(self._ids.values())
 
     def has(self, kind: Kind) -> bool:
         """Is there a token of this kind?"""
@@ -96,6 +112,13 @@ class Credentials:
 
     def __len__(self) -> int:
         return len(self._identities)
+
+
+def _agree(token: Identity, certificate: Identity) -> bool:
+    """Whether one peer may show both. An operator's certificate stands for each tenant that is named: an operator's token goes with it."""
+    if certificate.kind is not Kind.TENANT or (token.kind is Kind.OPERATOR and certificate.role is Role.ADMIN):
+        return True
+    return (token.kind, token.name) == (certificate.kind, certificate.name)
 
 
 def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Credentials:

@@ -3,14 +3,19 @@
 Metadata and not fields of each request, so that one look tells of every call, of those to come too, whose it is.
 """
 
+import json
 from collections.abc import Iterable
 from typing import Any, Final
+
+from kvstore.security.actor import THIS_MASTER, Actor
 
 TENANT: Final = "kvstore-tenant-bin"
 TOKEN: Final = "kvstore-token-bin"
 """gRPC takes any bytes under a name that ends so."""
 MASTER_KEY: Final = "kvstore-master-key"
 """What the master that is asked has said in the catalog, in hexadecimal digits."""
+ACTOR: Final = "kvstore-actor-bin"
+"""Of a master's call: the operator for whom it asks, as JSON."""
 
 
 def as_metadata(tenant: str, token: str) -> tuple[tuple[str, bytes], ...]:
@@ -34,3 +39,18 @@ def from_metadata(metadata: Iterable[Any]) -> tuple[str, str] | None:
         return shown.get(TENANT, b"").decode(errors="surrogatepass"), shown[TOKEN].decode(errors="surrogatepass")
     except UnicodeDecodeError:
         return None
+
+
+def on_behalf_of(actor: Actor) -> tuple[tuple[str, bytes], ...]:
+    """For the `metadata` of a master's call to another one; nothing for what a master does by itself."""
+    return ((ACTOR, json.dumps(actor.told()).encode()),) if actor != THIS_MASTER else ()
+
+
+def acting(metadata: Iterable[Any]) -> Actor:
+    """The operator for whom a master asks; THIS_MASTER where the call names none, or none that can be read. For calls of masters only:
+    anybody can send this."""
+    shown = next((value for key, value in metadata if key == ACTOR), b"")
+    try:
+        return Actor.read(json.loads(shown))
+    except ValueError:
+        return THIS_MASTER

@@ -4,24 +4,19 @@ A new file takes the place of the old one whole, or not at all. Threads may ask;
 """
 
 import hmac
-import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, Unauthorized
+from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized
 from kvstore.security.credentials import read_credentials
 from kvstore.security.file_signature import signature
 from kvstore.security.identity import FELLOW, Identity, Kind
 
 MASTER_KEY_BYTES: Final = 32
 """At random."""
-LOG_INTERVAL_S: Final = 10.0
-"""One line in the log for so long of wrong credentials, however many: whoever guesses must not fill a disk."""
-
-log = logging.getLogger("kvstore.security")
 
 
 class Guard:
@@ -38,7 +33,6 @@ class Guard:
         """By which other masters of the cluster are let in: told in the catalog, which they alone read, and over with this process."""
         self._lock = threading.Lock()
         self._refused = 0
-        self._logged_s = -LOG_INTERVAL_S
 
     @property
     def lets_everybody_in(self) -> bool:
@@ -53,8 +47,8 @@ class Guard:
         """As Credentials.identify, now."""
         try:
             return self._credentials.identify(tenant, token, now_s=self._wall_s(), certificate=certificate)
-        except KVStoreError as error:
-            self._count(str(error))
+        except KVStoreError:
+            self._count()
             raise
 
     def identify_node(self, name: str, token: str, certificate: Identity | None = None) -> Identity:
@@ -63,8 +57,8 @@ class Guard:
             found = self._credentials.identify("", token, now_s=self._wall_s(), certificate=certificate)
             if found.kind not in (Kind.NODE, Kind.EVERYBODY) or not found.goes_by(name):
                 raise Denied(f"{found} is not node {name!r}")
-        except KVStoreError as error:
-            self._count(f"a node that says it is {name!r}: {error}")
+        except KVStoreError:
+            self._count()
             raise Unauthorized(
                 f"node {name!r} may not join, its join token is missing or wrong: give it, in join_token or join_token_file, one that the "
                 "master's tokens file has in [nodes], by this name or by *"
@@ -74,10 +68,13 @@ class Guard:
     def identify_master(self, key: str) -> Identity:
         """Another master of the cluster, by this one's `master_key`. Raises Unauthorized."""
         if not hmac.compare_digest(key.encode(errors="replace"), self.master_key.encode()):
-            text = "a master's key that is not this one's: who asks must have read it in the catalog since this master started"
-            self._count(text)
-            raise Unauthorized(text)
+            self._count()
+            raise Unauthorized("a master's key that is not this one's: who asks must have read it in the catalog since this master started")
         return FELLOW
+
+    def owner(self, token: str) -> Identity | None:
+        """As Credentials.owner, now."""
+        return self._credentials.owner(token)
 
     def holds(self, identity: Identity) -> bool:
         """Would whoever was identified so be identified so again?"""
@@ -91,27 +88,18 @@ class Guard:
         self._credentials = credentials
         return credentials.gone_since(former)
 
-    def reread_loudly(self) -> list[Identity]:
-        """As `reread`, told in the log; nobody is gone where the file is no good."""
-        try:
-            gone = self.reread()
-        except ConfigError as error:
-            log.error("the credentials stay as they were: %s", error)
-            return []
-        if self._path:
-            log.info("the tokens file was read again: %d tokens of before are gone, %d are there", len(gone), len(self._credentials))
-        return gone
+    def identities(self) -> frozenset[Identity]:
+        """Of all tokens that are in force."""
+        return self._credentials.identities()
+
+    def first_to_end(self) -> tuple[Identity, ...]:
+        """See Credentials.first_to_end."""
+        return self._credentials.first_to_end
 
     def has_changed(self) -> bool:
         """Is the file another one, or another's, than when it was last read?"""
         return signature(self._path) != self._seen
 
-    def _count(self, text: str) -> None:
+    def _count(self) -> None:
         with self._lock:
             self._refused += 1
-            now_s = time.monotonic()
-            is_due = now_s - self._logged_s >= LOG_INTERVAL_S
-            if is_due:
-                self._logged_s = now_s
-        if is_due:
-            log.warning("refused, number %d so far: %s", self._refused, text)

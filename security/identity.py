@@ -5,7 +5,7 @@ A daemon makes an Identity of what a peer shows (credentials.py), keeps it with 
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 
@@ -36,13 +36,15 @@ class Kind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Identity:
     """`name` is the tenant's, node's, instance's or operator's; of a node or an instance "" stands for any. `credential` names the token
-    that was shown without telling it, for revoking it; `expires_s` is when that token ends, in seconds of Unix time."""
+    that was shown without telling it, for revoking it; `expires_s` is when that token ends, in seconds of Unix time. `certificate` is the
+    fingerprint (tls/revoked.py) of the certificate that was shown, b"" of none: what is issued upon it ends when that is revoked."""
 
     kind: Kind
     role: Role = Role.NONE
     name: str = ""
     credential: str = ""
     expires_s: float = math.inf
+    certificate: bytes = field(default=b"", repr=False)
 
     def goes_by(self, name: str) -> bool:
         """May this node or instance say that it is the one of this name?"""

@@ -42,8 +42,24 @@ from kvstore.protocol.master_messages import (
     Replicate,
     Reserve,
 )
-from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, Regions, Release, Slabs
+from kvstore.protocol.node_messages import (
+    Abort,
+    Commit,
+    Flush,
+    HoldBlocks,
+    Open,
+    OpenAhead,
+    OpenIndex,
+    Put,
+    PutAhead,
+    Read,
+    Regions,
+    Release,
+    ReleaseHolds,
+    Slabs,
+)
 from kvstore.protocol.session_messages import Hello
+from kvstore.security.actions import action
 from kvstore.security.identity import Identity, Kind, Role
 
 
@@ -57,7 +73,7 @@ class Rule:
 
     def allows(self, identity: Identity) -> bool:
         if identity.kind is Kind.EVERYBODY:
-            return self is not COMMANDS
+            return self not in (COMMANDS, MASTERS)
         return identity.kind in self.kinds and (identity.kind is not Kind.TENANT or identity.role >= self.role)
 
 
@@ -65,32 +81,33 @@ OPEN: Final = Rule("anybody", frozenset(Kind))
 KNOWN: Final = Rule("any valid credential", frozenset(Kind) - {Kind.STRANGER}, Role.READ)
 READS: Final = Rule("a tenant's token with role read, write or admin", frozenset({Kind.TENANT}), Role.READ)
 WRITES: Final = Rule("a tenant's token with role write or admin", frozenset({Kind.TENANT}), Role.WRITE)
+MANAGES: Final = Rule("a tenant's token with role write or admin, or one of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.WRITE)
 FETCHES: Final = Rule("a tenant's token, or a pass of a node", frozenset({Kind.TENANT, Kind.NODE}), Role.READ)
 LISTS: Final = Rule("a token of the tenant or of [admins]", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.READ)
 OPERATES: Final = Rule("a token of [admins], or a tenant's with role admin", frozenset({Kind.TENANT, Kind.OPERATOR}), Role.ADMIN)
 # What the console of another master asks and does for operators whom that master has let in.
 SHOWS: Final = Rule(LISTS.text, LISTS.kinds | {Kind.MASTER}, LISTS.role)
 SERVES: Final = Rule(OPERATES.text, OPERATES.kinds | {Kind.MASTER}, OPERATES.role)
-SERVES_ALL: Final = Rule("a token of [admins]", frozenset({Kind.OPERATOR, Kind.MASTER}))
 JOINS: Final = Rule("a registered node, by its join token (the setting join_token, of the section [nodes])", frozenset({Kind.NODE}))
 REPORTS: Final = Rule(
     "an instance's token (the setting instance_token, of the section [instances])", frozenset({Kind.INSTANCE, Kind.TENANT}), Role.ADMIN
 )
+MASTERS: Final = Rule("another master of the cluster", frozenset({Kind.MASTER}))
 COMMANDS: Final = Rule("the master that this node is registered with", frozenset({Kind.MASTER}))
 
 MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
         Lookup.TYPE: READS,
-        Exists.TYPE: READS,
+        Exists.TYPE: LISTS,
         MatchPrefix.TYPE: READS,
         Nodes.TYPE: READS,
         Reserve.TYPE: WRITES,
         Cancel.TYPE: WRITES,
-        Remove.TYPE: WRITES,
-        RemoveMatching.TYPE: WRITES,
-        Pin.TYPE: WRITES,
-        PinFor.TYPE: WRITES,
+        Remove.TYPE: MANAGES,
+        RemoveMatching.TYPE: MANAGES,
+        Pin.TYPE: MANAGES,
+        PinFor.TYPE: MANAGES,
         Replicate.TYPE: WRITES,
         Publish.TYPE: JOINS,
         Digests.TYPE: JOINS,
@@ -109,10 +126,14 @@ NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
         Regions.TYPE: FETCHES,
         Slabs.TYPE: READS,  # writable ones: WRITES
         OpenIndex.TYPE: READS,
+        HoldBlocks.TYPE: READS,
+        ReleaseHolds.TYPE: READS,
         Events.TYPE: READS,
         Put.TYPE: WRITES,
         Open.TYPE: WRITES,
         Commit.TYPE: WRITES,
+        OpenAhead.TYPE: WRITES,
+        PutAhead.TYPE: WRITES,
         Abort.TYPE: WRITES,
         Flush.TYPE: WRITES,
         Drop.TYPE: COMMANDS,
@@ -127,7 +148,6 @@ NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
 RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "/kvstore.v1.Control/Register": JOINS,
-        "/kvstore.v1.Control/Heartbeat": JOINS,
         "/kvstore.v1.Control/Status": KNOWN,
         "/kvstore.v1.Control/Topologies": SERVES,
         "/kvstore.v1.Control/Forget": SERVES,
@@ -136,8 +156,17 @@ RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
         "/kvstore.v1.Control/ClearQuota": SERVES,
         "/kvstore.v1.Control/ListKeys": LISTS,
         "/kvstore.v1.Control/Contents": SHOWS,
-        "/kvstore.v1.Control/PinNamespace": SERVES_ALL,
-        "/kvstore.v1.Control/RemoveNamespace": SERVES_ALL,
+        "/kvstore.v1.Control/ReportWeights": READS,
+        "/kvstore.v1.Control/Weights": SHOWS,
+        "/kvstore.v1.Control/RetireWeights": SERVES,
+        "/kvstore.v1.Control/PinNamespace": SERVES,
+        "/kvstore.v1.Control/RemoveNamespace": SERVES,
+        "/kvstore.v1.Control/Audit": OPERATES,
+        "/kvstore.v1.Control/RecordAudit": MASTERS,
+        "/kvstore.v1.Control/Sessions": OPERATES,
+        "/kvstore.v1.Control/EndSession": OPERATES,
+        "/kvstore.v1.Control/Tokens": OPERATES,
+        "/kvstore.v1.Control/SlowRequests": SERVES,
         "/kvstore.v1.Scheduler/Report": REPORTS,
         "/kvstore.v1.Scheduler/Leave": REPORTS,
         "/kvstore.v1.Scheduler/Schedule": READS,
@@ -170,8 +199,13 @@ def _allowed(is_master: bool, kind: Kind, role: Role) -> frozenset[int]:
 def refusal(rule: Rule, identity: Identity, what: str) -> KVStoreError:
     """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
     if identity.kind is Kind.STRANGER:
-        return Unauthorized(f"{what} needs {rule.text}")
-    return Denied(f"{identity} may not say {what}: it needs {rule.text}")
+        return Unauthorized(wanted(rule, what))
+    return Denied(f"{identity} may not {action(what)}: it needs {rule.text}")
+
+
+def wanted(rule: Rule, what: str) -> str:
+    """What a caller must show to say `what`."""
+    return f"{rule.text} is needed to {action(what)}"
 
 
 def check(rule: Rule, identity: Identity, what: str) -> None:

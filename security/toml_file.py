@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.settings import format_size
 
 
 def read_toml(path: str, what: str, *, max_bytes: int) -> dict[str, Any]:
@@ -12,9 +13,9 @@ def read_toml(path: str, what: str, *, max_bytes: int) -> dict[str, Any]:
     try:
         data = Path(path).read_bytes()
         if len(data) > max_bytes:
-            raise ConfigError(f"{what} {path} has more than {max_bytes} bytes")
+            raise ConfigError(f"{what} {path} has more than {format_size(max_bytes)}")
         return tomllib.loads(data.decode())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {what} {path}: {error}") from None
+        raise ConfigError(f"cannot read {what} {path}: {getattr(error, 'strerror', None) or error}") from None
     except ValueError as error:  # TOMLDecodeError is one, and so is what a number of 5,000 digits gives
         raise ConfigError(f"{what} {path} is not TOML: {error}") from None

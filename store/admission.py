@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unavailable
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.session import Session
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
@@ -17,8 +17,6 @@ from kvstore.security.tickets.form import PASS
 from kvstore.security.tickets.keyring import Keyring
 from kvstore.store.caller import Caller
 
-TICKETS_SINCE: Final = 5
-"""The protocol version that knows tickets."""
 MAX_REVOKED: Final = 65_536
 """Numbers of revoked credentials that are remembered: an operator revokes a few a day."""
 
@@ -28,10 +26,20 @@ log = logging.getLogger("kvstore.store")
 class Admission:
     """See the module. Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, *, clock_ns: Callable[[], int], grace_s: float) -> None:
-        """`grace_s`: see the setting `ticket_grace_s`."""
+    def __init__(
+        self,
+        *,
+        clock_ns: Callable[[], int],
+        grace_s: float,
+        is_revoked: Callable[[bytes], bool] = lambda _fingerprint: False,
+        on_revoked: Callable[[str], None] = lambda _tenant: None,
+    ) -> None:
+        """`grace_s`: see the setting `ticket_grace_s`. `is_revoked` says whether the node's `tls_revoked` names a certificate, by its
+        fingerprint; `on_revoked` is called with the tenant whose sessions ended for that."""
         self._clock_ns = clock_ns
         self._grace_s = grace_s
+        self._is_revoked = is_revoked
+        self._on_revoked = on_revoked
         self._keyrings: dict[int, Keyring] = {}
         """By partition: its master's keys, and those of the ones before."""
         self._issuers: dict[int, str] = {}
@@ -107,11 +115,6 @@ class Admission:
     def _by_ticket(self, session: Session, hello: Hello) -> Caller:
         if self._is_over():
             raise Unavailable(f"this node has not heard of its master for {self._grace_s:g} s (ticket_grace_s); try again")
-        if session.peer_version < TICKETS_SINCE:
-            raise Unauthorized(
-                f"{hello.name or 'the peer'} speaks protocol version {session.peer_version}, which knows no tickets: where tokens are "
-                f"configured it has to be of a release that speaks {TICKETS_SINCE}"
-            )
         keyring = self._keyrings.get(hello.partition, Keyring())  # clients', who say none, have theirs of partition 0's master
         found = keyring.check(hello.ticket, node_id=self.node_id, now_ns=self._clock_ns())
         ticket = found.ticket
@@ -119,11 +122,13 @@ class Admission:
             raise InvalidTicket(f"this ticket is not for what is asked with it: tenant {hello.tenant!r}")
         if (ticket.tenant, ticket.credential) in self._revoked:
             raise InvalidTicket("the token that this ticket was issued upon is revoked")
+        if ticket.certificate and self._is_revoked(ticket.certificate):
+            raise InvalidTicket("the certificate that this ticket was issued upon is revoked (tls_revoked): use another one")
         if ticket.role == PASS:
             identity = Identity(Kind.NODE, name=hello.name)
             return Caller(hello.tenant, identity, until_ns=found.until_ns, issuer=found.issuer, blocks=ticket.blocks)
         identity = Identity(Kind.TENANT, Role(ticket.role), ticket.tenant)
-        return Caller(hello.tenant, identity, until_ns=found.until_ns, issuer=found.issuer, credential=ticket.credential)
+        return Caller(hello.tenant, identity, found.until_ns, found.issuer, ticket.credential, ticket.certificate)
 
     def forget(self, session: object) -> None:
         """The connection is gone."""
@@ -143,6 +148,17 @@ class Admission:
             if caller.issuer and caller.until_ns <= now_ns and (caller.is_node or caller.issuer not in self._issuers.values())
         ]
         self._end(over, "its ticket has ended")
+        self._end_revoked()
+
+    def _end_revoked(self) -> None:
+        """End sessions whose ticket was issued upon a certificate that is revoked by now, Unix sockets' among them: TLS ends those over
+        TCP at which the certificate itself is shown."""
+        certificates = {caller.certificate for caller in self._sessions.values() if caller.certificate}
+        revoked = set(filter(self._is_revoked, certificates))
+        ended = {session: caller.tenant for session, caller in self._sessions.items() if caller.certificate in revoked}
+        self._end(list(ended), "its certificate is revoked")
+        for tenant in set(ended.values()):
+            self._on_revoked(tenant)
 
     def _is_over(self) -> bool:
         unheard_ns = self._unheard_ns

@@ -12,6 +12,7 @@ from kvstore.security.rules import NODE_FRAMES, allowed
 from kvstore.security.tickets.form import fingerprint
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.store.blocks.slots_ahead import Page
 
 MAX_SLABS = 64
 """Slabs named or passed in one message; the kernel passes at most 253 descriptors."""
@@ -55,11 +56,15 @@ class Caller:
     """The master that issued it; "" where no tickets are needed."""
     credential: int = 0
     """Upon what it was issued, as tickets number it."""
+    certificate: bytes = b""
+    """Fingerprint of the certificate upon which it was issued; b"" where it was issued upon a token alone."""
     blocks: frozenset[int] | None = None
     """All that it may read, as fingerprints (security/tickets/form.py); None: whatever is the tenant's."""
     pointed_at: set[int] = field(default_factory=set)
     """Slabs in which blocks of these lie, as it was told."""
     frame: PutFrame | None = None
+    page: Page | None = None
+    """In which it is offered the slot of its next put, once it asked for one."""
     exported: set[int] = field(default_factory=set)
     most_slabs: int = MANY_SLABS
     """In both, before those that are gone are forgotten."""

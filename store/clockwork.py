@@ -56,6 +56,7 @@ class Clockwork:
         work: list[Callable[[], object]] = [
             lambda: storage.leases.expire(now_ns=now_ns),
             lambda: storage.table.expire(now_ns=now_ns),
+            storage.table.retired.step,
             storage.sent.expire,
             lambda: storage.answers.expire(now_ns=now_ns),
             lambda: storage.waiting.expire(now_ns=now_ns),

@@ -1,8 +1,9 @@
 """kvstore-node: settings in, one node out, until a signal; then it has `drain_s` to write to NVMe what only memory holds.
 
-Standard output carries two JSON lines for whoever started it: {"event": "serving", ...} when it listens, {"event": "ready", ...} when
-the master knows it and all of its DRAM has been touched. `stop_s` in them is how long a signal may take to end it. Logs go to standard
-error. Exit code 2: the settings cannot be met.
+Standard output carries three JSON lines for whoever started it: {"event": "serving", ...} when it listens, {"event": "ready", ...} when
+the master knows it and clients can put and get, {"event": "warm", ...} when all of its DRAM has been touched as well: until then first
+writes are slower. `stop_s` in them is how long a signal may take to end it. Logs go to standard error. Exit code 2: the settings cannot be
+met, or the master refuses the node, as where a live one has its name.
 """
 
 import logging
@@ -15,8 +16,8 @@ import click
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
-from kvstore.rpc.server import allow_many_descriptors
+from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, serve, stop_on_signals
+from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
 from kvstore.telemetry.logs.events import named
@@ -37,16 +38,20 @@ def main(config: str | None, **flags: Any) -> None:
     # Of torch, where it is used: the node has threads of its own that encode and decode, each one value at a time. More of them, which
     # spin while they wait for one another, take the processor from the loop: 10 times slower on two busy cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    waiting_for = {"memory", "master"}
+    done: set[str] = set()
+    told: set[str] = set()
 
     def is_done(part: str) -> None:
-        if part in waiting_for:  # the master is met again after each lost link
-            waiting_for.discard(part)
-            if not waiting_for:
-                say("ready", facts)
+        """The master is met again after each lost link: each line is said once, in its order."""
+        done.add(part)
+        for event, needed in (("ready", {"master"}), ("warm", {"master", "memory"})):
+            if needed <= done and event not in told:
+                told.add(event)
+                say(event, facts)
 
     try:
         allow_many_descriptors()
+        map_large_arrays()
         transfer = load_settings(TransferSettings, SECTION, flags={}, config=config)
         tracing = load_settings(TracingSettings, TRACING, flags={}, config=config)
         settings = load_settings(NodeSettings, "node", flags=flags, config=config)
@@ -76,10 +81,13 @@ def main(config: str | None, **flags: Any) -> None:
     node.prefault()
     try:
         serve(node.reactor)
-        why = " ".join(came)
+        why = " ".join(came) or node.refusal
         log.info("this node stops: %s", why, extra=named("daemon_stops", why=why))
     finally:
         node.close()
+    if node.refusal:
+        click.echo(f"kvstore-node: error: {node.refusal}", err=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ By its master's word (`drain`), which may be taken back, or by a signal (`end`),
 import logging
 from collections.abc import Callable
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, Drain
-from kvstore.protocol.errors import Draining, Unavailable
+from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
+from kvstore.protocol.errors import Draining
 from kvstore.protocol.settings import format_size
 from kvstore.store.moves.saving import Saver
 from kvstore.telemetry.logs.events import named
@@ -35,11 +35,10 @@ class Leaving:
         """It takes no new blocks."""
         return self._mode != DRAIN_NOT or self._then is not None
 
-    def check_open(self, version: int) -> None:
-        """Raises Draining: the node takes no new blocks; Unavailable for a writer whose protocol `version` has no such error."""
+    def check_open(self) -> None:
+        """Raises Draining: the node takes no new blocks."""
         if self.is_closed:
-            kind = Draining if version >= Drain.SINCE else Unavailable
-            raise kind("this node is to be stopped and takes no new blocks: put them elsewhere")
+            raise Draining("this node is to be stopped and takes no new blocks: put them elsewhere")
 
     def drain(self, mode: int, partition: int = 0) -> None:
         """The partition's master says so, as often as it likes. DRAIN_NOT, too, of a new registration: it says the rest anew."""

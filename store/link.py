@@ -3,25 +3,22 @@ connection for frames.
 
 The thread finds the master that owns the catalog, registers, hands the connected socket to the node's loop, and beats until the link is
 lost, or another master owns the catalog; then it begins anew. A link takes the place of the one before: there are never two. The thread
-owns nothing that the loop uses: everything goes over by `reactor.call`. Heartbeats go over the connection for frames; to masters of a
-release before, which do not take them there, by gRPC.
+owns nothing that the loop uses: everything goes over by `reactor.call`. Heartbeats go over the connection for frames.
 """
 
 import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import grpc
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Heard, Heartbeat
+from kvstore.protocol.catalog_messages import Heard
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.errors import ConfigError, Fenced, KVStoreError, StaleEpoch, Unauthorized
-from kvstore.protocol.frames import VERSION
+from kvstore.protocol.errors import ConfigError, Fenced, KVStoreError, StaleEpoch
 from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address
@@ -35,6 +32,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
 from kvstore.store.identity import Identity
 from kvstore.store.owner_search import OwnerSearch
+from kvstore.store.uses import Uses
 from kvstore.telemetry.logs.events import named
 
 STOP_POLL_S = 0.01
@@ -43,19 +41,14 @@ PAUSE_SHARE = 10
 """Masters are tried again after so great a part of the time that there has been no link: whoever is elected is found soon, and masters that
 stay away for long are not asked all the time."""
 
+REFUSED_S = 15.0
+"""How long the first registration is tried though masters refuse it: the name of a node whose host has died is free after `node_ttl_s`."""
+
 log = logging.getLogger("kvstore.store")
 
 
-Beat = Callable[[pb.HeartbeatRequest], "Future[pb.HeartbeatReply]"]
-"""Sends a heartbeat. What comes of it raises KVStoreError, and where it goes by gRPC RpcError."""
 OverLink = Callable[[bytes, Callable[[Heard | KVStoreError], None], float], None]
 """Sends a heartbeat over the connection for frames, tells what came of it, and has so many seconds."""
-
-
-def beats(name: str) -> ThreadPoolExecutor:
-    """The thread that a link's heartbeats by gRPC wait in. gRPC's own futures start one for each, and where there is no memory for it
-    even to close the channel waits for ever."""
-    return ThreadPoolExecutor(1, f"heartbeats-{name}")
 
 
 class MasterLink:
@@ -71,10 +64,11 @@ class MasterLink:
         rates: Callable[[], list[pb.PeerRate]],
         hot: Callable[[int], list[pb.HotBlocks]],
         links: Callable[[], list[pb.LinkFlow]],
-        tenants: Callable[[], list[pb.TenantUse]],
-        on_quotas: Callable[[pb.Quotas], None],
+        uses: Callable[[int], Uses],
+        on_told: Callable[[pb.RegisterReply | pb.HeartbeatReply], None],
         on_registered: Callable[[int, int], None],
         on_link: Callable[[socket.socket, pb.RegisterReply, bool], None],
+        on_refused: Callable[[str], None],
         over_link: OverLink,
         join_token: Callable[[], str],
         needs_tickets: bool,
@@ -86,11 +80,13 @@ class MasterLink:
         tls: Certificates | None = None,
         partition: int = 0,
         node_id: Callable[[], int] = lambda: 0,
+        refused_s: float = REFUSED_S,
     ) -> None:
-        """`tier_status`, `rates`, `hot` (of so many blocks), `tenants`, `on_quotas`, `on_registered`, `on_link` and `over_link` are called
+        """`tier_status`, `rates`, `hot` (of so many blocks), `uses`, `on_told`, `on_registered`, `on_link` and `over_link` are called
         in the loop.
         `on_registered` is told how many partitions there are, and the node's id, and may raise ConfigError; the socket that `on_link` gets
-        is its own, and it is told whether the master takes Trace messages. `node_id` is what partition 0 has given the node, for the
+        is its own, and it is told whether the master takes Trace messages. `on_refused` is told why no master takes the node, once it
+        has been refused for `refused_s` and was never registered. `node_id` is what partition 0 has given the node, for the
         others. `join_token` is asked in the link's thread each time that the token is shown, and may raise ConfigError. With
         `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
         `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
@@ -107,11 +103,17 @@ class MasterLink:
         self._links = links
         self._hot_asked = 0
         """Of how many hot blocks the next heartbeat is to tell, as the master said with the last."""
-        self._tenants = tenants
-        self._on_quotas = on_quotas
-        self._quotas_version = 0
+        self._uses = uses
+        self._slow_version = 0
+        """Of the slow requests that the master has; 0: none."""
+        self._on_told = on_told
+        self._quotas_version = self._retired_version = 0
         self._on_registered = on_registered
         self._on_link = on_link
+        self._on_refused = on_refused
+        self._refused_s = refused_s
+        self._refused_since_ns = 0
+        """0: the last answer was no refusal."""
         self._over_link = over_link
         self._partition = partition
         self._node_id = node_id
@@ -132,6 +134,8 @@ class MasterLink:
         self._describing = threading.Lock()
         self._description: dict[str, bytes] = {"topology": b"", "transfer": b""}
         self._told: dict[str, bytes] = {}
+        self._complaint = ""
+        """Why the last heartbeat failed, "" once one is answered: logs get the changes only."""
         self._wake = threading.Event()
         name = f"master-link-{partition}" if partition else "master-link"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -186,6 +190,7 @@ class MasterLink:
                 if text != complaint and not self._stopping.is_set():  # once is enough for a master that stays away
                     log.warning("no master: %s", text, extra=named("master_lost", why=text))
                 complaint = text or ""
+                self._note_refusal(error, complaint)
             except Exception:
                 log.exception("the link to the master failed")
             if owner is None:
@@ -193,6 +198,17 @@ class MasterLink:
                 self._stopping.wait(max(self._pause_s, min(away_s / PAUSE_SHARE, self._max_pause_s)))
         if owner is not None:
             owner.close()
+
+    def _note_refusal(self, error: KVStoreError | grpc.RpcError, text: str) -> None:
+        """A node that was registered before goes on trying: clients may be reading from it."""
+        is_refusal = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT and not self._registration_epoch
+        now_ns = self._reactor.now_ns()
+        if not is_refusal:
+            self._refused_since_ns = 0
+        elif not self._refused_since_ns:
+            self._refused_since_ns = now_ns
+        elif now_ns - self._refused_since_ns >= self._refused_s * 1e9:
+            self._reactor.call_soon(lambda: self._on_refused(text))
 
     def _live_once(self, owner: Channel | None) -> Channel | None:
         """From finding the master to the loss of the link. `owner`: it has been found already. Returns that of the next link, if it has."""
@@ -205,7 +221,7 @@ class MasterLink:
                 if self._node_id() != self._said_id:
                     self.renew()  # for one that was asked for meanwhile, and is cleared with the loss of the former session
                 self._registration_epoch = reply.registration_epoch
-                self._take_quotas(reply)
+                self._take(reply)
                 partitions = channel.welcome.partitions
                 self._reactor.call(lambda: self._on_registered(partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
@@ -218,13 +234,9 @@ class MasterLink:
                     reply.node_id,
                     extra=named("registered", epoch=reply.master_epoch, node_id=reply.node_id),
                 )
-                if reply.protocol_version >= Heartbeat.SINCE:
-                    beat: Beat = self._by_frame
-                    calls.close()
-                else:
-                    beat = partial(self._by_grpc, stub, calls.enter_context(beats(self._identity.name)))
+                calls.close()
                 try:
-                    return self._live(beat, reply)
+                    return self._live(reply)
                 finally:
                     self._no_link_since_ns = self._reactor.now_ns()
         finally:
@@ -253,23 +265,28 @@ class MasterLink:
                 tiers=tiers,
                 topology=described["topology"],
                 transfer=described["transfer"],
-                protocol_version=VERSION,
                 takes_traces=identity.takes_traces,
                 quotas_version=self._quotas_version,
+                retired_version=self._retired_version,
                 node_id=self._said_id,
             ),
             timeout=self._timeout_s,
             metadata=self._metadata,
         )
-        if reply.tenant_token_sha256 and not reply.HasField("ticket_key"):
-            raise Unauthorized("the master is of a release before tickets, and has tokens configured: upgrade the masters first")
         if self._needs_tickets and not reply.HasField("ticket_key"):
             raise ConfigError(
                 "the master has no tokens, so that this node would let in whoever reaches where it listens: give the master a tokens "
                 "file, or say allow_unauthenticated at the node, too"
             )
-        self._told = described
+        self._told, self._slow_version = described, 0
         self._follow(reply.catalog, reply.master_epoch)
+        blocks = max((tier.blocks for tier in tiers), default=0)
+        if reply.is_new and reply.floor and blocks:
+            log.warning(
+                "the cluster had forgotten this node (kvstore forget): the %d blocks that it holds are dropped",
+                blocks,
+                extra=named("forgotten", blocks=blocks),
+            )
         return reply
 
     def _follow(self, catalog: str, epoch: int) -> None:
@@ -283,7 +300,7 @@ class MasterLink:
             )
         self._seen_catalog, self._seen_epoch = catalog, epoch
 
-    def _by_frame(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
+    def _beat(self, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
         future: Future[pb.HeartbeatReply] = Future()
 
         def answered(heard: Heard | KVStoreError) -> None:
@@ -296,10 +313,7 @@ class MasterLink:
         self._reactor.call(lambda: self._over_link(said, answered, self._timeout_s), deadline_s=self._timeout_s)
         return future
 
-    def _by_grpc(self, stub: ControlStub, beating: ThreadPoolExecutor, request: pb.HeartbeatRequest) -> "Future[pb.HeartbeatReply]":
-        return beating.submit(stub.Heartbeat, request, timeout=self._timeout_s, metadata=self._metadata)
-
-    def _live(self, beat: Beat, registration: pb.RegisterReply) -> Channel | None:
+    def _live(self, registration: pb.RegisterReply) -> Channel | None:
         """Send heartbeats until the link is lost, or the master says that this registration is not the newest, or another one owns the
         catalog: the connection to that one.
 
@@ -310,8 +324,9 @@ class MasterLink:
             self._wake.clear()
             if self._is_over():
                 return None
-            (tiers, counters), rates, hot, tenants = self._reactor.call(
-                lambda: (self._tier_status(), self._rates(), self._hot(self._hot_asked), self._tenants()), deadline_s=self._timeout_s
+            (tiers, counters), rates, hot, uses = self._reactor.call(
+                lambda: (self._tier_status(), self._rates(), self._hot(self._hot_asked), self._uses(self._slow_version)),
+                deadline_s=self._timeout_s,
             )
             self._hot_asked = 0
             described = self._description
@@ -323,33 +338,45 @@ class MasterLink:
                 rates=rates,
                 hot=hot,
                 links=self._links(),
-                tenants=tenants,
+                tenants=uses.tenants,
+                reads=uses.reads,
+                slow=uses.slow if not self._partition else None,
                 quotas_version=self._quotas_version,
-                **{name: part for name, part in described.items() if part != self._told[name]},
+                retired_version=self._retired_version,
+                topology=self._news(described, "topology"),
+                transfer=self._news(described, "transfer"),
             )
-            call = beat(request)
+            call = self._beat(request)
             try:
                 answer = self._unless_answered(call)
-            except (KVStoreError, grpc.RpcError) as error:
-                if not call.done() or _is_refused(error):
+            except KVStoreError as error:
+                if not call.done() or isinstance(error, Fenced):  # Fenced: the registration is over
                     raise
-                if not self._is_over():
-                    log.warning("a heartbeat failed: %s", error.details() if isinstance(error, grpc.Call) else error)
+                if not self._is_over() and str(error) != self._complaint:
+                    self._complaint = str(error)
+                    log.warning("a heartbeat failed: %s", error)
                 answer = self._other_owner()
             else:
-                self._told = described
+                self._told, self._slow_version, self._complaint = described, uses.slow_version, ""
             if isinstance(answer, pb.HeartbeatReply):
                 self._hot_asked = answer.hot_blocks
-                self._take_quotas(answer)
+                self._take(answer)
             elif answer is not None:
                 log.warning("%s owns the catalog now", answer.address)
                 return answer
 
-    def _take_quotas(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
-        """Those that the master has, if they are others than the node's; it keeps them until a master has others."""
+    def _news(self, described: Mapping[str, bytes], part: str) -> bytes | None:
+        """A part of the description, unless the master has it."""
+        return described[part] if described[part] != self._told[part] else None
+
+    def _take(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Hand on the master's quotas and retired namespaces where the node has others. It keeps them until a master has others."""
+        if reply.HasField("quotas") or reply.HasField("retired"):
+            self._reactor.call(lambda: self._on_told(reply), deadline_s=self._timeout_s)
         if reply.HasField("quotas"):
-            self._reactor.call(lambda: self._on_quotas(reply.quotas), deadline_s=self._timeout_s)
             self._quotas_version = reply.quotas.version
+        if reply.HasField("retired"):
+            self._retired_version = reply.retired.version
 
     def _unless_answered(self, call: Future[pb.HeartbeatReply]) -> pb.HeartbeatReply | Channel | None:
         """Wait for the answer; or a connection to another master that owns the catalog, if that is so before it comes. None: the link is
@@ -374,10 +401,3 @@ class MasterLink:
 
     def _is_over(self) -> bool:
         return self._lost.is_set() or self._stopping.is_set()
-
-
-def _is_refused(error: KVStoreError | grpc.RpcError) -> bool:
-    """The registration is over."""
-    if isinstance(error, KVStoreError):
-        return isinstance(error, Fenced)
-    return bool(error.code() == grpc.StatusCode.FAILED_PRECONDITION)

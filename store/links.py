@@ -79,6 +79,19 @@ class Links:
         """The session of the partition has ended."""
         self._links[partition].lost(registration_epoch)
 
+    def stopping(self, then: Callable[[], None], deadline_s: float) -> None:
+        """Announce to every master that this process ends, and call `then` once all have answered, after `deadline_s` at the latest."""
+        waiting = len(self._sessions)
+
+        def answered() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                then()
+
+        for session in list(self._sessions):
+            session.stopping(answered, deadline_s)
+
     def stop(self) -> None:
         """No master is looked for any more."""
         for link in self._links:

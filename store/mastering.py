@@ -65,7 +65,7 @@ class MasterSession:
         self._on_lost = on_lost
         self._tracer = tracer
         self._session: Session | None = None
-        self._registration_epoch = 0
+        self._registration_epoch = self._node_id = 0
         publisher.on_refused = self._refused
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
@@ -78,7 +78,7 @@ class MasterSession:
         session = Session(self._reactor, sock, _Commands(self._service, self._lost), tracer=self._tracer)
         session.met(takes_traces=takes_traces and self._tracer is not None)
         self._session = session
-        self._registration_epoch = registration.registration_epoch
+        self._registration_epoch, self._node_id = registration.registration_epoch, registration.node_id
         self._admission.registered(
             node_id=registration.node_id,
             master_epoch=registration.master_epoch,
@@ -89,15 +89,12 @@ class MasterSession:
         if registration.HasField("ticket_key"):
             key = registration.ticket_key
             self._admission.add_key(key.key_id, key.secret, age_ms=key.age_ms, partition=self._partition)
-        if self._engine is not None:
-            self._engine.requires_secret(registration.HasField("ticket_key"))
         self._service.link_up(session, registration.registration_epoch, partition)
         link = _Link(session)
         self._copies.link_up(link.report, registration.registration_epoch, partition)
         self._last_copies.link_down(partition)
-        if registration.protocol_version >= Coldest.SINCE:  # a master of a former release would hang up
-            share = registration.spill_at_share
-            self._last_copies.link_up(link.coldest, registration.registration_epoch, partition, spill_at_share=share)
+        share = registration.spill_at_share
+        self._last_copies.link_up(link.coldest, registration.registration_epoch, partition, spill_at_share=share)
         self._claims.link_up(link.claim, registration.registration_epoch, partition)
         self._publisher.link_up(
             link.publish,
@@ -114,6 +111,11 @@ class MasterSession:
             answered(Unavailable("there is no link to the master"))
         else:
             ask(self._session, Heartbeat(request), Heard, answered, deadline_s=deadline_s)
+
+    def stopping(self, answered: Callable[[], None], deadline_s: float) -> None:
+        """Announce to the master that this process ends; `answered` is called once, also where it is not reached."""
+        request = pb.HeartbeatRequest(node_id=self._node_id, registration_epoch=self._registration_epoch, stopped=True)
+        self.beat(request.SerializeToString(), lambda _answer: answered(), deadline_s)
 
     def _synced(self) -> None:
         self._service.synced(self._partition)

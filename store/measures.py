@@ -31,7 +31,15 @@ SAME = {
     "index_bytes": "index_bytes",
     "index_clients": "index_clients",
     "open_puts": "open_puts",
+    "slots_ahead": "slots_ahead",
+    "slots_ahead_bytes": "slots_ahead_bytes",
+    "slots_ahead_puts": "slots_ahead_puts",
+    "slots_ahead_returned": "slots_ahead_returned",
     "leases": "leases",
+    "holds": "holds",
+    "held_blocks": "held_blocks",
+    "unheld_blocks": "unheld_blocks",
+    "yielded_blocks": "yielded_blocks",
     "waiting": "waiting_requests",
     "undecided": "undecided_blocks",
     "moving": "moving_blocks",
@@ -106,6 +114,7 @@ class NodeMeasures:
         engine: TransferEngine | None,
         *,
         is_ready: bool,
+        certificates_left_s: Reading,
         trace_spans: Reading,
         refused: Mapping[str, int],
     ) -> Readings:
@@ -114,12 +123,15 @@ class NodeMeasures:
         told: dict[str, Reading] = {f"kvstore_node_{metric}": counters[counter] for counter, metric in SAME.items()}
         told["kvstore_node_info"] = {(name, VERSION): 1}
         told["kvstore_node_ready"] = int(is_ready)
+        told["kvstore_node_certificate_valid_seconds"] = certificates_left_s
         told["kvstore_node_trace_spans"] = trace_spans
         told["kvstore_node_request_duration_seconds"] = self.requests.durations()
         told["kvstore_node_requests_refused"] = self.requests.refusals()
         for field in ("capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "demotions", "promotions"):
             told[f"kvstore_node_tier_{field}"] = {(tier.name,): getattr(tier, field) for tier in tiers}
         told["kvstore_node_tier_healthy"] = {(tier.name,): int(tier.health == "ok") for tier in tiers}
+        told["kvstore_node_tier_held_bytes"] = {(TIERS[index],): table.holds.held_bytes(index) for index, *_ in table.levels()}
+        told["kvstore_node_tier_device_written_bytes"] = {(TIERS[index],): tier.written_bytes for index, tier, _, _ in table.levels()}
         levels = [(TIERS[index], counts) for index, _, counts, _ in table.levels()]
         told["kvstore_node_tier_hits"] = {(tier, tenant): count for tier, counts in levels for tenant, count in counts.tenant_hits.items()}
         told["kvstore_node_tier_evictions"] = {

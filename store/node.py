@@ -5,11 +5,14 @@ clockwork.py. It does not read settings files or print: daemon.py does.
 """
 
 import functools
+import logging
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
@@ -21,10 +24,14 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.security.binding import check_binding, is_loopback
 from kvstore.security.quotas.telling import from_message
+from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
+from kvstore.security.tls.own import OwnRole
+from kvstore.security.tls.subjects import Subject
+from kvstore.security.tls.validity import CertificateEnds
 from kvstore.store.admission import Admission
 from kvstore.store.clockwork import Clockwork
-from kvstore.store.config import NodeSettings, join_token, max_table_bytes
+from kvstore.store.config import NodeSettings, join_token
 from kvstore.store.describing import watch_topology
 from kvstore.store.identity import Identity, new_instance
 from kvstore.store.link import MasterLink
@@ -44,6 +51,8 @@ from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.opening import open_tracing, spans_told
 from kvstore.transfer.config import TransferSettings
 
+log = logging.getLogger("kvstore.store")
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -54,6 +63,10 @@ class Places:
     unix: str
     http: str
     """Of health, metrics and diagnostics; "" for none."""
+
+
+STOPPING_S: Final = 0.5
+"""For masters to acknowledge that this node ends."""
 
 
 class Node:
@@ -76,12 +89,15 @@ class Node:
         check(settings)
         self._settings = settings
         self._measures = NodeMeasures()
+        self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._transfer = transfer or TransferSettings()
         self._trace_settings = tracing
         join_token(settings)  # refused now if not when it looks for a master
         self._tls = Certificates.of_peer(settings, "a node")
         self._addresses = [parse_address(text.strip()) for text in settings.master.split(",")]
         self._on_synced = on_synced
+        self.refusal = ""
+        """Why no master takes the node, which has stopped for it."""
         self._instance = new_instance()
         with ExitStack() as opened:
             self.reactor = Reactor(busy_poll=BusyPoll(settings.busy_poll_us))
@@ -141,13 +157,20 @@ class Node:
             opened.callback(self.http.close)
         told = settings.advertise or tcp
         http = self.http.told(parse_address(told).host) if self.http is not None else ""
+        self._check_certificate(parse_address(told).host)
         traces = self._tracing is not None
         self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
+
+    def _check_certificate(self, host: str) -> None:
+        """Raises ConfigError: masters, clients and other nodes would refuse it."""
+        if self._tls is not None:
+            is_wildcard = host in ("0.0.0.0", "::", "")
+            self._tls.require_role(OwnRole(Subject(subjects.NODE, self._name.text), () if is_wildcard else (host,)))
 
     def _serve(self) -> None:
         """Who connects has the service from now on."""
         storage = self._storage
-        self._admission = Admission(clock_ns=self.reactor.now_ns, grace_s=self._settings.ticket_grace_s)
+        self._admission = self._make_admission()
         self._clockwork = Clockwork(self.reactor, storage, self._measures, self._admission)
         self._service = NodeService(
             storage.table,
@@ -183,9 +206,18 @@ class Node:
             storage.pages,
             self._service.loads,
             codec_name=storage.codec.name if storage.codec is not None else "",
-            max_table_bytes=max_table_bytes(self._settings),
-            connections=lambda: len(self._server.sessions),
+            max_table_bytes=storage.memory.table_bytes,
+            connections=self._server.counts,
             is_closed=lambda: storage.leaving.is_closed,
+        )
+
+    def _make_admission(self) -> Admission:
+        tls, regions = self._tls, self._storage.regions
+        return Admission(
+            clock_ns=self.reactor.now_ns,
+            grace_s=self._settings.ticket_grace_s,
+            is_revoked=tls.names_revoked if tls is not None else lambda _fingerprint: False,
+            on_revoked=regions.hide if regions is not None else lambda _tenant: None,
         )
 
     def _find_masters(self) -> None:
@@ -194,6 +226,11 @@ class Node:
         storage = self._storage
         self._links = Links(storage.partitioning, make_session=self._session, make_link=self._link, on_cut=storage.cut)
         self._watch = watch_topology(self._transfer, storage.engine, self._links.describe)
+
+    def _refused(self, why: str) -> None:
+        """No master takes the node, and no time will change that: it ends."""
+        self.refusal = why
+        self.reactor.stop()
 
     def _synced(self) -> None:
         if self._storage.publishers.is_synced:
@@ -229,12 +266,13 @@ class Node:
             rates=lambda: storage.copies.rates.told(self.reactor.now_ns()),
             hot=lambda most: hot_blocks(storage.table.events.hottest(most, self.reactor.now_ns())),
             links=lambda: link_flows(self._watch.topology.nics if self._watch is not None else (), storage.engine),
-            tenants=self._status.tenants,
-            on_quotas=self._set_quotas,
+            uses=lambda slow_version: self._status.uses(self._measures.requests.slowest, slow_version, self.reactor.now_ns()),
+            on_told=self._take_told,
             on_registered=(lambda count, node_id: self._links.registered(count, node_id))
             if not partition
             else lambda _count, _node_id: None,
             on_link=session.begin,
+            on_refused=self._refused,
             over_link=session.beat,
             join_token=lambda: join_token(settings),
             needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
@@ -250,6 +288,7 @@ class Node:
 
     def start(self) -> Places:
         """Look for the master, and set the clockwork going."""
+        log.info("memory of this node: at most %s", self._storage.memory)
         self._clockwork.start()
         if self._watch is not None:
             self._watch.start()
@@ -267,7 +306,7 @@ class Node:
 
     def end(self) -> None:
         """Stop the reactor once what only memory holds is written to NVMe, after `drain_s` at the latest."""
-        self._storage.leaving.end(self._settings.drain_s, self.reactor.stop)
+        self._storage.leaving.end(self._settings.drain_s, lambda: self._links.stopping(self.reactor.stop, STOPPING_S))
         self._links.beat()  # a heartbeat, at once: new blocks are to go elsewhere
 
     def reread_certificates(self) -> None:
@@ -288,6 +327,7 @@ class Node:
         if storage.engine is not None:
             storage.engine.close()
         self._server.close()
+        self._service.close()
         storage.showing.close()
         self._links.close()
         storage.close()
@@ -296,11 +336,14 @@ class Node:
             self._tracing.close()
         self.reactor.close()
 
-    def _set_quotas(self, told: pb.Quotas) -> None:
-        """What the master says that tenants may take; who waits for room may have it now."""
-        quotas = from_message(told)
-        self._storage.table.quotas.set(quotas)
-        self._service.loads.hold_to(quotas)
+    def _take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Take what tenants may have, and which namespaces are retired; who waits for room may have it now."""
+        if told.HasField("quotas"):
+            quotas = from_message(told.quotas)
+            self._storage.table.quotas.set(quotas)
+            self._service.loads.hold_to(quotas)
+        if told.HasField("retired"):
+            self._storage.table.retired.set({one.tenant: frozenset(one.namespaces) for one in told.retired.tenants})
         self._storage.waiting.retry()
 
     def unready(self) -> list[str]:
@@ -319,6 +362,7 @@ class Node:
             self.status,
             storage.engine,
             is_ready=not self.unready(),
+            certificates_left_s=self._ends.left_s(time.time()),
             trace_spans=spans_told(self._tracing),
             refused=self._service.loads.refused(),
         )

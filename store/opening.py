@@ -2,7 +2,6 @@
 
 import logging
 import os
-from pathlib import Path
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError, ProtocolError
@@ -12,7 +11,9 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.rows import BlockRows
 from kvstore.store.blocks.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_place
+from kvstore.store.memory_plan import MemoryPlan, check_limit
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.memory_limit import memory_limit
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import require_torch
@@ -36,14 +37,17 @@ def check(settings: NodeSettings) -> None:
     SocketAccess.chosen(settings.socket_group, settings.socket_mode)
 
 
-def open_tiers(settings: NodeSettings) -> dict[int, Tier]:
-    """The tiers that are configured, by index. Raises ConfigError; those already opened are closed then."""
+def open_tiers(settings: NodeSettings, plan: MemoryPlan) -> dict[int, Tier]:
+    """The tiers that are configured, by index. Raises ConfigError, also where the plan exceeds the memory limit; those already opened are
+    closed then."""
     tiers: dict[int, Tier] = {}
     try:
-        tiers[DRAM] = DramTier(settings.dram, hugepages=settings.hugepages, transparent_hugepages=settings.transparent_hugepages)
+        dram = DramTier(plan.dram_bytes, hugepages=settings.hugepages, transparent_hugepages=settings.transparent_hugepages)
+        tiers[DRAM] = dram
+        check_limit(settings, plan, memory_limit(), has_reserved_pages=dram.hugepages)
         if settings.nvme:
             folder, size_bytes = split_place(settings.nvme, "nvme")
-            is_new = not Path(folder).exists()
+            is_new = not os.path.exists(folder)  # Path.exists raises where a directory above may not be entered
             tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
             if is_new and os.stat(folder).st_dev == os.stat("/").st_dev:
                 log.warning("the NVMe folder %s is new, and on the disk of /: if one of its own was to be mounted there, it is not", folder)

@@ -57,8 +57,9 @@ class OwnerSearch:
             return None
 
     def nearest(self, channel: Channel) -> tuple[Channel, str]:
-        """The connection to the owner, through its Unix socket where that is to be had, and the address of its control plane: as told over
-        TCP, since who shares a socket file with us need not share our loopback. The owner is doubted from now on until `has_taken_us`."""
+        """The connection to the owner, through its Unix socket where that is to be had and no certificate is shown, and the address of its
+        control plane: as told over TCP, since who shares a socket file with us need not share our loopback. The owner is doubted from now
+        on until `has_taken_us`."""
         place = channel.welcome.control
         found = channel if channel.address.unix else self._nearer(channel)
         self._doubtful = self._masters.owner
@@ -78,9 +79,10 @@ class OwnerSearch:
         )
 
     def _nearer(self, channel: Channel) -> Channel:
-        """The same master through its Unix socket, where that is to be had; else the channel as it is."""
+        """The same master through its Unix socket, where that is to be had; else the channel as it is: with TLS, too, for a Unix socket
+        shows no certificate."""
         there = channel.welcome
-        if not is_here(there.unix, there.host_id):
+        if self._tls is not None or not is_here(there.unix, there.host_id):
             return channel
         try:
             local = Channel.open(Address(unix=there.unix), self._hello(), Deadline(self._timeout_s))

@@ -11,14 +11,36 @@ from kvstore.protocol.event_messages import Events
 from kvstore.protocol.frames import MAX_BATCH, Header, kind_of
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
-from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, RegionList, Regions, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import (
+    HOLD_GRANTED,
+    HOLD_MISS,
+    HOLD_REFUSED,
+    Abort,
+    Commit,
+    Flush,
+    HoldBlocks,
+    Open,
+    OpenAhead,
+    OpenIndex,
+    Put,
+    PutAhead,
+    Read,
+    RegionList,
+    Regions,
+    Release,
+    ReleaseHolds,
+    SlabFds,
+    Slabs,
+)
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Flags, Hello, Ok, Welcome
+from kvstore.rpc.lingering_peer import LingeringPeer
 from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, STRANGER
 from kvstore.security.rules import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
 from kvstore.store.admission import Admission
 from kvstore.store.asking import ask
+from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
@@ -84,6 +106,8 @@ class NodeService:
         self._identity = identity
         self.loads = TenantLoads()
         """Of connections and requests of clients."""
+        self._lingering: set[LingeringPeer] = set()
+        """Writers of this host on whom this side has hung up, and who may write yet."""
         self._held: set[tuple[str, bytes]] = set()
         """Tenant and key of the blocks that a master has pinned here."""
         self._unheard: dict[int, set[tuple[str, bytes]]] = {}
@@ -104,6 +128,8 @@ class NodeService:
             Open.TYPE: self._open,
             Commit.TYPE: self._in_place.commit,
             Abort.TYPE: self._in_place.abort,
+            OpenAhead.TYPE: self._open_ahead,
+            PutAhead.TYPE: self._put_ahead,
             Read.TYPE: self._reads.read,
             Release.TYPE: self._release,
             Slabs.TYPE: self._slabs,
@@ -115,6 +141,8 @@ class NodeService:
             Drain.TYPE: self._drain,
             Events.TYPE: self._events,
             Flush.TYPE: deciding.await_all,
+            HoldBlocks.TYPE: self._hold_blocks,
+            ReleaseHolds.TYPE: self._release_holds,
             TicketKey.TYPE: self._ticket_key,
             Revoke.TYPE: self._revoke,
             Seek.TYPE: self._seek,
@@ -130,7 +158,7 @@ class NodeService:
         kind = MESSAGES[header.type]
         if header.type not in self._allowed(session):
             self._refuse(session, kind)
-        handler(session, header, kind.unpack_of(header.version, body))
+        handler(session, header, kind.unpack(body))
 
     def _allowed(self, session: Session) -> frozenset[int]:
         """The frames that may come by this session."""
@@ -149,23 +177,35 @@ class NodeService:
             raise ProtocolError(f"a message of type {header.type} has no payload")
         if header.type not in self._allowed(session):
             self._refuse(session, Put)
-        self._leaving.check_open(session.peer_version)
+        self._leaving.check_open()
         self._take_accesses(session)
         if self._sent.at_once.payload(session, header, body):
             return None
         return self._sent.payload(session, header, Put.unpack(body))
 
     def _put_at_once(self, tenant: str, session: Session, frame: memoryview) -> bool:
-        """A session's `at_once`: whether this is a small put that has been served."""
-        if kind_of(frame) != Put.TYPE or self._leaving.is_closed:
+        """A session's `at_once`: whether this is a put that has been served: a small one, or one into a slot that was opened ahead."""
+        kind = kind_of(frame)
+        if kind not in (Put.TYPE, PutAhead.TYPE) or self._leaving.is_closed:
             return False
         self._showing.take_accesses(self._table.read_unasked, tenant)
-        return self._sent.at_once.frame(session, tenant, frame)
+        serve = self._sent.at_once.frame if kind == Put.TYPE else self._in_place.ahead.frame
+        return serve(session, tenant, frame)
 
     def _open(self, session: Session, header: Header, message: Open) -> None:
-        self._leaving.check_open(session.peer_version)
+        self._leaving.check_open()
         self._take_accesses(session)
         self._in_place.open(session, header, message)
+
+    def _open_ahead(self, session: Session, header: Header, message: OpenAhead) -> None:
+        self._leaving.check_open()
+        self._take_accesses(session)
+        self._in_place.ahead.open(session, header, message)
+
+    def _put_ahead(self, session: Session, header: Header, message: PutAhead) -> None:
+        self._leaving.check_open()
+        self._take_accesses(session)
+        self._in_place.ahead.put(session, header, message)
 
     def _take_accesses(self, session: Session) -> None:
         """What the tenant's clients have read by themselves comes before a put that makes room."""
@@ -180,7 +220,8 @@ class NodeService:
             self._answers.forget_owner,
             self._reads.forget_owner,
             self._leases.forget_owner,
-            self._table.forget_owner,
+            self._table.holds.forget_owner,
+            self._forget_writer,
             self._table.events.forget_asker,
             self._showing.forget_owner,
             self._admission.forget,
@@ -189,6 +230,30 @@ class NodeService:
         for forget in tidying:  # what one of them raises is no reason to keep the rest
             session.reactor.guarded(forget, session)
         self._waiting.retry()
+
+    def _forget_writer(self, session: Session) -> None:
+        """What the connection's puts had is free once nobody can write there.
+
+        A writer of this host has it mapped, and may be stopped in the middle of a copy: where this side has ended the connection, its slots
+        wait until it closes its end.
+        """
+        if not (session.is_local and self._table.may_write(session)):
+            self._table.forget_owner(session)
+            return
+
+        def gone(peer: LingeringPeer) -> None:
+            self._lingering.discard(peer)
+            self._table.forget_owner(session)
+            self._waiting.retry()
+
+        peer = LingeringPeer(session.reactor, session.keep_socket(), gone)
+        if peer.is_awaited:
+            self._lingering.add(peer)
+
+    def close(self) -> None:
+        """Wait for no peer any more: the memory that they may write is about to go. A second close is a no-op."""
+        while self._lingering:
+            self._lingering.pop().close()
 
     def _hello(self, session: Session, header: Header, message: Hello) -> None:
         if len(message.tenant) > MAX_TENANT_BYTES or len(message.tenant.encode()) > MAX_TENANT_BYTES:
@@ -209,6 +274,24 @@ class NodeService:
 
     def _release(self, session: Session, header: Header, message: Release) -> None:
         self._reads.release(session, message)
+        self._waiting.retry()
+
+    def _hold_blocks(self, session: Session, header: Header, message: HoldBlocks) -> None:
+        """Unlike a read this is no access: a lookup alone keeps nothing warm."""
+        tenant, now_ns = peer_of(session).tenant, session.reactor.now_ns()
+        found = [self._table.find(tenant, key) for key in message.keys]
+        is_here = [
+            block is not None and generation in (0, block.generation) for block, generation in zip(found, message.generations, strict=True)
+        ]
+        blocks = [block for block, is_there in zip(found, is_here, strict=True) if block is not None and is_there]
+        until_ns = now_ns + message.ttl_ms * 1_000_000
+        held = iter(self._table.holds.add(session, tenant, message.number, blocks, until_ns=until_ns, now_ns=now_ns))
+        flags = [(HOLD_GRANTED if next(held) else HOLD_REFUSED) if is_there else HOLD_MISS for is_there in is_here]
+        session.reply(header.request_id, Flags(bytes(flags)))
+
+    def _release_holds(self, session: Session, header: Header, message: ReleaseHolds) -> None:
+        for number in message.numbers:
+            self._table.holds.release(peer_of(session).tenant, number)
         self._waiting.retry()
 
     def _slabs(self, session: Session, header: Header, message: Slabs) -> None:
@@ -305,20 +388,22 @@ class NodeService:
         device did not let them become durable: the blocks are gone from here, and may come back with the next process."""
         self._check_epoch(session, message.epoch)
         self._showing.take_accesses(self._table.read_unasked, message.tenant)  # of what is about to go
-        copies, flags = self._table.copies, bytearray()
+        self._showing.take_holds(message.tenant)
+        copies, flags, dropped = self._table.copies, bytearray(), dict[Block, None]()
         was_moving = False
         for key, generation in zip(message.keys, message.generations, strict=True):
             block = self._table.find(message.tenant, key)
             if block is None or block.generation > generation:
                 flags.append(1)  # evicted, or dropped by another command: the master must not take it for one that stays
                 was_moving |= block is None  # that may still be under way
-            elif message.force or not (block.readers or block.pinned or copies.is_looked_at(block)):
+            elif message.force or not (block.readers or block.pinned or block.hold_bits or copies.is_looked_at(block)):
                 was_moving |= block.moving
-                copies.drop(block)
+                dropped[block] = None
                 self._held.discard((message.tenant, key))
                 flags.append(1)
             else:
                 flags.append(0)
+        copies.drop_each(list(dropped))
 
         def answer(failure: KVStoreError | None) -> None:
             if failure is None:

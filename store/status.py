@@ -18,7 +18,10 @@ from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.shown.showing import Showing
+from kvstore.store.uses import Uses
 from kvstore.store.waiting import WaitingRoom
+from kvstore.telemetry.metrics.slow_messages import slow_messages
+from kvstore.telemetry.metrics.slow_requests import SlowRequests
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.topology.model import Nic
 from kvstore.transfer.topology.traffic import traffic
@@ -44,10 +47,10 @@ class NodeStatus:
         *,
         codec_name: str,
         max_table_bytes: int,
-        connections: Callable[[], int],
+        connections: Callable[[], dict[str, int]],
         is_closed: Callable[[], bool],
     ) -> None:
-        """`codec_name` is that of what goes to NVMe ("": none), `max_table_bytes` the table's limit, `connections` counts them,
+        """`codec_name` is that of what goes to NVMe ("": none), `max_table_bytes` the table's limit, `connections` is `Server.counts`,
         `is_closed`: the node takes no new blocks."""
         self._table = table
         self._in_place = in_place
@@ -65,6 +68,13 @@ class NodeStatus:
         self._max_table_bytes = max_table_bytes
         self._connections = connections
         self._is_closed = is_closed
+
+    def uses(self, slowest: SlowRequests, slow_version: int, now_ns: int) -> Uses:
+        """What the master hears; slow requests only if they are no longer those of `slow_version`."""
+        reads = self._table.reads.told(now_ns)
+        told = [pb.NamespaceReads(tenant=one.tenant, namespace=one.namespace, age_s=one.age_s) for one in reads]
+        slow = pb.SlowTable(requests=slow_messages(slowest)) if slowest.version != slow_version else None
+        return Uses(self.tenants(), told, slow, slowest.version)
 
     def tenants(self) -> list[pb.TenantUse]:
         """Of the tenants that take most of DRAM: what they take, as the master hears it."""
@@ -120,9 +130,17 @@ class NodeStatus:
             "table_bytes": self._table.table_bytes,
             "max_table_bytes": self._max_table_bytes,
             "open_puts": self._table.open_puts,
+            "slots_ahead": len(self._table.ahead),
+            "slots_ahead_bytes": self._table.ahead.bytes,
+            "slots_ahead_puts": self._in_place.ahead.puts,
+            "slots_ahead_returned": self._table.ahead.taken_back,
             "leases": len(self._leases),
+            "holds": len(self._table.holds),
+            "held_blocks": self._table.holds.blocks,
+            "unheld_blocks": self._table.holds.refused,
+            "yielded_blocks": self._table.holds.yielded,
             "waiting": len(self._waiting),
-            "connections": self._connections(),
+            **self._connections(),
             "engine_bytes": self._engine.served_bytes if self._engine is not None else 0,
             "engine_connections": self._engine.served_connections if self._engine is not None else 0,
             "index_bytes": self._showing.memory_bytes,

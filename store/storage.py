@@ -15,13 +15,15 @@ from kvstore.rpc.session import Session
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.config import NodeSettings, max_table_bytes
+from kvstore.store.config import NodeSettings
 from kvstore.store.engine import make_engine
 from kvstore.store.last_copies import LastCopies
 from kvstore.store.leaving import Leaving
+from kvstore.store.memory_plan import plan_memory
 from kvstore.store.moves.mover import TierMover
 from kvstore.store.moves.saving import Saver
 from kvstore.store.opening import open_tiers, readable_blocks
@@ -90,7 +92,8 @@ class Storage:
     def _open(self, opened: ExitStack, transfer: TransferSettings, instance: int, tls: Certificates | None) -> None:
         """Tiers, engine, and the table with what NVMe held."""
         settings = self._settings
-        self._tiers = open_tiers(settings)
+        self.memory = plan_memory(settings)
+        self._tiers = open_tiers(settings, self.memory)
         for tier in self._tiers.values():
             opened.callback(tier.close)
         self.engine = make_engine(transfer, instance, listens_on=parse_address(settings.listen).host, tls=tls)
@@ -112,7 +115,9 @@ class Storage:
                 compare_from_blocks=settings.compare_from_blocks,
             ),
         )
-        self.showing = Showing(dram, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
+        capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}
+        holds = Holds(capacities, max_ns=int(settings.max_lease_s * 1e9))
+        self.showing = Showing(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self.showing.close)
         self.table = BlockTable(
             self._tiers,
@@ -123,9 +128,10 @@ class Storage:
             high_watermark=settings.high_watermark,
             low_watermark=settings.low_watermark,
             encoding_of=self._encoding if self.codec is not None else None,
-            max_table_bytes=max_table_bytes(settings),
+            max_table_bytes=self.memory.table_bytes,
             showing=self.showing,
             partitioning=self.partitioning,
+            holds=holds,
         )
         if NVME in self._tiers:
             found = self.table.recover(readable_blocks(self._tiers[NVME], self.table.rows))
@@ -142,6 +148,7 @@ class Storage:
             self._tiers,
             batch_bytes=settings.move_batch,
             read_threads=settings.read_threads,
+            write_threads=settings.write_threads,
             tier_retry_s=settings.tier_retry_s,
             on_room=self.waiting.retry,
             codec=self.codec,
@@ -157,7 +164,7 @@ class Storage:
             on_room=self.waiting.retry,
         )
         self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
-        slots = Slots(self.table, self.waiting)
+        slots = Slots(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
         self._checker = Checker(reactor)
         self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
         self.sent = SentPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)

@@ -8,15 +8,25 @@ from kvstore.telemetry.metrics.metric import Metric
 
 if TYPE_CHECKING:
     from kvstore.telemetry.http.health import Unready
+    from kvstore.telemetry.logs.route import Changed
     from kvstore.telemetry.metrics.exposition import Read
 
 ALIVE_S: Final = 5.0
 """A daemon whose loop has not answered for so long hangs."""
 
 
-def add_signals(server: HttpServer, metrics: Sequence[Metric], read: "Read", *, alive: Callable[[], None], unready: "Unready") -> None:
+def add_signals(
+    server: HttpServer,
+    metrics: Sequence[Metric],
+    read: "Read",
+    *,
+    alive: Callable[[], None],
+    unready: "Unready",
+    level_changed: "Changed" = lambda _change: None,
+) -> None:
     """`alive` raises a KVStoreError when the daemon's loop does not answer within ALIVE_S; `unready` tells why it does not serve, if it
-    does not; `read` gives the `metrics`. All are called in threads, and are to be calls of the daemon's loop."""
+    does not; `read` gives the `metrics`. All are called in threads, and are to be calls of the daemon's loop. `level_changed` gets each
+    change of a logger's level, in the server's thread."""
 
     def add(server: HttpServer) -> None:
         from kvstore.telemetry.debug.routes import add_debug
@@ -27,6 +37,6 @@ def add_signals(server: HttpServer, metrics: Sequence[Metric], read: "Read", *, 
         add_health(server, alive, unready)
         add_metrics(server, metrics, read)
         add_debug(server)
-        add_log_level(server)
+        add_log_level(server, level_changed)
 
     server.later(add)

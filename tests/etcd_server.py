@@ -109,7 +109,7 @@ class EtcdServer:
         """Make `certificate` and return the flags that use it. Not with --auto-tls: its P-521 key is refused by gRPC's BoringSSL."""
         cert, key = self.certificate
         curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        names = ["-subj", "/CN=etcd", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        names = ["-subj", "/CN=etcd", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "60"]  # below 14 days status warns
         command = [found("openssl"), "req", "-x509", "-nodes", *curve, *names, "-keyout", str(key), "-out", str(cert)]
         subprocess.run(command, check=True, capture_output=True)
         return [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={cert}", "--client-cert-auth"]

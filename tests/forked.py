@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final
 
-from kvstore.client.cli.main import COMMANDS
+from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.launch import end_with
 from tests.entering import enter
 
@@ -229,7 +229,7 @@ def _load(request: Request) -> None:
     wanted = [request.module]
     if request.module == COMMAND and request.arguments:
         room, _, _ = COMMAND.rpartition(".")
-        wanted.append(f"{room}.{COMMANDS.get(request.arguments[0], 'main')}")
+        wanted.append(f"{room}.{kvstore.modules.get(request.arguments[0], 'main')}")
     missing = [module for module in wanted if module not in sys.modules]
     for module in missing:
         with contextlib.suppress(ImportError):

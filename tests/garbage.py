@@ -21,13 +21,22 @@ def ours(found: Counter[str]) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if kind.startswith(("kvstore.", "socket.", "builtins.memoryview"))}
 
 
+TRIES = 3
+"""A master of an earlier test in this process may become garbage meanwhile, once a thread of gRPC's lets it go. `act` leaves what it leaves
+each time."""
+
+
 def assert_no_garbage(act: Callable[[], None]) -> None:
     """`act` leaves nothing to the collector."""
-    gc.collect()
-    gc.disable()
-    try:
-        act()
-        left = ours(collected())
-        assert not left, left
-    finally:
-        gc.enable()
+    left: dict[str, int] = {}
+    for _try in range(TRIES):
+        gc.collect()
+        gc.disable()
+        try:
+            act()
+            left = ours(collected())
+        finally:
+            gc.enable()
+        if not left:
+            return
+    raise AssertionError(left)

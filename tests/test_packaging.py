@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.protocol.version import VERSION
+from tests.pythons import find, supported
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,3 +54,23 @@ def test_the_grpc_code_runs_with_the_oldest_versions_allowed() -> None:
 def _numbers(version: str) -> list[int]:
     numbers = [int(part) for part in version.split(".")]
     return numbers + [0] * (3 - len(numbers))
+
+
+def test_supported_pythons_are_told_alike() -> None:
+    """The classifiers, by which `make test-pythons` goes, README.md, docs/getting-started.md and the Makefile."""
+    releases = supported()
+    assert releases == [f"3.{minor}" for minor in range(int(releases[0][2:]), int(releases[-1][2:]) + 1)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={releases[0]}"
+    told = f"Python {', '.join(releases[:-1])} or {releases[-1]}"
+    assert all(told in (ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
+    assert f"each Python from {releases[0]} to {releases[-1]}" in (ROOT / "Makefile").read_text()
+
+
+def test_an_interpreter_of_a_release_is_found() -> None:
+    """The one that runs this has what is looked for; none has a release that does not exist."""
+    release = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    found = find(release)
+    assert found is not None
+    assert found.is_absolute()
+    assert find("3.99") is None

@@ -34,6 +34,10 @@ class ArenaRanges:
                 self._insert(taken_end, end)
         return count
 
+    def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
+        """A device's memory always is."""
+        return True
+
     def release(self, slab: int) -> None:
         self._insert(*self._taken.pop(slab))
 

@@ -27,11 +27,15 @@ VALUE_COUNT = 8
 
 
 class OpensTier:
-    """The one thing that a tier's tests must say: how to open it."""
+    """How a tier's tests open it."""
 
     def open_tier(self, folder: Path, capacity_bytes: int) -> Tier:
         """A tier of `capacity_bytes`; a durable one keeps its values in `folder`, and opened there again has them still."""
         raise NotImplementedError
+
+    def slot_bytes(self, size_bytes: int) -> int:
+        """What a value of this size takes of the capacity: more in a tier that rounds all sizes."""
+        return size_bytes
 
 
 class TierConformance(OpensTier):
@@ -78,11 +82,11 @@ class TierConformance(OpensTier):
 
     @pytest.mark.parametrize(("count", "size_bytes"), [(1, 1), (3, 7), (10, 4096), (5, 100_000), (33, 1000)])
     def test_capacity_for_n_values_holds_n_values(self, tmp_path: Path, count: int, size_bytes: int) -> None:
-        tier = self.open_tier(tmp_path / "exact", count * size_bytes)
+        tier = self.open_tier(tmp_path / "exact", count * self.slot_bytes(size_bytes))
         slots = put(tier, [value(number, size_bytes) for number in range(count)])
         with pytest.raises(TierFull):
             tier.allocate(size_bytes)
-        assert tier.used_bytes == tier.capacity_bytes == count * size_bytes
+        assert tier.used_bytes == tier.capacity_bytes == count * self.slot_bytes(size_bytes)
         assert get(tier, slots) == [value(number, size_bytes) for number in range(count)]
         tier.check_integrity()
         tier.close()
@@ -176,6 +180,25 @@ class TierConformance(OpensTier):
         while worker.is_alive():
             tier.free_batch([tier.allocate(VALUE_BYTES) for _ in range(VALUE_COUNT - 2)])
         worker.join()
+        assert wrong == []
+
+    def test_several_threads_write_and_read_slots_of_their_own(self, tier: Tier) -> None:
+        slots = [tier.allocate(VALUE_BYTES) for _ in range(VALUE_COUNT)]
+        wrong: list[int] = []
+
+        def copy_in_and_out(first: int) -> None:
+            own = slots[first : first + 2]
+            for number in range(10):
+                values = [value(100 * first + number), value(100 * first + number + 50)]
+                tier.write_batch([record(slot, data) for slot, data in zip(own, values, strict=True)])
+                if get(tier, own) != values:
+                    wrong.append(first)
+
+        workers = [threading.Thread(target=copy_in_and_out, args=(first,)) for first in range(0, len(slots), 2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
         assert wrong == []
 
     def test_a_sound_tier_says_ok(self, tier: Tier) -> None:

@@ -5,14 +5,14 @@ descriptors (`slab_fd`) and places (`locate`) to them.
 """
 
 import os
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.protocol.settings import format_size
 from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
 from kvstore.tiers.memfd import Bytes, MemfdPool
 from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
@@ -20,9 +20,6 @@ from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, growth_sizes, posi
 from kvstore.tiers.tier import Record, Slot
 
 Column = npt.NDArray[np.int64]
-
-_GROUP = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
 
 
 class DramTier(SlabTier):
@@ -44,17 +41,13 @@ class DramTier(SlabTier):
         """`hugepages` are used when the system has enough of them reserved: see the property. `transparent_hugepages` asks for those that
         the kernel gives by itself.
 
-        Raises ConfigError: no capacity, more than the memory of the machine or of this process's container, or the system refuses so much
-        shared memory.
+        Raises ConfigError: no capacity, more than the machine's memory, or the system refuses so much shared memory.
         """
         physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if capacity_bytes > physical_bytes:
-            raise ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into this machine's {physical_bytes}")
-        allowed_bytes = _allowed_bytes()
-        is_too_large = allowed_bytes is not None and capacity_bytes > allowed_bytes
-        refusal = ConfigError(f"a DRAM tier of {capacity_bytes} bytes does not fit into the {allowed_bytes} of this container (memory.max)")
-        if is_too_large and not hugepages:
-            raise refusal
+            raise ConfigError(
+                f"a DRAM tier of {format_size(capacity_bytes)} does not fit into this machine's {format_size(physical_bytes)}"
+            )
         first_bytes = chosen_first_bytes(slab_bytes, capacity_bytes)
         is_chosen = slab_bytes is None
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
@@ -69,9 +62,6 @@ class DramTier(SlabTier):
         )
         if self._pool.hugepages:
             first_bytes = min(max(first_bytes, HUGE_PAGE_BYTES), slab_bytes)  # less would take a whole page, too
-        elif is_too_large:  # reserved pages are not counted there, but there were too few
-            self._pool.close()
-            raise refusal
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._pool, exact_classes=exact_classes)
 
     @property
@@ -84,9 +74,18 @@ class DramTier(SlabTier):
         """How far `prefault_step` has come; `capacity_bytes` in the end."""
         return self._pool.prefaulted_bytes
 
-    def prefault_step(self, max_bytes: int) -> int:
-        """Fault in up to `max_bytes` more of the memory made at the start; returns the bytes left. Releases the GIL."""
+    @property
+    def has_cold(self) -> threading.Event:
+        """Set whenever there is more for `prefault_step`; the thread that calls it may wait for it, and clears it before."""
+        return self._pool.has_cold
+
+    def prefault_step(self, max_bytes: int) -> bool:
+        """Fault in up to `max_bytes` more, of slabs first; whether something is left. Releases the GIL."""
         return self._pool.prefault_step(max_bytes)
+
+    def is_warm(self, slab_id: int) -> bool:
+        """Whether all pages of the slab have been faulted in."""
+        return not self._pool.memory(slab_id).untouched_bytes
 
     def view(self, slot: Slot) -> memoryview:
         """The slot's own memory, writable. For the node only, and only until the slot is given back. Raises StaleHandle."""
@@ -106,7 +105,7 @@ class DramTier(SlabTier):
     def locate_all(self, indexes: Column) -> tuple[Column, Column]:
         """As `locate` for many slots, by their indexes: slab ids, and offsets in bytes."""
         slabs, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
-        numbers: list[int] = np.unique(slabs).tolist()
+        numbers = sorted(set(slabs.tolist()))  # np.unique loads numpy.ma at its first call, for 7 ms of a node's first put
         if len(numbers) == 1:
             return slabs, positions * self._slabs.slab(numbers[0]).group.slot_bytes
         slot_bytes = np.array([self._slabs.slab(number).group.slot_bytes for number in numbers], np.int64)
@@ -125,9 +124,7 @@ class DramTier(SlabTier):
         """The slab's whole memory, to be read for `tenant` until the slab is gone. Raises as `slab_fd`."""
         if self._slabs.slab(slab_id).group.tenant != tenant:
             raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
-        memory = self._pool.memory(slab_id)
-        memory.fix_size()
-        return memory.bytes.data.toreadonly()
+        return self._pool.memory(slab_id).bytes.data.toreadonly()
 
     @property
     def slabs_gone(self) -> int:
@@ -175,17 +172,3 @@ class DramTier(SlabTier):
     def _bytes(self, slot: Slot) -> Bytes:
         slab_id, offset_bytes = self.locate(slot)
         return self._pool.memory(slab_id).bytes[offset_bytes : offset_bytes + slot.size_bytes]
-
-
-def _allowed_bytes() -> int | None:
-    """What the control groups (version 2) that this process is in give it of memory: beyond that the kernel kills it, without a word. None:
-    no limit is known."""
-    try:
-        own = next(line.removeprefix("0::/") for line in _GROUP.read_text().splitlines() if line.startswith("0::/"))
-    except (OSError, StopIteration):
-        return None
-    limits: list[int] = []
-    for folder in (_GROUPS / own, *(_GROUPS / own).parents):
-        with suppress(OSError, ValueError):  # the root has none, and "max" is none
-            limits.append(int((folder / "memory.max").read_text()))
-    return min(limits, default=None)

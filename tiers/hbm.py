@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, TierFailed
+from kvstore.protocol.settings import format_size
 from kvstore.tiers.arena import ArenaRanges
 from kvstore.tiers.device_copy import CudaCopier, PlainCopier, import_torch
 from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
@@ -33,7 +34,7 @@ class HbmTier(SlabTier):
         except (RuntimeError, AssertionError) as refusal:
             # torch raises an AssertionError where it was built without CUDA; its messages go on with advice for developers.
             reason = str(refusal).splitlines()[0]
-            raise ConfigError(f"no HBM tier of {capacity_bytes} bytes on {device!r}: {reason}") from refusal
+            raise ConfigError(f"no HBM tier of {format_size(capacity_bytes)} on {device!r}: {reason}") from refusal
         self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)

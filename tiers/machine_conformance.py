@@ -25,11 +25,13 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
     """Any schedule of operations leaves a tier with the values that a dict from serial number to bytes has."""
 
     CAPACITY_BYTES = 2000
+    UNIT_BYTES = 1
+    """Sizes and the capacity are multiples of it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.tier = self.open_tier(self.folder, self.CAPACITY_BYTES)
+        self.tier = self.open_tier(self.folder, self.CAPACITY_BYTES * self.UNIT_BYTES)
         self.values: dict[int, bytes] = {}
         self.slots: dict[int, Slot] = {}
         self.given_back: list[Slot] = []
@@ -44,7 +46,8 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
     @rule(sizes=st.lists(st.sampled_from([1, 99, 100, 333, 500]), max_size=4), tenant=st.sampled_from(["", "red"]))
     def put(self, sizes: list[int], tenant: str) -> None:
         records = []
-        for size_bytes in sizes:
+        for units in sizes:
+            size_bytes = units * self.UNIT_BYTES
             used_bytes = self.tier.used_bytes
             try:
                 slot = self.tier.allocate(size_bytes, tenant=tenant)
@@ -80,7 +83,7 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.tier.close()
-        self.tier = self.open_tier(self.folder, self.CAPACITY_BYTES)
+        self.tier = self.open_tier(self.folder, self.CAPACITY_BYTES * self.UNIT_BYTES)
         found = {int(found.tag): found.slot for found in self.tier.recover()}
         self.slots = {serial: self.tier.adopt(slot, tenant=self.tenants[serial]) for serial, slot in found.items()}
         self.given_back, self.in_quarantine = [], []
@@ -97,7 +100,7 @@ class TierMachine(OpensTier, RuleBasedStateMachine):
     def bytes_add_up(self) -> None:
         tier = self.tier
         tier.check_integrity()
-        assert tier.used_bytes + tier.quarantined_bytes + tier.free_bytes == tier.capacity_bytes == self.CAPACITY_BYTES
+        assert tier.used_bytes + tier.quarantined_bytes + tier.free_bytes == tier.capacity_bytes == self.CAPACITY_BYTES * self.UNIT_BYTES
         assert sum(slot.size_bytes for slot in self.slots.values()) <= tier.used_bytes
         assert sum(tier.tenant_bytes.values()) == tier.used_bytes + tier.quarantined_bytes
         for tenant in ("", "red"):

@@ -1,63 +1,62 @@
-"""The NVMe tier: values in LMDB, verified on every read, recovered after a restart without reading one of them.
+"""The NVMe tier: headers and small values in LMDB, large values in a file beside it, verified on every read.
 
-Two databases under one key, the block's id (8 bytes, big-endian, never used twice):
+LMDB has a header of every value (tiers/nvme_header.py) and the bytes of values of up to LMDB_BYTES: tiers/lmdb_records.py.
 
-    values   the value's bytes, nothing else
-    headers  digest, size, checksum (uint64 each, big-endian) and the tag
+The bytes of larger values lie in extents of the value file (tiers/value_file.py), in whole pages. A batch is written in this order: values,
+fdatasync, one transaction with its headers; so a header that is durable has its value. An extent is reused once the deletion of its header
+is durable and no read of it is under way (tiers/placements.py). Without `sync` a power cut may keep a header and lose its value: the
+checksum says so, and it is a miss.
 
-`checksum` is the xxh3_64 of the value and `digest` that of everything else (key, size, checksum, tag): LMDB notices no flipped bit,
-and one in a tag would give the right bytes to the wrong key.
+The bytes may be an encoded value (tiers/value_codec.py): a reader with memory for the value itself gets it decoded. Size and checksum here
+are those of the bytes as they lie on the disk.
 
-The bytes may be an encoded value (tiers/value_codec.py): whoever reads it with room for the value itself gets it decoded. Size and
-checksum here are those of the bytes as they lie on the disk.
+A deletion that LMDB cannot write (its disk is full) goes to `removed.ids` until it can: tiers/tombstones.py.
 
-A deletion that LMDB cannot write down (its disk is full) goes to `removed.ids` until it can: tiers/tombstones.py.
-
-Capacity is counted in these bytes; what LMDB adds is the disk's affair: two pages for a value of 4 KiB, 1.004 times 1 MiB.
-Appending (MDB_APPEND) and native integer keys were measured and make no difference; larger batches do: a commit costs 1 to 6 ms.
+Capacity is counted in slots: whole pages in the value file, the value's own bytes in LMDB, whose trees are the disk's affair. The file may
+be one segment longer than the capacity: extents that were freed wait for the next transaction there, and writes need not wait for it.
 """
 
 import os
-import struct
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, Closed, ConfigError, InvalidArgument, StaleHandle, TierFailed
+from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, StaleHandle, TierFailed
+from kvstore.protocol.settings import format_size
+from kvstore.tiers.extents import PAGE_BYTES
+from kvstore.tiers.lmdb_records import LmdbRead, LmdbRecords, key_of
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
+from kvstore.tiers.nvme_header import Header
+from kvstore.tiers.placements import Placement, Runs, pages_of
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 from kvstore.tiers.tombstones import Tombstones
 from kvstore.tiers.value_codec import decode_into
+from kvstore.tiers.value_store import ExtentRead, ValueStore
 
-MAX_VALUE_BYTES = 1 << 30
-MAX_TAG_BYTES = 4096
+MAX_VALUE_BYTES: Final = 1 << 30
+MAX_TAG_BYTES: Final = 4096
+
+LMDB_BYTES: Final = 1024
+"""Values of up to this size are in LMDB, where several share a page: 1,486 bytes for 1,000. From 1,350 on each takes a page of its own
+there as well, and a cold read is a walk of the tree beside it."""
 
 MAX_DELETIONS = 16_384
 """Deletions in one transaction, so that a write waits at most 50 ms for those of a great eviction; the others wait for the next."""
 
-RECOVER_CHUNK = 4096
-"""Headers read in one transaction while recovering: a caller that takes its time between blocks holds none open."""
-
-NUMPY_COPY_BYTES = 64 << 10
-"""From here on numpy copies: it releases the GIL, at 1 us a call. A memoryview is twice as fast at 4 KiB, and holds the GIL for
-5 us at most below this. (Pages that are not in memory are read by `Transaction.get`, without the GIL.)"""
-
-_HEADER = struct.Struct(">QQQ")
 _UNKNOWN = "\0"
 """Whose a recovered value is before `adopt`: no tenant's name."""
 
 
 class NvmeTier(Tier):
-    """Slots in an LMDB environment of one folder.
+    """Values in one folder.
 
-    Threads: as Tier says; `flush` belongs to the thread that calls `write_batch`, and any number of threads may read. The caller
-    frees no slot that is being written. Even if it did, the value would not outlast the next transaction: deletions follow the
-    writes within one, and wait in a queue for the next.
+    Threads: as Tier says; any number may call `write_batch`, `flush` and `read_batch_into` at once. The caller frees no slot that is being
+    written. Even if it did, the value would not outlast the next transaction: it is not written then, or deleted by the next one.
 
     A slot's index is the block's id, its generation the count of times the folder was opened. An id is never used again within a
     process, so a slot that was given back is stale for ever.
@@ -69,14 +68,13 @@ class NvmeTier(Tier):
     def __init__(
         self, directory: str | os.PathLike[str], *, capacity_bytes: int, sync: bool = True, begin: Begin = begin_transaction
     ) -> None:
-        """Open `directory` (created where missing; one node at a time may use it) to hold `capacity_bytes` of values.
+        """Open `directory` (created where missing; one node at a time may use it) to hold `capacity_bytes` of slots.
 
         Without `sync` a power cut may lose the newest batches, or the whole folder; the death of the process still loses nothing.
 
         Raises:
             ConfigError: the folder or the capacity cannot be used; the message says why.
         """
-        self._environment = Environment(directory, capacity_bytes=capacity_bytes, sync=sync, begin=begin)
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._size_by_id: dict[int, int] = {}
@@ -85,23 +83,30 @@ class NvmeTier(Tier):
         """By group."""
         self._tenant_bytes: dict[str, int] = {}
         self._unwritten: set[int] = set()
-        """Allocated and never given to `write_batch`: freeing one leaves nothing to delete. Added to by the loop, the writer removes."""
+        """Allocated and never given to `write_batch`: freeing one leaves nothing to delete. Added to by the loop, writers remove."""
         self._freed: deque[bytes] = deque()
-        """Keys given back and not yet deleted, oldest first. Appended by the loop, taken by the writer."""
+        """Keys given back and not yet deleted, oldest first. Appended by the loop, taken by a writer."""
         self._deleting: list[bytes] = []
-        """Keys taken from `_freed` whose transaction has not been committed. The writer's own."""
-        try:
+        """Keys taken from `_freed` whose transaction has not been committed. Of whoever has `_committing`."""
+        self._committing = threading.Lock()
+        """Held over a transaction and what follows from it for the extents: they change in the order of the transactions."""
+        self._commits: deque[_Commit] = deque()
+        """Batches whose values are written, waiting for their transaction."""
+        with ExitStack() as opened:
+            self._environment = Environment(directory, capacity_bytes=capacity_bytes, sync=sync, begin=begin)
+            opened.callback(self._environment.close)
+            self._records = LmdbRecords(self._environment)
+            self._values = ValueStore(Path(directory) / "values", capacity_bytes=capacity_bytes, sync=sync)
+            opened.callback(self._values.close)
             self._tombstones = Tombstones(Path(directory) / "removed.ids", sync=sync)
-        except BaseException:
-            self._environment.close()
-            raise
-        self._freed.extend(sorted(self._tombstones.ids))
-        try:
-            self._next_id = self._first_unused_id()
-        except TierFailed as damaged:
-            self._tombstones.close()
-            self._environment.close()
-            raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
+            opened.callback(self._tombstones.close)
+            self._freed.extend(sorted(self._tombstones.ids))
+            try:
+                self._next_id = self._first_unused_id()
+                self._lost = self._restore()
+            except TierFailed as damaged:
+                raise ConfigError(f"{damaged}; move the folder away to start afresh") from damaged
+            opened.pop_all()
 
     @property
     def capacity_bytes(self) -> int:
@@ -117,15 +122,25 @@ class NvmeTier(Tier):
 
     @property
     def health(self) -> str:
-        return self._environment.failure or "ok"
+        return self._environment.failure or self._values.failure or "ok"
+
+    @property
+    def written_bytes(self) -> int:
+        return self._values.written_bytes + self._environment.written_bytes
+
+    def slot_bytes(self, size_bytes: int, *, tenant: str = "") -> int:
+        """Whole pages of the value file, or the bytes of a value in LMDB."""
+        return size_bytes if size_bytes <= LMDB_BYTES else pages_of(size_bytes) * PAGE_BYTES
 
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
-        if self._environment.failure:
-            raise TierFailed(self._environment.failure)
-        if not 1 <= size_bytes <= min(MAX_VALUE_BYTES, self._capacity_bytes):
-            raise InvalidArgument(f"a value here has 1 to {min(MAX_VALUE_BYTES, self._capacity_bytes)} bytes, not {size_bytes}")
-        if size_bytes > self.free_bytes:
-            raise TierFull(f"{size_bytes} bytes wanted, {self.free_bytes} free")
+        self._require_health()
+        slot_bytes = self.slot_bytes(size_bytes)
+        if not 1 <= size_bytes <= MAX_VALUE_BYTES or slot_bytes > self._capacity_bytes:
+            raise InvalidArgument(
+                f"a value here has 1 byte to {format_size(min(MAX_VALUE_BYTES, self._capacity_bytes))}, not {size_bytes:,} bytes"
+            )
+        if slot_bytes > self.free_bytes:
+            raise TierFull(f"{format_size(slot_bytes)} wanted, {format_size(self.free_bytes)} free")
         slot = Slot(self._next_id, self._environment.openings, size_bytes, self.group(size_bytes, tenant=tenant))
         self._next_id += 1
         self._unwritten.add(slot.index)
@@ -148,8 +163,8 @@ class NvmeTier(Tier):
     def adopt(self, slot: Slot, *, tenant: str) -> Slot:
         self._require(slot)
         adopted = slot._replace(group=self.group(slot.size_bytes, tenant=tenant))
-        self._count(slot, -slot.size_bytes)
-        self._count(adopted, slot.size_bytes)
+        self._count(slot, -1)
+        self._count(adopted, 1)
         return adopted
 
     def write_batch(self, records: Sequence[Record]) -> None:
@@ -157,23 +172,15 @@ class NvmeTier(Tier):
             # Before the check: a slot freed after this line is queued for deletion, one freed before it is refused.
             self._unwritten.discard(record.slot.index)
             self._check(record)
-
-        def put(transaction: Any) -> None:
-            for record in records:
-                key = _key(record.slot.index)
-                transaction.put(key, record.data, db=self._environment.values)
-                transaction.put(key, _pack_header(key, record), db=self._environment.headers)
-            self._delete(transaction)
-
+        self._require_health()
         try:
-            self._environment.write(put)
+            self._write(records)
         except TierFull:
             # Nothing was written, so freeing these leaves nothing to delete, and no tombstone is spent on them.
-            self._unwritten.update(record.slot.index for record in records)
+            self._unwritten.update(record.slot.index for record in records if record.slot.index in self._size_by_id)
             # Deletions are what makes room, so they must not depend on the success of a write that lacks it.
             self.flush()
             raise
-        self._deleting.clear()
 
     def flush(self) -> None:
         """Make every `free` before this call durable: in LMDB or, where that cannot write, as tombstones.
@@ -183,38 +190,53 @@ class NvmeTier(Tier):
 
         Raises TierFull, TierFailed: not even that could be done. The deletions stay queued, and the next flush begins with them.
         """
-        try:
-            while self._freed or self._deleting:
-                self._environment.write(self._delete)
-                self._deleting.clear()
-        except (TierFull, TierFailed):
-            # One step of the interpreter, as the loop may append meanwhile.
-            self._tombstones.add([*self._deleting, *self._freed.copy()])
-        else:
-            self._tombstones.clear()
+        with self._committing:
+            try:
+                while self._freed or self._deleting:
+                    self._environment.write(self._delete)
+                    self._release_deleted()
+            except (TierFull, TierFailed):
+                # One step of the interpreter, as the loop may append meanwhile.
+                self._tombstones.add([*self._deleting, *self._freed.copy()])
+            else:
+                self._tombstones.clear()
 
     def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        pairs = list(zip(slots, destinations, strict=True))
-        answers: list[Exception | None] = []
-        while len(answers) < len(pairs):
+        answers: list[Exception | None] = [None] * len(slots)
+        buffers = dict[int, memoryview]()
+        for place, (slot, destination) in enumerate(zip(slots, destinations, strict=True)):
             try:
-                with self._environment.read() as transaction:
-                    for slot, destination in pairs[len(answers) :]:
-                        answers.append(self._read(transaction, slot, destination))  # noqa: PERF401 - the answers so far outlive an exception
-            except TierFailed as error:
-                # LMDB refuses every further read of a transaction that met a damaged page: the neighbours need another one.
-                answers.append(error)
+                buffers[place] = self._buffer_for(slot, destination)
+            except (StaleHandle, InvalidArgument) as refused:
+                answers[place] = refused
+        placements = self._values.placements
+        number = placements.begin_read()
+        try:
+            found = [(place, placements.find(slots[place].index)) for place in buffers]
+            in_extents = {place: ExtentRead(placement, buffers[place]) for place, placement in found if placement is not None}
+            in_lmdb = [place for place, placement in found if placement is None]
+            small = self._records.read([LmdbRead(slots[place].index, buffers[place]) for place in in_lmdb])
+            self._values.read(list(in_extents.values()))
+        finally:
+            placements.end_read(number)
+        for place, answer in zip(in_lmdb, small, strict=True):
+            answers[place] = answer
+        for place, read in in_extents.items():
+            answers[place] = read.answer
+        for place, buffer in buffers.items():
+            if answers[place] is None and buffer.nbytes != destinations[place].nbytes:
+                answers[place] = decode_into(buffer, destinations[place])
         return answers
 
     def free(self, slot: Slot) -> None:
         self._require(slot)
         del self._size_by_id[slot.index]
-        self._used_bytes -= slot.size_bytes
-        self._count(slot, -slot.size_bytes)
+        self._used_bytes -= self.slot_bytes(slot.size_bytes)
+        self._count(slot, -1)
         try:
             self._unwritten.remove(slot.index)
         except KeyError:
-            self._freed.append(_key(slot.index))
+            self._freed.append(key_of(slot.index))
 
     def recover(self) -> Iterator[Recovered]:
         """The values found, oldest first, each counted as used when it is yielded.
@@ -223,50 +245,53 @@ class NvmeTier(Tier):
         with a damaged header: both by the next `write_batch` or `flush`. Those with a tombstone are not there.
         """
         oldest = self._oldest_that_fits()
-        for chunk in self._header_chunks():
-            for key, raw in chunk:
-                header = _unpack_header(key, raw)
-                if key in self._tombstones.ids:
-                    continue
-                if header is None or key < oldest:
-                    self._freed.append(key)
-                    continue
-                size_bytes, checksum, tag = header
-                slot = Slot(int.from_bytes(key), self._environment.openings, size_bytes)
-                self._take(slot)
-                yield Recovered(slot, checksum, tag)
+        for key, header in self._records.scan():
+            if key in self._tombstones.ids:
+                continue
+            if header is None or key < oldest or int.from_bytes(key) in self._lost:
+                self._freed.append(key)
+                continue
+            slot = Slot(int.from_bytes(key), self._environment.openings, header.size_bytes)
+            self._take(slot)
+            yield Recovered(slot, header.checksum, header.tag)
 
     def check_integrity(self) -> None:
-        assert self._used_bytes == sum(self._size_by_id.values()) == sum(self._tenant_bytes.values())
-        assert all(size_bytes > 0 for size_bytes in self._tenant_bytes.values())
+        assert self._used_bytes == sum(map(self.slot_bytes, self._size_by_id.values())) == sum(self._tenant_bytes.values())
+        assert all(used_bytes > 0 for used_bytes in self._tenant_bytes.values())
         assert 0 <= self._used_bytes <= self._capacity_bytes
         assert all(block_id < self._next_id for block_id in self._size_by_id)
-        assert not {_key(block_id) for block_id in self._size_by_id}.intersection(self._freed)
+        assert not {key_of(block_id) for block_id in self._size_by_id}.intersection(self._freed)
+        self._values.placements.check_integrity()
 
     def close(self) -> None:
-        """Delete what was freed, if the device still lets us, and close. The thread that writes must have stopped."""
+        """Delete what was freed, if the device still lets us, and close. The threads that write must have stopped."""
         try:
             self.flush()
         except (TierFull, TierFailed, Closed):
             pass
         finally:
+            self._values.close()
             self._tombstones.close()
             self._environment.close()
 
     def _take(self, slot: Slot) -> None:
         self._size_by_id[slot.index] = slot.size_bytes
-        self._used_bytes += slot.size_bytes
-        self._count(slot, slot.size_bytes)
+        self._used_bytes += self.slot_bytes(slot.size_bytes)
+        self._count(slot, 1)
 
-    def _count(self, slot: Slot, more_bytes: int) -> None:
+    def _count(self, slot: Slot, times: int) -> None:
         tenant = self._tenants[slot.group]
-        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + more_bytes
+        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + times * self.slot_bytes(slot.size_bytes)
         if not self._tenant_bytes[tenant]:
             del self._tenant_bytes[tenant]
 
     def _require(self, slot: Slot) -> None:
         if slot.generation != self._environment.openings or slot.index not in self._size_by_id:
             raise StaleHandle(f"{slot} was given back")
+
+    def _require_health(self) -> None:
+        if self.health != "ok":
+            raise TierFailed(self.health)
 
     def _check(self, record: Record) -> None:
         self._require(record.slot)
@@ -276,91 +301,105 @@ class NvmeTier(Tier):
         if len(record.tag) > MAX_TAG_BYTES:
             raise InvalidArgument(f"a tag has at most {MAX_TAG_BYTES} bytes, not {len(record.tag)}")
 
+    def _write(self, records: Sequence[Record]) -> None:
+        large = [record for record in records if record.slot.size_bytes > LMDB_BYTES]
+        placed = self._values.place([record.slot.size_bytes for record in large], flush=self.flush)
+        runs_by_id = {record.slot.index: runs for record, runs in zip(large, placed, strict=True)}
+        try:
+            if large:
+                self._values.write(placed, [record.data for record in large])
+            self._commit(records, runs_by_id)
+        finally:
+            self._values.discard(list(runs_by_id.values()))
+
+    def _commit(self, records: Sequence[Record], runs_by_id: dict[int, Runs]) -> None:
+        """Headers, values in LMDB and pending deletions, in one transaction with all batches that wait for one by then (group commit).
+        Values that were published leave `runs_by_id`."""
+        mine = _Commit(records, runs_by_id)
+        self._commits.append(mine)
+        with self._committing:
+            if not mine.is_done:
+                self._commit_group([self._commits.popleft() for _ in range(len(self._commits))])
+        if mine.failure is not None:
+            raise mine.failure
+
+    def _commit_group(self, group: Sequence["_Commit"]) -> None:
+        """All of it or nothing; a failure is that of every batch. To be called with `_committing`."""
+        live: list[tuple[_Commit, Record]] = []
+
+        def put(transaction: Any) -> None:
+            # Not one freed meanwhile: its deletion may be in an earlier transaction.
+            live[:] = [(commit, record) for commit in group for record in commit.records if record.slot.index in self._size_by_id]
+            for commit, record in live:
+                slot, runs = record.slot, commit.runs_by_id.get(record.slot.index, ())
+                self._records.put(transaction, slot.index, Header(slot.size_bytes, record.checksum, runs, record.tag), record.data)
+            self._delete(transaction)
+
+        failure: BaseException | None = None
+        try:
+            self._environment.write(put)
+            for commit, record in live:
+                if (runs := commit.runs_by_id.pop(record.slot.index, None)) is not None:
+                    self._values.placements.publish(record.slot.index, Placement(record.checksum, runs))
+            self._release_deleted()
+        except BaseException as error:  # of whatever kind: every batch ends
+            failure = error
+        for commit in group:
+            commit.is_done, commit.failure = True, failure
+
     def _delete(self, transaction: Any) -> None:
         for _ in range(min(len(self._freed), MAX_DELETIONS - len(self._deleting))):
             self._deleting.append(self._freed.popleft())
         for key in self._deleting:
-            transaction.delete(key, db=self._environment.headers)
-            transaction.delete(key, db=self._environment.values)
+            self._records.delete(transaction, key)
 
-    def _read(self, transaction: Any, slot: Slot, destination: memoryview) -> Exception | None:
-        try:
-            self._require(slot)
-        except StaleHandle as stale:
-            return stale
-        stored = destination
-        if destination.nbytes != slot.size_bytes:
-            if destination.nbytes < slot.size_bytes:
-                return InvalidArgument(f"{destination.nbytes} bytes for a slot of {slot.size_bytes}")
-            stored = memoryview(bytearray(slot.size_bytes))
-        key = _key(slot.index)
-        raw = transaction.get(key, db=self._environment.headers)
-        if raw is None:
-            return StaleHandle(f"{slot} was never written")
-        header = _unpack_header(key, bytes(raw))
-        value = transaction.get(key, db=self._environment.values)
-        if header is None or value is None or len(value) != slot.size_bytes:
-            return ChecksumMismatch(f"{slot} has a damaged header or length")
-        _copy(value, stored)
-        if xxhash.xxh3_64_intdigest(stored) != header[1]:
-            return ChecksumMismatch(f"{slot} does not hold the bytes that were written")
-        return None if stored is destination else decode_into(stored, destination)
+    def _release_deleted(self) -> None:
+        self._values.placements.release(map(int.from_bytes, self._deleting))
+        self._deleting.clear()
+
+    def _buffer_for(self, slot: Slot, destination: memoryview) -> memoryview:
+        """Memory for the slot's bytes: the destination itself, or other where they are to be decoded."""
+        self._require(slot)
+        if destination.nbytes == slot.size_bytes:
+            return destination if destination.format == "B" and destination.ndim == 1 else destination.cast("B")
+        if destination.nbytes < slot.size_bytes:
+            raise InvalidArgument(f"{destination.nbytes} bytes for a slot of {slot.size_bytes}")
+        return np.empty(slot.size_bytes, np.uint8).data
 
     def _first_unused_id(self) -> int:
-        with self._environment.read() as transaction:
-            cursor = transaction.cursor(self._environment.headers)
-            newest = [bytes(cursor.key())] if cursor.last() else []
+        newest = self._records.newest_key()
         # Not one with a tombstone either: the next process would take the new value for the deleted one.
-        return max((int.from_bytes(key) + 1 for key in [*newest, *self._tombstones.ids]), default=0)
+        keys = [*self._tombstones.ids, *([newest] if newest is not None else [])]
+        return max((int.from_bytes(key) + 1 for key in keys), default=0)
 
-    def _header_chunks(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        after = b""
-        while True:
-            with self._environment.read() as transaction:
-                cursor = transaction.cursor(self._environment.headers)
-                # The key after `after` in LMDB's order is the same with a zero byte behind it.
-                found = cursor.set_range(after + b"\0") if after else cursor.first()
-                chunk = [(bytes(key), bytes(raw)) for key, raw in islice(cursor.iternext(), RECOVER_CHUNK)] if found else []
-            if not chunk:
-                return
-            after = chunk[-1][0]
-            yield chunk
+    def _restore(self) -> set[int]:
+        """Find the extents of all values; the ids of those that have none any more."""
+        placements = [
+            (int.from_bytes(key), Placement(header.checksum, header.runs))
+            for key, header in self._records.scan()
+            if header is not None and header.runs
+        ]
+        return self._values.restore(placements)
 
     def _oldest_that_fits(self) -> bytes:
         """The key from which on everything fits the capacity."""
-        room_bytes = self._capacity_bytes
+        left_bytes = self._capacity_bytes
         oldest = b"\xff" * 8
-        with self._environment.read() as transaction:
-            cursor = transaction.cursor(self._environment.headers)
-            for key, raw in cursor.iterprev():
-                header = _unpack_header(bytes(key), bytes(raw))
-                room_bytes -= header[0] if header and bytes(key) not in self._tombstones.ids else 0
-                if room_bytes < 0:
-                    break
-                oldest = bytes(key)
+        for key, header in self._records.scan_newest():
+            left_bytes -= self.slot_bytes(header.size_bytes) if header and key not in self._tombstones.ids else 0
+            if left_bytes < 0:
+                break
+            oldest = key
         return oldest
 
 
-def _key(block_id: int) -> bytes:
-    return block_id.to_bytes(8)
+class _Commit:
+    """A batch that waits for its transaction; `failure` is what that raised. Its writer and, meanwhile, whoever commits it use it."""
 
+    __slots__ = ("failure", "is_done", "records", "runs_by_id")
 
-def _pack_header(key: bytes, record: Record) -> bytes:
-    rest = struct.pack(">QQ", record.slot.size_bytes, record.checksum) + record.tag
-    return xxhash.xxh3_64_digest(key + rest) + rest
-
-
-def _unpack_header(key: bytes, raw: bytes) -> tuple[int, int, bytes] | None:
-    """(size in bytes, checksum, tag), or None where a bit of the key or the header has changed."""
-    if xxhash.xxh3_64_digest(key + raw[8:]) != raw[:8]:
-        return None
-    _digest, size_bytes, checksum = _HEADER.unpack_from(raw)
-    return size_bytes, checksum, raw[_HEADER.size :]
-
-
-def _copy(source: memoryview, destination: memoryview) -> None:
-    """Copy between buffers of one length."""
-    if len(source) < NUMPY_COPY_BYTES:
-        destination.cast("B")[:] = source
-    else:
-        np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
+    def __init__(self, records: Sequence[Record], runs_by_id: dict[int, Runs]) -> None:
+        self.records = records
+        self.runs_by_id = runs_by_id
+        self.is_done = False
+        self.failure: BaseException | None = None

@@ -24,13 +24,17 @@ from typing import Any
 import lmdb
 
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
+from kvstore.protocol.settings import format_size
 from kvstore.tiers.tier import TierFull
 
-FORMAT = b"kvstore-nvme 1"
+FORMAT = b"kvstore-nvme 2"
 """Changed with the layout of headers or values."""
 
 MAP_SLACK_BYTES = 64 << 20
 """Room for the trees and for pages freed by the last two transactions, which LMDB does not reuse yet."""
+
+MAP_SHARE = 16
+"""The map is a 16th of the capacity at first. The file is as long, and sparse."""
 
 MAX_READERS = 512
 """Concurrent read transactions: LMDB's table of readers, 64 bytes each. Far above a node's threads (`read_threads`): one more than there is
@@ -72,6 +76,8 @@ class Environment:
             ConfigError: the folder cannot be used; the message says why.
         """
         self.failure = ""
+        self.written_bytes = 0
+        """Handed to the device by transactions since it was opened."""
         self._path = Path(directory)
         self._sync = sync
         self._begin = begin
@@ -80,16 +86,19 @@ class Environment:
         self._environment: Any = None
         self._map_bytes = 0
         self._lock_descriptor = _lock_folder(self._path)
-        # A value of 4 KiB takes two pages of 4 KiB, for each run of pages starts with a header of 16 bytes: 2.15 times its
-        # size with the trees. Larger values take less; smaller ones may take more, and then the map grows.
-        map_bytes = capacity_bytes * 9 // 4 + MAP_SLACK_BYTES
+        # A header of a value of 4 KiB takes 100 to 250 bytes, by its tag. Where all values are small enough for LMDB, the map grows.
+        map_bytes = capacity_bytes // MAP_SHARE + MAP_SLACK_BYTES
         try:
             _check_capacity(self._path, capacity_bytes)
             self._connect(map_bytes, create=True)
         except (lmdb.Error, OSError) as error:
             os.close(self._lock_descriptor)
             is_too_long = isinstance(error, OSError) and error.errno == errno.EFBIG
-            hint = f": {map_bytes} bytes, 2.25 times its capacity; ext4 has files of up to 16 TiB, XFS of more" if is_too_long else ""
+            hint = (
+                f": {format_size(map_bytes)}, 1/{MAP_SHARE} of its capacity; ext4 has files of up to 16 TiB, XFS of more"
+                if is_too_long
+                else ""
+            )
             raise ConfigError(f"the NVMe folder {self._path} cannot be opened: {error}{hint}") from error
         except BaseException:
             os.close(self._lock_descriptor)
@@ -121,7 +130,7 @@ class Environment:
             TierFailed: the device fails, and did so again after re-opening: the environment is out of order from now on.
             Closed: `close` was called.
         """
-        with self._writing:
+        with self._writing, self._counted():
             is_grown = is_reopened = False
             while True:
                 try:
@@ -151,6 +160,15 @@ class Environment:
             if self._lock_descriptor >= 0:
                 os.close(self._lock_descriptor)
                 self._lock_descriptor = -1
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """LMDB does not say which pages it writes; the kernel counts what a thread writes."""
+        before = _written_by_thread()
+        try:
+            yield
+        finally:
+            self.written_bytes += _written_by_thread() - before
 
     def _apply_or_abort(self, apply: Callable[[Any], None], transaction: Any) -> None:
         try:
@@ -206,7 +224,8 @@ class Environment:
         file_bytes = self._data_path.stat().st_size
         if file_bytes < claimed_bytes:
             raise ConfigError(
-                f"{self._data_path} is truncated: {file_bytes} of {claimed_bytes} bytes are left; move the folder away to start afresh"
+                f"{self._data_path} is truncated: {format_size(file_bytes)} of {format_size(claimed_bytes)} are left; "
+                "move the folder away to start afresh"
             )
         os.truncate(self._data_path, max(file_bytes, info["map_size"]))
 
@@ -309,8 +328,12 @@ def _lock_folder(path: Path) -> int:
     Its parent is not made: where that is missing a disk is not mounted, or a name is misspelt, and the values would go to the root disk.
     """
     parent = path.absolute().parent
-    if not parent.exists():
-        raise ConfigError(f"the NVMe folder {path} cannot be made, for {parent} is not there: mount its disk, or mkdir -p it")
+    try:
+        parent.stat()
+    except FileNotFoundError:
+        raise ConfigError(f"the NVMe folder {path} cannot be made, for {parent} is not there: mount its disk, or mkdir -p it") from None
+    except OSError as error:
+        raise ConfigError(f"the NVMe folder {path} cannot be written: {error.strerror}") from error
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(path / "kvstore.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -335,7 +358,9 @@ def _check_capacity(path: Path, capacity_bytes: int) -> None:
     disk = os.statvfs(path)
     disk_bytes = disk.f_blocks * disk.f_frsize
     if not 1 <= capacity_bytes <= disk_bytes:
-        raise ConfigError(f"an NVMe capacity in {path} must be from 1 to {disk_bytes} bytes (the disk), not {capacity_bytes}")
+        raise ConfigError(
+            f"an NVMe capacity in {path} must be from 1 byte to {format_size(disk_bytes)} (the disk), not {format_size(capacity_bytes)}"
+        )
 
 
 def _stamp(environment: Any, path: Path) -> int:
@@ -349,3 +374,12 @@ def _stamp(environment: Any, path: Path) -> int:
         openings: int = int.from_bytes(transaction.get(b"openings", b"")) + 1
         transaction.put(b"openings", openings.to_bytes(8))
     return openings
+
+
+def _written_by_thread() -> int:
+    """Bytes of all write calls of this thread; 0 where the kernel does not count them."""
+    try:
+        counts = Path("/proc/thread-self/io").read_text()
+    except OSError:
+        return 0
+    return int(counts.partition("wchar:")[2].split()[0])

@@ -7,6 +7,7 @@ doubling, which wastes at most 12.5 % and bounds the number of classes. Source: 
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
+from kvstore.protocol.settings import format_size
 
 STEPS_BITS = 3
 """Rounded sizes have 2**3 = 8 steps a doubling."""
@@ -23,9 +24,9 @@ class SizeClasses:
     def slot_bytes(self, size_bytes: int, tenant: str) -> int:
         """The slot size for a value; once given, always the same. Raises InvalidArgument when no such value can ever be held."""
         if not 1 <= size_bytes <= MAX_VALUE_BYTES:
-            raise InvalidArgument(f"a value has 1 to {MAX_VALUE_BYTES} bytes, not {size_bytes}")
+            raise InvalidArgument(f"a value has 1 byte to {format_size(MAX_VALUE_BYTES)}, not {size_bytes:,} bytes")
         if size_bytes > self._capacity_bytes:
-            raise InvalidArgument(f"{size_bytes} bytes never fit into a tier of {self._capacity_bytes}")
+            raise InvalidArgument(f"{format_size(size_bytes)} never fit into a tier of {format_size(self._capacity_bytes)}")
         exact_sizes = self._exact_sizes.setdefault(tenant, set())
         if size_bytes not in exact_sizes and len(exact_sizes) >= self._exact_classes:
             return min(rounded_size(size_bytes), self._capacity_bytes)

@@ -89,7 +89,8 @@ class SlabTier(Tier):
         self._slabs.open_slab(number)
 
     def reserve_slabs(self, group: int, count: int) -> list[int]:
-        """Have the group own `count` unused slabs, so that clients can map them before they are needed: the new ones among them."""
+        """Have the group own `count` vacant slabs, as far as there is room, so that clients can map them before they are needed: their ids,
+        those to be used first in front."""
         return self._slabs.reserve_slabs(group, count)
 
     def free(self, slot: Slot) -> None:

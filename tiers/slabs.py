@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import compress, pairwise, repeat
+from itertools import compress, islice, pairwise, repeat
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,9 @@ class Backing(Protocol):
 
     def release(self, slab: int) -> None:
         """The slab holds nothing any more: its memory may serve another."""
+
+    def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
+        """Whether there is memory for such a slab that is as fast to write as it will ever be."""
 
 
 class SlabAllocator:
@@ -149,7 +152,7 @@ class SlabAllocator:
             slab, places = self.slab(int(numbers[begin])), positions[begin:end]
             # No view of a column is kept: one that is looked at cannot grow.
             known = np.frombuffer(slab.generations, np.uint64)[places]
-            if (known != generations[begin:end]).any() or len(np.unique(places)) < end - begin:
+            if (known != generations[begin:end]).any() or len(set(places.tolist())) < end - begin:
                 raise StaleHandle(f"some of these {end - begin} slots of slab {slab.number} have been given back")
             np.frombuffer(slab.generations, np.uint64)[places] = 0
             slab.used -= end - begin
@@ -229,17 +232,18 @@ class SlabAllocator:
                 slab.group.open[number] = slab
 
     def reserve_slabs(self, group: int, count: int) -> list[int]:
-        """Have the group own `count` whole slabs ahead of need, as far as unassigned bytes go: the numbers of the new ones. None for a
-        group that has not grown to whole slabs yet: it may never need another."""
+        """Have the group own `count` vacant slabs ahead of need: their numbers, those to be used first in front.
+
+        They are made of unassigned bytes, and of slabs of the tenant's other groups in which all blocks are gone. None is made for a group
+        that has not grown to whole slabs yet: it may never need another.
+        """
         owner = self._groups[group]
-        numbers: list[int] = []
         is_grown = owner.size_bytes >= self._slab_bytes or self._first_bytes >= self._slab_bytes
-        while is_grown and len(owner.vacant) < count and self._unassigned_bytes >= self._wanted_bytes(owner):
-            slab = self._new_slab(owner)
-            if slab is None:
+        while is_grown and len(owner.vacant) < count:
+            has_bytes = self._has_warm(owner) or self._take_over(owner) or self._unassigned_bytes >= self._wanted_bytes(owner)
+            if not has_bytes or self._new_slab(owner) is None:
                 break
-            numbers.append(slab.number)
-        return numbers
+        return list(islice(owner.vacant, count))
 
     def check_integrity(self) -> None:
         """Assert that bytes add up and that every position is in exactly one state. For tests; O(slots)."""
@@ -353,8 +357,27 @@ class SlabAllocator:
         self._slabs[slab.number] = self._vacant[slab.number] = group.vacant[slab.number] = slab
         return slab
 
-    def _reclaim_vacant(self) -> None:
-        slab = self._vacant.pop(next(iter(self._vacant)))
+    def _has_warm(self, group: Group) -> bool:
+        """Whether unassigned bytes are enough for another slab of the group, and warm."""
+        wanted_bytes = self._wanted_bytes(group)
+        count = wanted_bytes // group.slot_bytes
+        return self._unassigned_bytes >= wanted_bytes and self._backing.has_warm(group.slot_bytes, count, group.tenant)
+
+    def _take_over(self, group: Group) -> bool:
+        """Make vacant slabs of the group's tenant unassigned until there are bytes for another slab of the group: those vacant for longest
+        first, but none that was made ahead of need itself, or two groups would take each other's in turn. False: there are too few."""
+        old = [slab for slab in self._vacant.values() if slab.group is not group and slab.group.tenant == group.tenant and slab.touched]
+        wanted_bytes = self._wanted_bytes(group)
+        if not old or self._unassigned_bytes + sum(slab.size_bytes for slab in old) < wanted_bytes:
+            return False
+        self._reclaim_vacant(old.pop(0).number)
+        while self._unassigned_bytes < wanted_bytes:
+            self._reclaim_vacant(old.pop(0).number)
+        return True
+
+    def _reclaim_vacant(self, number: int | None = None) -> None:
+        """Of a vacant slab, else the one that has been vacant for longest, make unassigned bytes."""
+        slab = self._vacant.pop(next(iter(self._vacant)) if number is None else number)
         del self._slabs[slab.number]
         del slab.group.vacant[slab.number]
         self._unassigned_bytes += slab.size_bytes

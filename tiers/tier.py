@@ -56,8 +56,9 @@ class Recovered:
 class Tier(ABC):
     """A place where values live.
 
-    Threads: `allocate`, `free`, `quarantine` and `release` belong to one thread (the node's loop). `write_batch` and
-    `read_batch_into` may run in another thread while it does, on slots that it neither frees nor reuses meanwhile.
+    Threads: `allocate`, `free`, `quarantine` and `release` belong to one thread (the node's loop). `write_batch`, `flush` and
+    `read_batch_into` may run in any number of other threads meanwhile, on slots that the loop neither frees nor reuses and no other
+    thread writes. A durable tier reads the values of a batch several at once.
     """
 
     name: ClassVar[str]
@@ -96,6 +97,11 @@ class Tier(ABC):
         """`ok`, or one line on what is wrong, for `status`. Anything but `ok` takes no new values."""
         return "ok"
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes handed to a durable tier's device since it was opened: values, padding and metadata."""
+        return 0
+
     @abstractmethod
     def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
         """A slot for `size_bytes` (1 byte to 1 GiB), its bytes undefined until written.
@@ -133,6 +139,9 @@ class Tier(ABC):
         None: the bytes are there (and verified, where the tier is durable). Else why not: StaleHandle, ChecksumMismatch, Corrupt (it does
         not decode), TierFailed; that destination's content is undefined. One bad slot does not fail its neighbours.
         """
+
+    def flush(self) -> None:
+        """Make every `free` before this call durable, if the tier is. Raises TierFull, TierFailed: not even that could be done."""
 
     @abstractmethod
     def free(self, slot: Slot) -> None:

@@ -6,6 +6,8 @@ from typing import Final
 from kvstore.protocol.settings import Size, setting
 
 SECTION: Final = "transfer"
+AUTO: Final = "auto"
+"""Of the transports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,7 @@ class TransferSettings:
     """How an engine moves bytes. See docs/transfer.md."""
 
     transports: str = setting(
-        "auto",
+        AUTO,
         "Transports to use, the preferred one first, of shm, tcp, ucx, nixl and MODULE:CLASS for one of your own. auto: shm, "
         "then ucx or else nixl where it is installed and there is an RDMA device, then tcp. Not ucx and nixl together.",
     )

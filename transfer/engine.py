@@ -128,11 +128,6 @@ class TransferEngine:
 
     # --- peers ---
 
-    def requires_secret(self, does: bool) -> None:
-        """Whether peers have to show the secret of the description; at first they have to. Off it lets in those of a release without
-        one, too."""
-        self._target.requires_secret = does
-
     def describe(self) -> bytes:
         """How peers reach this engine, for their `connect`. It changes with the links (`refresh`). With it goes the secret that lets them
         in: for those who may come, and nobody else."""
@@ -295,8 +290,7 @@ class TransferEngine:
             raise
         if cancellation is not None:
             raise cancellation
-        if transfer.error is not None:
-            raise transfer.error
+        transfer.check()
 
     # --- notifications, figures, the end ---
 

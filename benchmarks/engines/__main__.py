@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.engines import lmcache, mooncake, offload, router, vllm
+from benchmarks.engines import lmcache, mooncake, offload, router, share_tp, vllm, waiting_requests
 from benchmarks.parts import run
 from benchmarks.transfer_peers import Trouble
 
 PARTS = {
     "copies": vllm.copy_rows,
+    "share_tp": share_tp.rows,
     "vllm": vllm.rows,
+    "waiting": waiting_requests.rows,
     "offload": offload.rows,
     "lmcache": lmcache.rows,
     "mooncake": mooncake.rows,

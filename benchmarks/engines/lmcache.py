@@ -35,7 +35,7 @@ def rows() -> Iterator[Row]:
             tempfile.TemporaryDirectory() as folder,
             Cluster(ClusterPlan(dram="512MiB", is_private=True), on_log=lambda name, line: print(name, line, file=sys.stderr)) as cluster,
         ):
-            cluster.wait_ready()
+            cluster.wait_warm()
             words = command("lmcache", "bench", "l2", changes={MASTER: cluster.address})
             note(found[OURS], words)
             adapter = words.index("--l2-adapter") + 1

@@ -173,7 +173,7 @@ def mooncake_segment(master: str) -> Iterator[None]:
 def kvstore_master() -> Iterator[str]:
     plan = ClusterPlan(dram="3200MiB", is_private=True)
     with Cluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as cluster:
-        cluster.wait_ready()
+        cluster.wait_warm()
         yield cluster.address
 
 

@@ -29,7 +29,7 @@ OPTIONS: Final[dict[str, Any]] = {"max_model_len": 1024, "block_size": 128, "num
 
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder, cluster() as running:
-        running.wait_ready()
+        running.wait_warm()
         model = Path(folder, "model")
         subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", model, "small"], cwd=ROOT, check=True)
         with Engine(model, **OPTIONS) as alone, Engine(model, store={"master": running.address}, **OPTIONS) as saving:

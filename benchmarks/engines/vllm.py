@@ -24,7 +24,7 @@ from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.vllm.groups import LayerGroup
-from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.plan import Plan, StepPlan, Transfer
@@ -79,21 +79,21 @@ def step_rows() -> Iterator[Row]:
     table_of_request = list(range(STEP_BLOCKS + 1))
     load_s, save_s = [], []
     with cluster() as running, Client(running.address) as client, Jobs(client) as jobs:
-        running.wait_ready()
+        running.wait_warm()
         client.put_batch(shard.keys(hashes), [bytes(4096)] * STEP_BLOCKS, ack="cluster")
         groups = [LayerGroup(BLOCK_TOKENS)]
-        lookup = Lookup(jobs, groups, [[shard]], deadline_s=60)
         for _ in range(STEP_ROUNDS):
             request = Request("request", hashes, STEP_BLOCKS * BLOCK_TOKENS + 1)
-            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True)
+            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""))
+            lookup = Lookup(jobs, groups, [[shard]], plan, VllmSettings(lookup_deadline_s=60))
             begin_s = time.perf_counter()
-            tokens = lookup.tokens(0, plan.wanted(request, 0))
+            tokens = lookup.find(request, 0, time.monotonic()).found_tokens
             plan.found(request, 0)
             plan.allocated(request, [table_of_request], tokens)
             plan.step(lambda _: [table_of_request], {}, {}, is_idle=True)
             load_s.append(time.perf_counter() - begin_s)
             assert tokens == STEP_BLOCKS * BLOCK_TOKENS
-            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True)
+            plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""))
             plan.allocated(request, [table_of_request], 0)
             begin_s = time.perf_counter()
             plan.step(lambda _: [table_of_request], {request.request_id: tokens}, {}, is_idle=False)
@@ -119,10 +119,10 @@ def copy_rows() -> Iterator[Row]:
     values = torch.zeros(COPY_BLOCKS, pools.value_bytes, dtype=torch.uint8)
     yield Row("vLLM: 120 MiB copied out of the pool", shortest_ms(lambda: pools.gather(blocks, values)), "ms")
     with cluster() as running:
-        running.wait_ready()
+        running.wait_warm()
         for is_by_layer in (False, True):
             settings = VllmSettings(load_async=False, load_by_layer=is_by_layer, load_deadline_s=60)
-            worker = Worker(Client(running.address), [RankGroup(shard, pools)], settings, is_writer=True)
+            worker = Worker(Client(running.address), [RankGroup(shard, pools)], settings)
             worker.save(StepPlan(saves=[transfer]))
             worker.flush()
 
@@ -155,7 +155,7 @@ def shortest_ms(call: Callable[[], None]) -> float:
 def vllm_rows() -> Iterator[Row]:
     prompts = [random_tokens(seed, PROMPT_TOKENS) for seed in range(PROMPTS)]
     with tempfile.TemporaryDirectory() as folder, cluster() as running:
-        running.wait_ready()
+        running.wait_warm()
         model = Path(folder, "model")
         subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", model, "small"], cwd=ROOT, check=True)
         with vllm(model, running.address) as first:

@@ -4,7 +4,7 @@ Rows go to benchmarks/out/master.json."""
 import sys
 from pathlib import Path
 
-from benchmarks.masters import catalog, failover, inventory, large, lookups, memory, owners, standby
+from benchmarks.masters import catalog, failover, inventory, large, lookups, memory, owners, removes, standby
 from benchmarks.parts import run
 
 PARTS = {
@@ -15,6 +15,7 @@ PARTS = {
     "failover": failover.rows,
     "catalog": catalog.rows,
     "inventory": inventory.rows,
+    "removes": removes.rows,
 }
 
 BY_NAME = {"large": large.rows, "large-failover": failover.large_rows}

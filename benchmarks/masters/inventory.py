@@ -16,7 +16,6 @@ from kvstore.master.directory.membership import NodeInfo
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Publish
 from kvstore.protocol.digests import MAX_RUN
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.rows import BlockRows, decided
@@ -49,7 +48,7 @@ def measured() -> list[Row]:
         for body in inventory(node.epoch, keys):
             sent_bytes += len(body)
             begun_s = time.process_time()
-            plan = directory.plan_publish(node.node_id, Publish.unpack_of(VERSION, memoryview(body)))
+            plan = directory.plan_publish(node.node_id, Publish.unpack(memoryview(body)))
             directory.apply(plan)
             spent_s += time.process_time() - begun_s
         assert directory.blocks_at(node.node_id) == BLOCKS
@@ -84,7 +83,7 @@ def compared(directory: Directory, keys: bytes) -> list[Row]:
         block.set_slot(DRAM, _SLOT)
     for block in random.Random(3).sample(blocks, CHANGED):
         block.key, block.generation = b"new" + block.key[3:], block.generation + BLOCKS
-    directory.plan_publish(node.node_id, Publish.unpack_of(VERSION, memoryview(_named(node.epoch, PHASE_SYNC_BEGIN, []))))
+    directory.plan_publish(node.node_id, Publish.unpack(memoryview(_named(node.epoch, PHASE_SYNC_BEGIN, []))))
     node_side, bodies, told, differing = _Turns(), list[bytes](), list[Callable[[Flags | KVStoreError], None]](), list[Block]()
 
     def send(message: Digests, answered: Callable[[Flags | KVStoreError], None]) -> None:
@@ -101,7 +100,7 @@ def compared(directory: Directory, keys: bytes) -> list[Row]:
     comparison, master_s = directory.compare(node.node_id, node.epoch), list[float]()
     begun_s = time.process_time()
     for body in bodies:
-        comparison.take(Digests.unpack_of(VERSION, memoryview(body)))
+        comparison.take(Digests.unpack(memoryview(body)))
     master_s.append(time.process_time() - begun_s)
     steps, is_left = comparison.steps(), True
     while is_left:
@@ -114,7 +113,7 @@ def compared(directory: Directory, keys: bytes) -> list[Row]:
     bodies += [_named(node.epoch, PHASE_SYNC, differing), _named(node.epoch, PHASE_SYNC_END, [])]
     for body in bodies[-2:]:
         begun_s = time.process_time()
-        directory.apply(directory.plan_publish(node.node_id, Publish.unpack_of(VERSION, memoryview(body))))
+        directory.apply(directory.plan_publish(node.node_id, Publish.unpack(memoryview(body))))
         master_s.append(time.process_time() - begun_s)
     assert directory.blocks_at(node.node_id) == BLOCKS
     name = f"{BLOCKS:,} blocks, of which {CHANGED} have changed meanwhile, by digests"

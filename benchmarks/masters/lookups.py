@@ -34,7 +34,7 @@ def rows() -> Iterator[Row]:
     data = random.Random(1).randbytes(KEY_BYTES * BLOCKS)
     plan = ClusterPlan(dram="2GiB", is_private=True)
     with Cluster(plan, on_log=lambda name, line: print(name, line, file=sys.stderr)) as running, Client(running.address) as client:
-        running.wait_ready()
+        running.wait_warm()
         for begin in range(0, BLOCKS, PUT):
             keys = cut(data, range(begin, min(begin + PUT, BLOCKS)))
             client.put_batch(keys, [b"v"] * len(keys), ack="cluster", deadline_s=DEADLINE_S)

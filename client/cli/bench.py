@@ -3,14 +3,15 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option, names_master
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
-from kvstore.client.connecting import connect
 from kvstore.client.control import Control
+from kvstore.client.sync import Client
 from kvstore.client.tools.bench import NEEDED_DRAM_BYTES, measure
 from kvstore.client.tools.bench_report import table
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
@@ -25,7 +26,7 @@ def bench(as_json: bool, settings: ClientSettings) -> None:
     Against the cluster that a master is named of (it uses 640 MiB of the tenant's DRAM, and removes what it put), else against one of
     its own. Figures of a machine that does other work say little.
     """
-    with _cluster(settings) as chosen, connect(chosen) as client, Control.find(chosen) as control:
+    with _cluster(settings) as chosen, Client(settings=chosen) as client, Control.find(chosen) as control:
         rows = list(measure(client, control))
     if as_json:
         echo_json([row.as_json() for row in rows])
@@ -39,5 +40,6 @@ def _cluster(settings: ClientSettings) -> Iterator[ClientSettings]:
         yield settings
         return
     with Cluster(ClusterPlan(dram=str(NEEDED_DRAM_BYTES), is_private=True), on_log=show_trouble) as cluster:
-        cluster.wait_ready()
-        yield dataclasses.replace(settings, master=cluster.address)
+        cluster.wait_warm()
+        of_another: dict[str, Any] = dict.fromkeys(("tenant", "token", "tls_ca", "tls_cert", "tls_key", "tls_revoked"), "")
+        yield dataclasses.replace(settings, master=cluster.address, **of_another)

@@ -16,7 +16,7 @@ from kvstore.console.watch import Watch
 from kvstore.console.web import add_console
 from kvstore.rpc.address import parse_address
 from kvstore.telemetry.http.access import this_host_only
-from kvstore.telemetry.http.by_token import by_any_of
+from kvstore.telemetry.http.by_token import by_any_of, why_unknown
 from kvstore.telemetry.http.server import HttpServer
 
 LISTEN_DEFAULT: Final = "127.0.0.1:7480"
@@ -48,7 +48,7 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     """
     key = secrets.token_urlsafe(24) if settings.token or not _is_local(listen) else ""
     source = Outside(settings)
-    server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only)
+    server = HttpServer(listen, authorize=by_any_of([key]) if key else this_host_only, explain=why_unknown)
     watch = Watch(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
     ending = ending_signals()

@@ -21,7 +21,7 @@ _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSIN
 WRONG_STATUS: Final = 1
 
 
-@click.command(short_help="Check what this machine offers to the fast transports.")
+@click.command(short_help="Check this machine and its cluster; say what to do.")
 @click.option(
     "--nvme", default="", metavar="DIR[:SIZE]", help="Look at the disk there, as for a node's NVMe tier.  [default: the node's setting]"
 )

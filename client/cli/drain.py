@@ -11,6 +11,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.protocol.node_states import AWAY
 
 LOOK_S: Final = 0.2
 """How often the master is asked how far it is."""
@@ -32,7 +33,7 @@ LOOK_S: Final = 0.2
 )
 @client_options
 def drain(node: str, to: str, cancel: bool, no_wait: bool, wait_s: float | None, settings: ClientSettings) -> None:
-    """Drain NODE: new blocks go elsewhere, what only it has is copied, and when nothing is left that would be missed it says so.
+    """Drain NODE: new blocks go elsewhere, and blocks that no other node has are copied. The command ends when none of them is left.
 
     It is read all the while, and stays drained, over restarts of its own and of masters, until --cancel or `kvstore forget`. Whoever
     stops waiting (Ctrl-C, --wait-s) leaves the drain going on; the same command waits again, and `kvstore status` shows it.
@@ -87,12 +88,12 @@ def _looks(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
 def progress(node: pb.NodeStatus) -> str:
     """How far the drain of the node is, in a line."""
     drain = node.drain
-    kept = f"; {drain.kept_blocks:,} blocks are on its NVMe only, and come back with it" if drain.kept_blocks else ""
+    kept = f"; {drain.kept_blocks:,} blocks are on its NVMe only, until it is back" if drain.kept_blocks else ""
     if drain.is_done:
-        return f"{node.name} is drained: nothing is left that would be missed, it can be stopped{kept}"
-    if node.state == "dead":
-        return f"{node.name} is dead: what only it has cannot be copied before it is back"
+        return f"{node.name} is drained: it holds no block that no other node has, and can be stopped{kept}"
+    if node.state in AWAY:
+        return f"{node.name} is {node.state}: its drain goes on when it is started again"
     if not (drain.left_blocks or drain.kept_blocks or drain.copying_blocks):
-        return f"{node.name}: looking for what only its memory has"
-    lacks = ", no node has room for them" if drain.lacks_room and drain.left_blocks else ""
-    return f"{node.name}: {drain.left_blocks:,} blocks left that only its memory has{lacks}{kept}; {drain.copying_blocks:,} on their way"
+        return f"{node.name}: looking for blocks that only its memory has"
+    lacks = " (no node has room)" if drain.lacks_room and drain.left_blocks else ""
+    return f"{node.name}: {drain.left_blocks:,} blocks left in its memory only{lacks}{kept}; {drain.copying_blocks:,} are being copied"

@@ -14,7 +14,7 @@ from kvstore.protocol import control_pb2 as pb
 ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
 
 
-@click.command(short_help="Show the inference instances that the scheduler sends requests to.")
+@click.command(short_help="Show the engines that the scheduler sends requests to.")
 @json_option
 @client_options
 def instances(as_json: bool, settings: ClientSettings) -> None:

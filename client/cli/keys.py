@@ -34,7 +34,7 @@ def parse_key(text: str) -> bytes:
         try:
             key = bytes.fromhex(text.removeprefix(HEX))
         except (ValueError, binascii.Error):
-            raise ValueError(f"{text!r} is not hex: and an even number of hexadecimal digits") from None
+            raise ValueError(f"{text!r} is not a key: after {HEX} come pairs of hexadecimal digits, such as {HEX}00ff") from None
     else:
         # What the shell gave that was not UTF-8 comes as surrogates, and goes back to the same bytes.
         key = text.encode("utf-8", "surrogateescape")

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvstore.client.cli.options import console, echo_json, json_option
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import read_requests
 from kvstore.lab.accesses import Accesses, flatten
 from kvstore.lab.figures import hit_ratio, pool_gain, tier_hits, trace_figures
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 ALL: Final = "all"
 CAPACITIES: Final = "1000,3000,10000,30000,50000"
-GENERATED: Final = "generated:"
 MAX_CAPACITIES: Final = 64
 
 
@@ -116,10 +114,7 @@ def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: 
 
 def _requests(trace: str, limit: int | None) -> list[TraceRequest]:
     """Raises TraceError for a trace that cannot be read or has no blocks, InvalidArgument for a malformed `generated:`."""
-    if trace.startswith(GENERATED):
-        seed, count = _pair(trace.removeprefix(GENERATED), "SEED:COUNT")
-        return list(itertools.islice(generate(seed=seed), min(count, limit or count)))
-    requests = list(itertools.islice(read_prompts(trace), limit))
+    requests = list(read_requests(trace, limit=limit, read_file=read_prompts))
     if not any(request.hash_ids for request in requests):
         raise TraceError(f"the trace {trace} has no blocks: there is nothing to replay")
     return requests

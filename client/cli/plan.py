@@ -1,7 +1,6 @@
 """`kvstore plan`: how many users a model and its GPUs serve, what tiers below HBM add, and what to do when the cache is full."""
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -19,6 +18,7 @@ from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.models.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
 from kvstore.kvcache.traces.kv_events import read_prompts
+from kvstore.kvcache.traces.named import read_requests
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
 from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU
@@ -61,7 +61,7 @@ MIN_COLUMNS: Final = 100
     metavar="SHARE",
     help="Of its bandwidth, what decode reaches.",
 )
-@click.option("--trace", metavar="FILE", help="Replay this trace: what share of its prompts is in the cache?")
+@click.option("--trace", metavar="TRACE", help="File, or generated:SEED:COUNT: what share of its prompts is in the cache?")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests of it.")
 @click.option("--plots", metavar="DIR", help="Write charts to this folder. Needs the extra `plots`.")
 @click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Of the charts.")
@@ -128,7 +128,7 @@ def _rate(text: str | None, default: float) -> float:
 
 def _replay(plan: Plan, trace: str, limit: int | None) -> list[TraceHits]:
     """Raises TraceError for a trace that cannot be read or has no blocks."""
-    requests = list(itertools.islice(read_prompts(trace), limit))
+    requests = list(read_requests(trace, limit=limit, read_file=read_prompts))
     if not any(request.hash_ids for request in requests):
         raise TraceError(f"the trace {trace} has no blocks: there is nothing to replay")
     with progress(len(blocks_of(plan))) as on_done:

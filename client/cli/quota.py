@@ -1,6 +1,7 @@
 """The command `quota`: what tenants take of the cluster against what they may, and how an operator changes that."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,15 +10,16 @@ import click
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, cluster_status
+from kvstore.client.tools.quota_excess import Excess, excesses, is_known, known_tenants
 from kvstore.client.tools.quota_table import limit_shown, quota_table, rows
-from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole
-from kvstore.protocol.errors import Denied
+from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole, names_shown
+from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.protocol.settings import flag_name
 from kvstore.security.quotas.quota import BYTES, NAMES
 from kvstore.security.quotas.reading import NO_LIMIT, parse_limit
 
 
-@click.group()
+@click.group(short_help="Show and set tenants' quotas.")
 def quota() -> None:
     """Tenants' quotas. What is set here is kept in the catalog, above what the master's quotas file says (docs/security.md)."""
 
@@ -48,16 +50,22 @@ def _limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @quota.command(name="set", short_help="Give a tenant other limits than the quotas file does.")
 @click.argument("of_tenant", metavar="TENANT")
 @_limit_options
+@click.option("--yes", is_flag=True, help="Evict what lies above the new limits without asking.")
 @client_options
-def set_(of_tenant: str, settings: ClientSettings, **texts: str | None) -> None:
-    """Give TENANT these limits, for all masters of the catalog; those that are not named stay as they are.
+def set_(of_tenant: str, yes: bool, settings: ClientSettings, **texts: str | None) -> None:
+    """Give TENANT these limits, for all masters of the catalog; limits that are not named stay as they are.
 
-    Nodes hear of it with their next heartbeat; what is above a limit that was lowered leaves in the background. It outlives masters,
-    but for those whose catalog is memory:.
+    Nodes learn of them with their next heartbeat, and evict the tenant's coldest blocks above a lowered limit. The command says how much
+    that is and asks first; a script passes --yes. Limits outlive masters, except with the catalog memory:.
     """
     limits = {name: parse_limit(name, text) for name, text in texts.items() if text is not None}
     with Control.find(settings) as control:
+        status = control.status()
+        _confirm(of_tenant, excesses(status, of_tenant, limits), yes=yes)
         control.set_quota(of_tenant, limits)
+    if of_tenant and is_whole(status) and not is_known(status, of_tenant):
+        seen = names_shown(known_tenants(status)) or "none"
+        click.echo(f"warning: no node or master has seen tenant {of_tenant!r} yet; tenants seen: {seen}", err=True)
     click.echo(f"{_named(of_tenant)}: {', '.join(f'{name} {limit_shown(name, limit)}' for name, limit in limits.items())}")
 
 
@@ -70,7 +78,20 @@ def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> 
     names = [limit.replace("-", "_") for limit in limits]
     with Control.find(settings) as control:
         control.clear_quota(of_tenant, names)
-    click.echo(f"{_named(of_tenant)}: {', '.join(names) or 'all limits'} as the quotas file has it")
+    click.echo(f"{_named(of_tenant)}: {', '.join(names) or 'all limits'} as in the quotas file")
+
+
+def _confirm(tenant: str, found: Sequence[Excess], *, yes: bool) -> None:
+    """Say what will be evicted, and ask. Raises InvalidArgument: standard input is no terminal, and --yes is not given."""
+    if not found:
+        return
+    for one in found:
+        click.echo(f"{_named(tenant)} at {one.at}: {one}", err=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidArgument("nothing was changed: pass --yes to evict what lies above the new limits")
+    click.confirm("Set the limits, and evict these?", abort=True, err=True)
 
 
 def _named(tenant: str) -> str:

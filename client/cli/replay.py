@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,9 +11,9 @@ from click.core import ParameterSource
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.client.tools.replay_run import run
-from kvstore.kvcache.traces.mooncake import count_requests, read_trace
+from kvstore.kvcache.traces.named import count_requests, read_requests
 from kvstore.protocol.errors import ConfigError, Corrupt
 from kvstore.protocol.settings import parse_size
 from kvstore.tiers.policies.by_name import POLICY_NAMES
@@ -42,15 +41,17 @@ MIN_TABLE_SHARE, MAX_TABLE_SHARE = 0.5, 16.0
 @json_option
 @client_options
 def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, settings: ClientSettings, **own: Any) -> None:
-    """Replay TRACE, a file in the public Mooncake format, and compare every byte that is read.
+    """Replay TRACE and compare every byte that is read.
+
+    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for so many requests of generated conversations.
 
     Against the cluster that a master is named of, else against one of its own: a master and nodes in processes of their own, gone
     at the end. Each prompt's blocks are read, then the missing ones stored. The prefix hit ratio is the leading run of blocks that
     were there, over all blocks. Exit status 1: bytes were wrong.
     """
     size = parse_size(block_bytes)
-    total = min(count_requests(trace), limit or 1 << 62)
-    requests = itertools.islice(read_trace(trace), limit)
+    total = count_requests(trace, limit=limit)
+    requests = read_requests(trace, limit=limit)
     with _cluster(settings, own, size) as (chosen, cluster):
         report = run(chosen, requests, total=total, block_bytes=size, cluster=cluster)
     if as_json:
@@ -71,9 +72,10 @@ def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) ->
     if not described and names_master():
         yield settings, None
         return
-    plan = ClusterPlan(**own, table_share=table_share(block_bytes, own["dram"], own["nvme"], own["hbm"]), is_private=True)
+    table = table_share(block_bytes, own["dram"], own["nvme"], own["hbm"])
+    plan = ClusterPlan(**own, table_share=table, demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
     with Cluster(plan, on_log=show_trouble) as cluster:
-        cluster.wait_ready()
+        cluster.wait_warm()
         yield dataclasses.replace(settings, master=cluster.address), cluster
 
 

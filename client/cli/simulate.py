@@ -1,7 +1,6 @@
 """`kvstore simulate`: a trace through the scheduler into a cluster that exists as a model only."""
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvstore.client.cli.options import console, echo_json, json_option
 from kvstore.client.cli.simulation_figures import draw
 from kvstore.client.cli.simulation_tables import MODE_TITLES, modes_table, report_table
-from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
+from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import read_requests
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
 from kvstore.scheduler.request import Slo
@@ -58,14 +58,16 @@ from kvstore.scheduler.simulator.scenario import Scenario
 @click.option("--plots", metavar="DIR", help="Write charts to this folder. Needs the extra `plots`.")
 @json_option
 def simulate(trace: str, limit: int | None, compare_modes: bool, plots: str | None, as_json: bool, **options: Any) -> None:
-    """Send the requests of TRACE, a file in the public Mooncake format, through the scheduler into simulated instances.
+    """Send the requests of TRACE through the scheduler into simulated instances.
+
+    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for so many requests of generated conversations.
 
     The dispatcher, its estimators and the admission policy are those that run live; instances take the time that an analytic model of
     the language model and the GPU says. Equal options give equal results.
     """
     scenario = _scenario(options)
     scenario.simulation()  # Everything but the trace is known to be right before the trace is read.
-    requests = list(itertools.islice(read_trace(trace), limit))
+    requests = list(read_requests(trace, limit=limit))
     if not requests:
         raise TraceError(f"{trace} has no requests")
     modes = list(MODE_TITLES) if compare_modes else [scenario.plan.mode]

@@ -1,27 +1,33 @@
 """Commands that look at the cluster once: status, nodes, tiers."""
 
+import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import as_dict, cluster_status
-from kvstore.client.tools import masters, sharing
+from kvstore.client.tools import masters, sharing, troubles
 from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
 
+TROUBLE_STATUS: Final = 1
 
-@click.command()
+
+@click.command(short_help="Show the cluster in a few lines, trouble first.")
 @json_option
 @client_options
 def status(as_json: bool, settings: ClientSettings) -> None:
-    """Show the cluster in a few lines, its masters where --master names several, and with which nodes of this host this user shares memory.
+    """Show the cluster in a few lines: what is wrong, its masters where --master names several, its nodes, and with which nodes of this
+    host this user shares memory.
 
-    --json has everything the master knows of the cluster, in masters what each of them says of itself, and in shared_memory each node of
-    this host with why not: "" where it does.
+    Exit status 0: all is well; 1: something is wrong; 2: no master answers for the cluster.
+
+    --json has everything the master knows of the cluster, in masters what each of them says of itself, in troubles what is wrong, and in
+    shared_memory each node of this host with why not: "" where it does.
     """
     try:
         found = cluster_status(settings)
@@ -29,11 +35,18 @@ def status(as_json: bool, settings: ClientSettings) -> None:
         _show_unowned(settings, error, as_json=as_json)
         raise
     told = masters.look(settings, found)
+    wrong = troubles.of(found, told)
     near, why = sharing.look(settings)
     if as_json:
-        echo_json({**as_dict(found), "masters": [asdict(master) for master in told], "shared_memory": near})
+        more = {"masters": [asdict(master) for master in told], "troubles": [asdict(one) for one in wrong], "shared_memory": near}
+        echo_json({**as_dict(found), **more})
     else:
-        console().print(status_lines(found, sharing.line(near, why), [masters.line(master) for master in told] if len(told) > 1 else ()))
+        if wrong:
+            console().print(troubles.lines(wrong))
+        each = [masters.line(master, known=found.catalog_health) for master in told] if len(told) > 1 else ()
+        console().print(status_lines(found, sharing.line(near, why), each))
+    if wrong:
+        sys.exit(TROUBLE_STATUS)
 
 
 def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool) -> None:
@@ -42,12 +55,15 @@ def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool
     if as_json:
         echo_json({"error": str(error), "masters": [asdict(master) for master in told]})
     elif len(told) > 1 or not told[0].trouble:
-        click.echo("no master owns the catalog now:")
+        healths = {master.catalog_health for master in told if not master.trouble} - {"ok"}
+        known = healths.pop() if len(healths) == 1 else "ok"
+        cause = f", {known.partition(';')[0]}" if known != "ok" else ""
+        click.echo(f"no master owns the catalog now{cause}: only blocks that clients have located are read")
         for master in told:
-            click.echo(f"  {masters.line(master)}" + (f", {master.records:,} records" if not master.trouble else ""))
+            click.echo(f"  {masters.line(master, known=known)}" + (f", {master.records:,} records" if not master.trouble else ""))
 
 
-@click.command()
+@click.command(short_help="Show where nodes are, their state and what they hold.")
 @json_option
 @client_options
 def nodes(as_json: bool, settings: ClientSettings) -> None:
@@ -59,7 +75,7 @@ def nodes(as_json: bool, settings: ClientSettings) -> None:
         console().print(nodes_table(found))
 
 
-@click.command(short_help="Show how full each tier is, and what it answers.")
+@click.command(short_help="Show how full each tier is, and its hit ratio.")
 @json_option
 @client_options
 def tiers(as_json: bool, settings: ClientSettings) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
+from kvstore.client.tools import troubles
 from kvstore.client.tools.keyboard import ENDED, Keyboard
 from kvstore.client.tools.status_tables import nodes_table, status_lines, tiers_table
 from kvstore.client.tools.top_screen import View, screen
@@ -28,7 +29,7 @@ Look = tuple[pb.StatusReply | None, str]
 """What was told, or why nothing was."""
 
 
-@click.command()
+@click.command(short_help="Watch rates, tiers and nodes, live.")
 @click.option(
     "--interval-s", type=click.FloatRange(min=0.05), default=1.0, show_default=True, metavar="SECONDS", help="Time between looks."
 )
@@ -52,7 +53,9 @@ def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSet
                 echo_json(as_dict(control.status()))
             else:
                 found = control.status()
-                console().print(Group(status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found)))
+                wrong = troubles.of(found)
+                first = [troubles.lines(wrong)] if wrong else []
+                console().print(Group(*first, status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found)))
 
 
 def _live(looks: Iterable[int], interval_s: float, settings: ClientSettings) -> None:

@@ -20,7 +20,7 @@ from kvstore.transfer.topology.json_form import as_json as topology_as_json
 from kvstore.transfer.topology.json_form import parse_topology
 
 
-@click.command(short_help="Show NICs, GPUs and NUMA nodes, and which rails are near which memory.")
+@click.command(short_help="Show NICs, GPUs and NUMA nodes of the nodes' hosts.")
 @click.option("--node", metavar="NAME", help="Only this node.")
 @click.option("--local", "is_local", is_flag=True, help="This machine as it is now, without asking a master.")
 @click.option("--svg", metavar="FILE", help="Write a drawing to FILE; - is standard output.")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,7 @@ from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.grpc_errors import translated
-from kvstore.rpc.owners import Masters, find_owner, looks, pauses
+from kvstore.rpc.owners import find_owner, looks, pauses
 from kvstore.rpc.tracing import trace_metadata
 from kvstore.rpc.vanishing import grpc_options
 from kvstore.scheduler.decision import Reason
@@ -153,8 +152,9 @@ class SchedulerClient:
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Connects at the first call."""
+        """Connects at the first call. Raises InvalidArgument: `settings.master` names no master, or has a malformed address."""
         self.settings = settings
+        self._masters = known_masters(settings)
         self._lock = threading.Lock()
         self._link: _Link | None = None
         self._is_closed = False
@@ -176,7 +176,6 @@ class SchedulerClient:
         """
         request = pb.ScheduleRequest(
             tenant=self.settings.tenant,
-            token=self.settings.token,
             keys=keys,
             block_tokens=_number("block_tokens", block_tokens, bits=32),
             input_tokens=_number("input_tokens", input_tokens, bits=32),
@@ -282,10 +281,6 @@ class SchedulerClient:
         except KVStoreError:
             return False
         return True
-
-    @cached_property
-    def _masters(self) -> Masters:
-        return known_masters(self.settings)
 
     def _linked(self, deadline: Deadline) -> _Link:
         """The connection, made if there is none. Of threads that look for a master at once the first to find one is followed."""

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
+from kvstore.client.arguments import check_list, check_seconds
 from kvstore.client.forks import Process
+from kvstore.client.holds import Hold, require_hold
 from kvstore.client.jobs.calls import sizes_of
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import BaseJob, Kind, OnDone
@@ -43,16 +45,35 @@ class AnyJobs(Generic[J]):
         }
 
     def lookup(
-        self, keys: Sequence[bytes], *, request: Hashable = None, deadline_s: float | None = None, on_done: OnDone | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        request: Hashable = None,
+        hold: Hold | None = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
     ) -> J:
-        """Find out which of the blocks can be read."""
-        return self._submit(self._job(Kind.LOOKUP, request, keys, deadline_s, on_done))
+        """Find out which of the blocks can be read. They stay in the name of `hold`, if it is given: see
+        `Client.match_prefix`."""
+        job = self._job(Kind.LOOKUP, request, keys, deadline_s, on_done)
+        require_hold(hold)
+        job.hold = hold
+        return self._submit(job)
 
     def lookup_prefix(
-        self, keys: Sequence[bytes], *, request: Hashable = None, deadline_s: float | None = None, on_done: OnDone | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        request: Hashable = None,
+        hold: Hold | None = None,
+        deadline_s: float | None = None,
+        on_done: OnDone | None = None,
     ) -> J:
-        """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`."""
-        return self._submit(self._job(Kind.PREFIX, request, keys, deadline_s, on_done))
+        """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`. `hold`: see `lookup`."""
+        job = self._job(Kind.PREFIX, request, keys, deadline_s, on_done)
+        require_hold(hold)
+        job.hold = hold
+        return self._submit(job)
 
     def load(
         self,
@@ -68,6 +89,7 @@ class AnyJobs(Generic[J]):
         store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once. Where `deadline_s` is
         what others have left of `budget_s`, a store that is silent for the last of that does not count as one that cannot be reached."""
         job = self._job(Kind.LOAD, request, keys, deadline_s, on_done, budget_s)
+        check_list(buffers, "buffers")
         job.values, job.sizes = buffers, sizes_of(buffers)
         return self._submit(job)
 
@@ -85,6 +107,9 @@ class AnyJobs(Generic[J]):
     ) -> J:
         """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
         job = self._job(Kind.STORE, request, keys, deadline_s, on_done)
+        check_list(values, "values")
+        if parents is not None:
+            check_list(parents, "parents")
         job.namespace, job.parents, job.ack = namespace, parents, ack
         job.values, job.sizes = values, sizes_of(values)
         return self._submit(job)
@@ -112,6 +137,9 @@ class AnyJobs(Generic[J]):
         on_done: OnDone | None = None,
         budget_s: float | None = None,
     ) -> J:
+        check_list(keys, "keys")
+        for name, seconds in (("deadline_s", deadline_s), ("budget_s", budget_s)):
+            check_seconds(seconds, name)
         chosen_s = self._default_s[kind] if deadline_s is None else deadline_s
         deadline_ns = self._clock_ns() + int(chosen_s * 1e9)
         whole_s = chosen_s if budget_s is None else budget_s

@@ -6,6 +6,7 @@ from types import TracebackType
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.forks import Process
+from kvstore.client.holds import Hold, require_hold
 from kvstore.client.jobs.any_jobs import AnyJobs, forked
 from kvstore.client.jobs.async_crew import AsyncCrew
 from kvstore.client.jobs.calls import AsyncCalls
@@ -28,19 +29,33 @@ class AsyncJobs(AnyJobs[AsyncJob]):
     ) -> None:
         """Asks nobody; its tasks begin with the first job."""
         chosen = settings or JobSettings()
-        self._crew = AsyncCrew(AsyncCalls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns), chosen, clock_ns)
+        self._calls = AsyncCalls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns)
+        self._crew = AsyncCrew(self._calls, chosen, clock_ns)
         super().__init__(self._crew, chosen, clock_ns)
 
-    async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> int:
+    async def match_prefix(
+        self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
+    ) -> int:
         """As `Jobs.match_prefix`."""
-        return (await self._ask_now(Kind.PREFIX, keys, deadline_s, budget_s)).leading
+        return (await self._ask_now(Kind.PREFIX, keys, hold, deadline_s, budget_s)).leading
 
-    async def exists(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> list[bool]:
+    async def exists(
+        self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
+    ) -> list[bool]:
         """As `Jobs.exists`."""
-        return (await self._ask_now(Kind.LOOKUP, keys, deadline_s, budget_s)).succeeded
+        return (await self._ask_now(Kind.LOOKUP, keys, hold, deadline_s, budget_s)).succeeded
 
-    async def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None, budget_s: float | None) -> AsyncJob:
+    async def release(self, hold: Hold) -> None:
+        """As `Jobs.release`."""
+        if self._process == Process.number:
+            await self._calls.release(hold)
+
+    async def _ask_now(
+        self, kind: Kind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None
+    ) -> AsyncJob:
         job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
+        require_hold(hold)
+        job.hold = hold
         if self._process != Process.number:
             job.fail(0, len(keys), forked())
         else:

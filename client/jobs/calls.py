@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from kvstore.client.aio import AsyncClient
+from kvstore.client.buffers import nbytes_of
+from kvstore.client.holds import Hold
 from kvstore.client.jobs.job import BaseJob, Kind, Result
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument, KVStoreError, Unavailable, typed
@@ -93,9 +95,9 @@ class AnyCalls(Generic[C]):
         keys = job.keys[start:stop]
         match job.kind:
             case Kind.LOOKUP:
-                return client.exists_batch(keys, deadline_s=left_s)
+                return client.exists_batch(keys, hold=job.hold, deadline_s=left_s)
             case Kind.PREFIX:
-                return client.match_prefix(keys, deadline_s=left_s)
+                return client.match_prefix(keys, hold=job.hold, deadline_s=left_s)
             case Kind.LOAD:
                 return client.get_each_into(keys, job.values[start:stop], deadline_s=left_s)
             case Kind.STORE:
@@ -149,6 +151,10 @@ class Calls(AnyCalls[Client]):
         except Exception as error:
             return _failure(error)
 
+    def release(self, hold: Hold) -> None:
+        """End a hold of the client."""
+        self.ask(lambda: self._client.release(hold))
+
     def _look(self, key: bytes, deadline_s: float) -> None:
         with self._client.view(key, deadline_s=deadline_s):
             pass
@@ -175,6 +181,10 @@ class AsyncCalls(AnyCalls[AsyncClient]):
             return await call()
         except Exception as error:
             return _failure(error)
+
+    async def release(self, hold: Hold) -> None:
+        """As `Calls.release`."""
+        await self.ask(lambda: self._client.release(hold))
 
     async def _look(self, key: bytes, deadline_s: float) -> None:
         async with self._client.view(key, deadline_s=deadline_s):
@@ -205,8 +215,8 @@ def _outcome(job: BaseJob, error: KVStoreError | None, began_ns: int) -> Outcome
 
 def sizes_of(values: Any) -> list[int]:
     """Bytes of each value or buffer; of one array or tensor its rows are the values. 0 for what is none: the client refuses it."""
-    whole = getattr(values, "nbytes", None)
-    if isinstance(whole, int) and len(values):
+    whole = nbytes_of(values)
+    if whole is not None and len(values):
         return [whole // len(values)] * len(values)
     return [_size_of(value) for value in values]
 
@@ -214,8 +224,9 @@ def sizes_of(values: Any) -> list[int]:
 def _size_of(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_size_of, value))
-    for name in ("nbytes", "size_bytes"):
-        size = getattr(value, name, None)
-        if isinstance(size, int):
-            return size
+    size = nbytes_of(value)
+    if size is None:
+        size = getattr(value, "size_bytes", None)
+    if isinstance(size, int):
+        return size
     return len(value) if isinstance(value, (bytes, bytearray)) else 0

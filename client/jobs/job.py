@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
+from kvstore.client.holds import Hold
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, InvalidArgument, KVStoreError
 
 Result = bool | int | KVStoreError | None
@@ -47,6 +48,8 @@ class BaseJob:
         self.namespace: Any = ""
         self.parents: Sequence[bytes | None] | None = None
         self.ack: str | None = None
+        self.hold: Hold | None = None
+        """Of a lookup: in whose name it keeps what it finds."""
         self.deadline_ns = deadline_ns
         """When it is to be over."""
         self.budget_s = budget_s

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 
 from kvstore.client.forks import Process
+from kvstore.client.holds import Hold, require_hold
 from kvstore.client.jobs.any_jobs import AnyJobs, forked
 from kvstore.client.jobs.calls import Calls
 from kvstore.client.jobs.config import JobSettings
@@ -36,21 +37,34 @@ class Jobs(AnyJobs[Job]):
     def __init__(self, client: Client, settings: JobSettings | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Asks nobody. Raises ConfigError: the system does not give its threads, `read_workers`, `write_workers` and one."""
         chosen = settings or JobSettings()
-        self._crew = Crew(Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns), chosen, clock_ns)
+        self._calls = Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns)
+        self._crew = Crew(self._calls, chosen, clock_ns)
         super().__init__(self._crew, chosen, clock_ns)
 
-    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> int:
+    def match_prefix(
+        self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
+    ) -> int:
         """How many of the blocks, from the first on without a gap, can be read now; 0 if the store does not say so in `deadline_s`
         (default: `lookup_deadline_s`), and at once where it could not be reached lately. Carried out in the caller's thread.
-        `budget_s`: see `load`."""
-        return self._ask_now(Kind.PREFIX, keys, deadline_s, budget_s).leading
+        `budget_s`: see `load`. `hold`: they stay in its name, see `Client.match_prefix`; not those found while the store cannot be
+        reached."""
+        return self._ask_now(Kind.PREFIX, keys, hold, deadline_s, budget_s).leading
 
-    def exists(self, keys: Sequence[bytes], *, deadline_s: float | None = None, budget_s: float | None = None) -> list[bool]:
+    def exists(
+        self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
+    ) -> list[bool]:
         """Which of the blocks can be read now; none, as `match_prefix`."""
-        return self._ask_now(Kind.LOOKUP, keys, deadline_s, budget_s).succeeded
+        return self._ask_now(Kind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
 
-    def _ask_now(self, kind: Kind, keys: Sequence[bytes], deadline_s: float | None, budget_s: float | None) -> Job:
+    def release(self, hold: Hold) -> None:
+        """End a hold, as `Client.release`. Waits for nobody."""
+        if self._process == Process.number:
+            self._calls.release(hold)
+
+    def _ask_now(self, kind: Kind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
         job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
+        require_hold(hold)
+        job.hold = hold
         if self._process != Process.number:
             job.fail(0, len(keys), forked())
             return job

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from kvstore.client.jobs.job import BaseJob
 from kvstore.protocol.errors import Full
+from kvstore.protocol.settings import format_size
 
 
 class Lane:
@@ -31,7 +32,8 @@ class Lane:
             fitting = _fitting(job.sizes, room_bytes)
             if fitting < len(job.keys):
                 refusal = Full(
-                    f"{self.held_bytes} bytes wait to be stored: there is no room for {sum(job.sizes[fitting:])} more (queue_bytes)"
+                    f"{format_size(self.held_bytes)} wait to be stored: there is no room for "
+                    f"{format_size(sum(job.sizes[fitting:]))} more (queue_bytes)"
                 )
                 job.refuse(fitting, refusal)
         if not job.admitted:

@@ -19,12 +19,17 @@ from kvstore.protocol.shown_index import (
     AT_DESK_OVER,
     AT_HAZARDS,
     AT_HAZARDS_USED,
+    AT_HOLDS,
+    AT_HOLDS_TAKEN,
+    AT_HOLDS_WRITTEN,
     AT_LOST,
     AT_RING,
     AT_TAKEN,
+    AT_UNHELD,
     DESK_BYTES,
-    ENTRY_WORDS,
     HAZARDS,
+    HOLD_HEADER_WORDS,
+    HOLD_WORDS,
     LOOK_NUMBERS,
     LOOK_SHIFT,
     MAGIC,
@@ -69,10 +74,12 @@ class LocalDesk:
         if size_bytes != DESK_BYTES or self._words[AT_DESK_MAGIC] != MAGIC:
             raise Broken("a node of this host has desks in a form that this release does not know")
         self._ring: Words = np.frombuffer(memory, np.uint64)[AT_RING : AT_RING + ACCESSES]
+        self._holds: Words = np.frombuffer(memory, np.uint64)[AT_HOLDS : AT_HOLDS + HOLD_WORDS]
         self._lock = threading.Lock()
         self._process = Process.number
         self._begun = self._written = self._words[AT_ACCESSES]
         self._lost_before = self._words[AT_LOST]
+        self._unheld_before = self._words[AT_UNHELD]
         self._room_until = 0
         """The node had taken what stood before this, less ACCESSES, when it was last looked at."""
         self._free: list[Hazard] = []
@@ -86,6 +93,11 @@ class LocalDesk:
     def hits(self) -> int:
         """Blocks read here."""
         return self._written - self._begun + self._words[AT_LOST] - self._lost_before
+
+    @property
+    def unheld(self) -> int:
+        """Blocks that the node did not hold, of those that `hold` had room for."""
+        return self._words[AT_UNHELD] - self._unheld_before
 
     @property
     def is_over(self) -> bool:
@@ -102,7 +114,7 @@ class LocalDesk:
             if written >= self._room_until and not self._room():
                 words[AT_LOST] += 1
                 return
-            words[AT_RING + written % ACCESSES] = (at - index.entries) // ENTRY_WORDS | (sequence & 0xFFFF_FFFF) << 32
+            words[AT_RING + written % ACCESSES] = (at - index.entries) // index.entry_words | (sequence & 0xFFFF_FFFF) << 32
             self._written = words[AT_ACCESSES] = written + 1
 
     def _room(self) -> int:
@@ -161,3 +173,33 @@ class LocalDesk:
                 words[hazard.at] = 0
                 self._free.append(hazard)
                 words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)
+
+    def hold(self, number: int, until_ns: int, accesses: Words) -> bool:
+        """Have the node keep these blocks, as `IndexView.access_words` names them, until then (CLOCK_MONOTONIC), or until `release`.
+
+        Blocks whose entries are the same afterwards as when they were found had not begun to leave before the node could see this. False:
+        the ring has no room for all of them, and none is held.
+        """
+        record = np.empty(HOLD_HEADER_WORDS + len(accesses), np.uint64)
+        record[:HOLD_HEADER_WORDS] = number, until_ns, len(accesses)
+        record[HOLD_HEADER_WORDS:] = accesses
+        return self._write_hold(record)
+
+    def release(self, number: int) -> bool:
+        """End that hold. False: the ring has no room, and it ends at its time."""
+        return self._write_hold(np.array((number, 0, 0), np.uint64))
+
+    def _write_hold(self, record: Words) -> bool:
+        words, size = self._words, len(record)
+        if self._process != Process.number:
+            return False
+        with self._lock:
+            written = words[AT_HOLDS_WRITTEN]
+            if written + size - words[AT_HOLDS_TAKEN] > HOLD_WORDS or words[AT_DESK_OVER]:
+                return False
+            begin = written % HOLD_WORDS
+            first = record[: HOLD_WORDS - begin]
+            self._holds[begin : begin + len(first)] = first
+            self._holds[: size - len(first)] = record[len(first) :]
+            words[AT_HOLDS_WRITTEN] = written + size
+        return True

@@ -94,7 +94,7 @@ class LocalNode:
 
 
 def _share_of(deadline: Deadline) -> Deadline:
-    return Deadline(min(ATTACH_S, deadline.left_s() / ATTACH_SHARE))
+    return deadline.part(min(ATTACH_S, deadline.left_s() / ATTACH_SHARE))
 
 
 class LocalNodes:
@@ -111,10 +111,12 @@ class LocalNodes:
         self._due_ns = 0
         self._retry_ns = 0
         """When nodes are tried again that could not be attached to."""
+        self._is_outdated = False
+        """A node answered that is not as the master described it: it was restarted. The master is asked once more."""
         self._nodes_version = -1
         self._is_closed = not is_used
         self.process = Process.number
-        self._ended = (0, 0, 0)
+        self._ended = (0, 0, 0, 0)
         """What was counted at desks that are given up."""
         self.ready: tuple[LocalNode, ...] = ()
         self.at_hand: tuple[int, tuple[LocalNode, ...]] = (0, ())
@@ -146,7 +148,7 @@ class LocalNodes:
         return [known for known in self._daemons.nodes.local() if known.node_id not in ready]
 
     def _is_retry_due(self) -> bool:
-        return self.clock_ns() >= self._retry_ns and bool(self._missing())
+        return self.clock_ns() >= self._retry_ns and (self._is_outdated or bool(self._missing()))
 
     def _look(self) -> None:
         """Have those at hand that count now, until one of them may not."""
@@ -191,6 +193,10 @@ class LocalNodes:
 
     def _attach_missing(self, deadline: Deadline) -> Operation[None]:
         begun_ns = self.clock_ns()
+        if self._is_outdated:
+            self._is_outdated = False
+            with suppress(KVStoreError):
+                yield from self._daemons.refresh_nodes(_share_of(deadline))
         for known in self._missing():
             with suppress(KVStoreError):
                 yield from self._attach_to(known, _share_of(deadline))
@@ -263,9 +269,11 @@ class LocalNodes:
             loan: AnyLoan = yield Take(address, deadline, node.route.hello)
         except InvalidTicket:  # it has ended, or the node is another process by now
             yield from self._daemons.refresh_nodes(deadline)
+            self._is_outdated = self._daemons.nodes.get(node.node_id) is None  # it has not registered yet
             loan = yield Take(address, deadline, node.route.hello)
         if not node.route.is_meant(address, loan.channel.welcome):
             loan.discard()
+            self._is_outdated = True
             raise Unreachable(f"at {address} there is another daemon by now")
         return loan
 
@@ -302,17 +310,16 @@ class LocalNodes:
         for node in lost:
             self._end(node)
 
-    def counts(self) -> tuple[int, int, int]:
-        """Calls that were served here, blocks read, and their bytes."""
-        calls, hits, bytes_in = self._ended
+    def counts(self) -> tuple[int, int, int, int]:
+        """Calls that were served here, blocks read, their bytes, and blocks that nodes refused to hold."""
+        found = self._ended
         for node in self.ready:
-            calls, hits, bytes_in = calls + node.desk.calls, hits + node.desk.hits, bytes_in + node.desk.bytes_in
-        return calls, hits, bytes_in
+            found = _with(found, node.desk)
+        return found
 
     def _end(self, node: LocalNode) -> None:
         """It is not ready any more. Its desk goes with its last view."""
-        calls, hits, bytes_in = self._ended
-        self._ended = (calls + node.desk.calls, hits + node.desk.hits, bytes_in + node.desk.bytes_in)
+        self._ended = _with(self._ended, node.desk)
         node.close()
 
     def close(self) -> None:
@@ -321,3 +328,9 @@ class LocalNodes:
         ready, self.ready, self.at_hand = self.ready, (), (FOREVER_NS, ())
         for node in ready:
             self._end(node)
+
+
+def _with(counts: tuple[int, int, int, int], desk: LocalDesk) -> tuple[int, int, int, int]:
+    """These, and what was counted at one more desk."""
+    calls, hits, bytes_in, unheld = counts
+    return calls + desk.calls, hits + desk.hits, bytes_in + desk.bytes_in, unheld + desk.unheld

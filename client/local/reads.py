@@ -184,7 +184,7 @@ class LocalReads:
             return (yield from self._read_few(nodes, keys, sink))
         is_read = np.zeros(len(keys), bool)
         desk = None
-        for node, index, indexes, found in _look(nodes, keys, lengths):
+        for node, index, indexes, found in look_up(nodes, keys, lengths):
             batch = self._mapped(node, indexes[found.which], index, found)
             if not len(batch.indexes):
                 continue
@@ -283,7 +283,7 @@ class LocalReads:
         return batch
 
 
-def _look(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[LocalNode, IndexView, Indexes, FoundBatch]]:
+def look_up(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[LocalNode, IndexView, Indexes, FoundBatch]]:
     """Each node's answer: (node, its index, indexes of the keys looked for, what was found). A key found is looked for no more."""
     for length, indexes, words in _by_length(keys, lengths):
         for number, node in enumerate(nodes, 1):

@@ -1,9 +1,9 @@
 """Values that lie in slabs of another host, under a lease: the transfer engine reads them. Sans-I/O: see effects.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from kvstore.client.effects import Operation, Post, work
+from kvstore.client.effects import Operation, Post, Together, work
 from kvstore.client.engine_copies import EngineCopies
 from kvstore.client.memory import Parts, checksum, size_of
 from kvstore.client.reads.answer import Answer
@@ -35,8 +35,8 @@ class EngineFetch:
 
     def run(self, answer: Answer, progress: Progress[Any], *, is_alone: bool) -> Operation[None]:
         """Have the engine read the mapped values, verify them, and release the lease. What the engine cannot read is to be tried again.
-        `is_alone`: nothing else is read meanwhile, so that a large value may overlap with itself. Raises StaleHandle, Unreachable: the node
-        is gone; DeadlineExceeded."""
+        `is_alone`: nothing else is read meanwhile, so that what has arrived is hashed while the rest is on its way. Raises StaleHandle,
+        Unreachable: the node is gone; DeadlineExceeded."""
         blocks, channel, node = answer.blocks, answer.loan.channel, answer.node
         places = answer.places(MAPPED)
         try:
@@ -51,10 +51,11 @@ class EngineFetch:
             total_bytes = sum(size_of(value.room) for value in moved)
             if is_alone and len(moved) == 1 and total_bytes > SLICE_BYTES:
                 sums = [(yield from self._in_slices(moved[0], answer))]
+            elif is_alone and total_bytes > SLICE_BYTES:  # the engine copies them in this order
+                found = yield Together([self._bring(part, answer) for part in _parts(moved)])
+                sums = [total for part in found for total in part]
             else:
-                copies = [copy for value in moved for copy in _copies(value.span.region, value.span.offset_bytes, value.room)]
-                yield from self._engine_copies.move(node, copies, answer.deadline)
-                sums = yield from work(lambda: [checksum(value.room) for value in moved], total_bytes)
+                sums = yield from self._bring(moved, answer)
         except (StaleHandle, Unreachable) as error:
             if not channel.is_open:  # it is the node that is gone, not only the way to its engine
                 raise
@@ -70,6 +71,12 @@ class EngineFetch:
         if damaged:
             is_late = self._clock_ns() >= self._asked_ns + blocks.lease_ms * 1_000_000
             self._retry_wrong(node, answer.items(damaged), progress, is_late=is_late)
+
+    def _bring(self, values: Sequence["_Value"], answer: Answer) -> Operation[list[int]]:
+        """Have the engine read these values: the xxh3_64 of each."""
+        copies = [copy for value in values for copy in _copies(value.span.region, value.span.offset_bytes, value.room)]
+        yield from self._engine_copies.move(answer.node, copies, answer.deadline)
+        return (yield from work(lambda: [checksum(value.room) for value in values], sum(size_of(value.room) for value in values)))
 
     def _in_slices(self, value: "_Value", answer: Answer) -> Operation[int]:
         """Have the engine read one large value, hashed on the way: its xxh3_64."""
@@ -87,6 +94,20 @@ class EngineFetch:
             return
         error = ChecksumMismatch(f"node {node.node_id} holds a value whose xxh3_64 is not the one recorded")
         progress.retry_damaged(node.node_id, items, error)
+
+
+def _parts(values: Sequence[_Value]) -> Iterator[list[_Value]]:
+    """The values in order, cut after each SLICE_BYTES."""
+    part: list[_Value] = []
+    size_bytes = 0
+    for value in values:
+        part.append(value)
+        size_bytes += size_of(value.room)
+        if size_bytes >= SLICE_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
 
 
 def _copies(region: Any, offset_bytes: int, room: Parts) -> list[Copy]:

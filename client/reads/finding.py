@@ -106,7 +106,7 @@ class Finding:
     def _renew(self, found: Places, old: dict[int, Hint]) -> Operation[Places]:
         """Ask anew for what is old of `found`. It stays as it was if no master answers soon."""
         try:
-            renewed = yield from self._find({0: list(old)}, Deadline(min(RENEW_TIMEOUT_S, self._deadline.left_s())), from_hints=False)
+            renewed = yield from self._find({0: list(old)}, self._deadline.part(RENEW_TIMEOUT_S), from_hints=False)
         except (Unavailable, DeadlineExceeded):
             self._hints.learn((self._keys[i], hint._replace(asked_ns=self._begun_ns)) for i, hint in old.items())
             return found

@@ -10,7 +10,6 @@ from typing import Final, Generic, TypeVar
 
 from kvstore.client.effects import Operation, Together
 from kvstore.client.reads.answer import Answer
-from kvstore.client.reads.fetching import EngineFetch
 from kvstore.client.reads.finding import Finding, Wanted
 from kvstore.client.reads.inline import take_inline
 from kvstore.client.reads.mapped import MappedUse
@@ -29,9 +28,10 @@ ATTEMPTS: Final = 3
 """A hint may be stale, and the node that the master then names may be gone: the third try knows both."""
 
 PART_BYTES: Final = 8 << 20
-"""Of values that one message asks of another host's node: long beside a round trip, and in the processor's cache when it is verified."""
+"""Of values that one message asks of a node: long beside a round trip, and in the processor's cache when it is verified. This host's node
+is asked for what lies below DRAM: the disk reads one part while another is copied."""
 PARTS_AT_ONCE: Final = 2
-"""Asked of one node: one on its way, one being verified."""
+"""Asked of one node: one on its way, one being verified or copied."""
 
 
 class Reading(Generic[R]):
@@ -49,7 +49,7 @@ class Reading(Generic[R]):
         self._resources = resources
         self._keys = keys
         self._mapped_use = mapped_use
-        self._part_bytes = int(resources.settings.frame_bytes)
+        self._part_bytes = min(int(resources.settings.frame_bytes), PART_BYTES)
         self._deadline = deadline
         self._clock_ns = clock_ns
         self._progress = Progress(resources, keys, sink, deadline)
@@ -79,7 +79,7 @@ class Reading(Generic[R]):
 
     def _lanes(self, node_id: int, wanted: list[Wanted]) -> list[Operation[None]]:
         """What is read from one node, in parts: while one is verified the next is on its way."""
-        parts = deque(self._parts(wanted, is_local=self._resources.daemons.nodes.is_local(node_id)) if len(wanted) > 1 else (wanted,))
+        parts = deque(self._parts(wanted) if len(wanted) > 1 else (wanted,))
         return [self._read_from(node_id, parts) for _ in range(min(PARTS_AT_ONCE, len(parts)))]
 
     def _read_from(self, node_id: int, parts: deque[list[Wanted]]) -> Operation[None]:
@@ -94,7 +94,7 @@ class Reading(Generic[R]):
                 continue
             # The first stands for all: to look at each would cost more than it saves.
             shares = part[0][1].replicas > 1
-            attempt = Deadline(self._deadline.left_s() / 2) if shares else self._deadline
+            attempt = self._deadline.part(self._deadline.left_s() / 2) if shares else self._deadline
             try:
                 while part:
                     part = yield from self._read(node, part, attempt)
@@ -135,14 +135,14 @@ class Reading(Generic[R]):
         self._progress.retry(avoid, [item for item in wanted if item[1].replicas > 1], failure)
         self._progress.retry(0, [item for item in wanted if item[1].replicas == 1], failure)
 
-    def _parts(self, wanted: list[Wanted], *, is_local: bool) -> Iterator[list[Wanted]]:
-        """Cut where a message's values or keys become too many; and, for a node of another host, where they can overlap."""
+    def _parts(self, wanted: list[Wanted]) -> Iterator[list[Wanted]]:
+        """Cut where a message's values or keys become too many, and where parts can overlap."""
         part: list[Wanted] = []
-        part_bytes = left = self._part_bytes if is_local else min(self._part_bytes, PART_BYTES)
+        left = self._part_bytes
         for item in wanted:
             if part and (item[1].size_bytes > left or len(part) == MAX_BATCH):
                 yield part
-                part, left = [], part_bytes
+                part, left = [], self._part_bytes
             part.append(item)
             left -= item[1].size_bytes
         yield part
@@ -153,6 +153,8 @@ class Reading(Generic[R]):
         use, progress = self._mapped_use, self._progress
         fetch = None
         if self._goes_by_engine(node, wanted):
+            from kvstore.client.reads.fetching import EngineFetch  # with the transfer engine's modules
+
             fetch = EngineFetch(self._resources.engine_copies, self._clock_ns, use.lease_ms)
         generations = [hint.generation for _, hint in wanted]
         message = Read([self._keys[i] for i, _ in wanted], generations, use.inline_bytes, use.lease_ms, int(fetch is not None))

@@ -18,7 +18,7 @@ from kvstore.client.tensors.arrays import as_index, is_tensor
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
 from kvstore.client.tensors.pools import EnginePool, Plane, Pool, holds
-from kvstore.client.tensors.prompts import Keys, Prompt, flat, keys_of
+from kvstore.client.tensors.prompts import Keys, Prompt, check_prompts, flat, keys_of
 from kvstore.client.tensors.staging import Piece, Rows, Stagings, are_values, read_values, write_values
 from kvstore.client.tensors.steps import Call, Steps
 from kvstore.client.tensors.streams import beside, mark
@@ -77,12 +77,18 @@ class TensorOperations:
         copies = max(1, parallel.shards // spec.kv_heads)
         self._is_writer = parallel.shard_of(rank) % copies == 0
 
+    @property
+    def namespace(self) -> Namespace:
+        """See `RankCache.namespace`."""
+        return self._namespace
+
     def keys(self, prompt: Prompt) -> list[Keys]:
         """Of each full block of a sequence, those of the values that the rank needs."""
         return keys_of(prompt, self._parts)
 
     def match(self, prompts: Sequence[Prompt], layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
         """For each prompt how many of the rank's blocks can be read, from `first_block` on without a gap."""
+        check_prompts(prompts)
         parts = self._chosen(layers)
         of_prompts = [flat(keys_of(prompt, parts)[self._cp_rank :: self._cp][prompt.first_block :]) for prompt in prompts]
         if len(of_prompts) == 1:
@@ -98,6 +104,7 @@ class TensorOperations:
 
     def put(self, prompts: Sequence[Prompt], tensor: Any, layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
         """For each prompt how many values were not there already. What two prompts share is put once, and counted for the first."""
+        check_prompts(prompts)
         parts = self._chosen(layers)
         if not all(part.is_whole for part in parts):
             raise InvalidArgument(_refusal(self._spec, self._layers, self._heads))
@@ -121,6 +128,7 @@ class TensorOperations:
 
     def get(self, prompts: Sequence[Prompt], out: Any, layers: range | None, deadline_s: float | None) -> Steps[list[int]]:
         """For each prompt how many blocks there were, from the first of its table on without a gap; these are in `out` now."""
+        check_prompts(prompts)
         parts = self._chosen(layers)
         left_s = _stopwatch(deadline_s)
         pool = self._pool(out)
@@ -156,6 +164,8 @@ class TensorOperations:
         """The values that hold these layers of the model, of the rank's. Raises InvalidArgument where a value has others, too."""
         if layers is None:
             return self._parts
+        if not isinstance(layers, range):
+            raise InvalidArgument(f"layers is a range of the model's layers, not a {type(layers).__name__}")
         meeting = [part for part in self._parts if part.model_layers.start < layers.stop and layers.start < part.model_layers.stop]
         if layers.step != 1 or not meeting or any(_outside(part, layers, self._layers) for part in meeting):
             groups = sorted({(part.model_layers.start, part.model_layers.stop) for part in self._parts})

@@ -54,7 +54,10 @@ class Pool:
         """Those meant, in order; None: all. Raises InvalidArgument if there are no such blocks."""
         if blocks is None:
             return np.arange(self.block_count)
-        chosen = np.asarray(blocks)
+        try:
+            chosen = np.asarray(blocks)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"blocks are numbers in one list: {error}") from None
         is_list = chosen.ndim == 1 and (not chosen.size or chosen.dtype.kind in "iu")
         if not is_list or (chosen.size and not 0 <= chosen.min() <= chosen.max() < self.block_count):
             raise InvalidArgument(f"blocks are numbers of those of the tensor, 0 to {self.block_count - 1}, in one list")

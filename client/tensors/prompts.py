@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
+from kvstore.client.arguments import check_list
 from kvstore.client.tensors.parts import ValuePart
 from kvstore.client.tensors.pools import Blocks
 from kvstore.kvcache.hashing import TokenIds, as_int32
@@ -46,6 +47,14 @@ class Prompt:
     or a salt at block 0, the hash of an image at its first block. Not with hashes."""
 
 
+def check_prompts(prompts: Sequence[Prompt]) -> None:
+    """Raises InvalidArgument unless it is a list of prompts."""
+    check_list(prompts, "prompts")
+    for prompt in prompts:
+        if not isinstance(prompt, Prompt):
+            raise InvalidArgument(f"a prompt is a Prompt, not a {type(prompt).__name__}")
+
+
 def keys_of(prompt: Prompt, parts: Sequence[ValuePart]) -> list[Keys]:
     """For each full block of the sequence a key for each of the values. Raises InvalidArgument for names, or extras, that are none."""
     return keys_in([part.namespace for part in parts], prompt)
@@ -55,6 +64,8 @@ def keys_in(namespaces: Sequence[Namespace], prompt: Prompt) -> list[Keys]:
     """For each full block of the sequence a key in each of the namespaces. Raises as `keys_of`."""
     if not isinstance(prompt.first_block, int) or prompt.first_block < 0:
         raise InvalidArgument(f"first_block is 0 or more, not {prompt.first_block!r}")
+    if prompt.extras is not None and not isinstance(prompt.extras, Mapping):
+        raise InvalidArgument(f"extras maps a block's index to bytes, a {type(prompt.extras).__name__} does not")
     if isinstance(prompt.names, BlockHashes):
         of_each = [_hashed(namespace, prompt.names, prompt.extras) for namespace in namespaces]
     else:

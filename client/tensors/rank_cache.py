@@ -52,3 +52,8 @@ class RankCache(Generic[C]):
             layers_per_value=layers_per_value,
             settings=settings,
         )
+
+    @property
+    def namespace(self) -> Namespace:
+        """Namespace under which the store lists all values of this cache, of every rank. `WeightsReporter` reports what it is made of."""
+        return self._operations.namespace

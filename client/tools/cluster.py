@@ -21,6 +21,8 @@ from kvstore.client.control import Control
 from kvstore.client.tools.child import Child, OnLog, Process, launched
 from kvstore.protocol.errors import ConfigError, DeadlineExceeded, KVStoreError
 from kvstore.protocol.settings import load_settings
+from kvstore.rpc.address import Address
+from kvstore.rpc.deadline import Deadline
 
 START_DEADLINE_S: Final = 30.0
 """For a daemon to listen; what it recovers from NVMe is read before."""
@@ -31,6 +33,8 @@ NODE_DIED: Final = "[node_died "
 PROGRESS_INTERVAL_S: Final = 0.25
 MAX_NODES: Final = 64
 WILDCARDS: Final = ("0.0.0.0", "[::]")
+LONG_DEMOTION_WAIT_S: Final = "60"
+"""`demotion_wait_s` that drops no block, however slow the disk is: DRAM of a few MiB has no room for a burst."""
 
 OnProgress = Callable[[int, int], None]
 """Called with bytes of DRAM touched so far, and to be touched."""
@@ -41,6 +45,7 @@ class ClusterPlan:
     """What to start. Texts as in the daemons' flags, "" for what they take from their own settings. Sizes are those of each node."""
 
     listen: str = ""
+    memory: str = ""
     dram: str = ""
     nvme: str = ""
     """DIR:SIZE; with more than one node each has DIR/NAME. For a private cluster SIZE alone will do: in a temporary folder."""
@@ -49,6 +54,7 @@ class ClusterPlan:
     catalog: str = ""
     policy: str = ""
     table_share: str = ""
+    demotion_wait_s: str = ""
     config: str = ""
     is_private: bool = False
     """For this program alone: on free ports of the loopback, sockets in a temporary folder, KVSTORE_* variables ignored."""
@@ -109,20 +115,31 @@ class Cluster:
             return Control(self.control_address, ClientSettings())
         return Control(self.control_address, load_settings(ClientSettings, SECTION, flags={}, config=self._plan.config or None))
 
-    def wait_ready(self, on_progress: OnProgress = lambda done, whole: None) -> None:
-        """Wait until the master knows all nodes and their DRAM has been touched, however long that takes. Raises as `check`,
-        and DeadlineExceeded when nothing happens for STALL_DEADLINE_S."""
+    def wait_ready(self) -> None:
+        """Wait until the master knows all nodes: clients can put and get. Their DRAM is still being touched. Raises as `check`, and
+        DeadlineExceeded when a node takes longer than STALL_DEADLINE_S."""
+        deadline = Deadline(STALL_DEADLINE_S)
+        for node in self.nodes:
+            while not _has_said(node, "ready"):
+                self.check()
+                if deadline.left_s() <= 0:
+                    raise DeadlineExceeded(f"{node.name} is not ready after {STALL_DEADLINE_S:g} s")
+
+    def wait_warm(self, on_progress: OnProgress = lambda done, whole: None) -> None:
+        """Wait until all DRAM has been touched as well, however long that takes: first writes are as fast as they will be. Raises as
+        `check`, and DeadlineExceeded when nothing happens for STALL_DEADLINE_S."""
+        self.wait_ready()
         done_bytes, since_s = -1, time.monotonic()
         with self.control() as control:
             for node in self.nodes:
-                while not self._is_ready(node):
+                while not _has_said(node, "warm"):
                     self.check()
                     touched_bytes, whole_bytes = _dram_touched(control)
                     on_progress(touched_bytes, whole_bytes)
                     if touched_bytes > done_bytes:
                         done_bytes, since_s = touched_bytes, time.monotonic()
                     if time.monotonic() - since_s > STALL_DEADLINE_S:
-                        raise DeadlineExceeded(f"{node.name} is not ready, and nothing has happened for {STALL_DEADLINE_S:g} s")
+                        raise DeadlineExceeded(f"no DRAM of {node.name} was touched for {STALL_DEADLINE_S:g} s, and some is left")
 
     def wait_for_end(self) -> None:
         """Wait until a daemon ends by itself, and raise why: ConfigError or Broken."""
@@ -165,13 +182,6 @@ class Cluster:
         if not (self._is_closing and NODE_DIED in line):
             self._tell_log(name, line)
 
-    def _is_ready(self, node: Child) -> bool:
-        try:
-            node.facts("ready", deadline_s=PROGRESS_INTERVAL_S)
-        except DeadlineExceeded:
-            return False
-        return True
-
     def _start_node(self, index: int) -> Child:
         name = f"node-{index}"
         return self._start(name, "kvstore.store.daemon", self._node_arguments(name))
@@ -200,11 +210,13 @@ class Cluster:
             name=name,
             master=self.address,
             listen=f"{self.address.rpartition(':')[0]}:0",
+            memory=plan.memory,
             dram=plan.dram,
             nvme=self._nvme(name),
             hbm=plan.hbm,
             policy=plan.policy,
             table_share=plan.table_share,
+            demotion_wait_s=plan.demotion_wait_s,
             config=plan.config,
             run_dir=self._run_dir(),
             drain_s="0" if self._is_nvme_temporary else "",  # nobody finds there what it would write down
@@ -228,6 +240,15 @@ class Cluster:
         return f"{Path(folder, name)}:{size}"
 
 
+def _has_said(node: Child, event: str) -> bool:
+    """Whether the node has, or does within PROGRESS_INTERVAL_S."""
+    try:
+        node.facts(event, deadline_s=PROGRESS_INTERVAL_S)
+    except DeadlineExceeded:
+        return False
+    return True
+
+
 def _dram_touched(control: Control) -> tuple[int, int]:
     """Bytes of DRAM touched, and of all DRAM. The master may not know the nodes yet, or be too busy to say."""
     try:
@@ -238,16 +259,25 @@ def _dram_touched(control: Control) -> tuple[int, int]:
 
 
 def reachable(address: str) -> str:
-    """`address` as others reach it: for one on all interfaces, with the host that this machine sends from."""
+    """`address` as others reach it: for one on all interfaces, with the host that this machine sends from, else its loopback."""
     host, _, port = address.rpartition(":")
     if host not in WILDCARDS:
         return address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; 192.0.2.0/24 is nobody's (RFC 5737), so the default route decides
-        except OSError:
-            return f"127.0.0.1:{port}"
-        return f"{probe.getsockname()[0]}:{port}"
+    sends_from = _sends_from(socket.AF_INET, "192.0.2.1")
+    if host == "[::]":
+        sends_from = sends_from or _sends_from(socket.AF_INET6, "2001:db8::1") or "::1"
+    return str(Address(sends_from or "127.0.0.1", int(port)))
+
+
+def _sends_from(family: socket.AddressFamily, documentation: str) -> str:
+    """The address from which this machine sends to the world; "" where it cannot. `documentation` is an address of nobody (RFC 5737, RFC
+    3849), to which nothing is sent, so that the default route decides."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((documentation, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def _flags(**values: str) -> list[str]:

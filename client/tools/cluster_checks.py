@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.client.tools.masters import MasterTold, line, look
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.node_states import AWAY
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.http.listening import url_of
 
@@ -37,6 +38,11 @@ MAX_CLOCKS: Final = 64
 """Compared, all at once."""
 MIN_ETCD: Final = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 """By branch the first release without faults that lose data, as README.md says."""
+
+CROWDED_SHARE: Final = 0.9
+"""Of a node's connections: beyond it the next clients may be refused."""
+WANTED_OPEN_FILES: Final = 65536
+"""For 4,096 connections, max_connections by default, and for memory, files and the node's own connections."""
 
 _TRUSTING: Final = ssl._create_unverified_context()
 """What is asked so is what time it is there, and how etcd fares: nothing is told, and little believed."""
@@ -70,7 +76,7 @@ def checks(settings: ClientSettings) -> list[Check]:
 
 def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterTold], *, now_s: Callable[[], float] = time.time) -> list[Check]:
     """Those of a cluster whose owner has told this, and whose masters, those that are known of, that."""
-    well = [catalog(status), *etcd(status, ask), masters(told), nodes(status)]
+    well = [catalog(status), *etcd(status, ask), masters(told), nodes(status), connections(status)]
     return [*well, releases(status, told), clock(status, ask, told, now_s), sockets(status)]
 
 
@@ -78,7 +84,7 @@ def catalog(status: pb.StatusReply) -> Check:
     found = f"{status.catalog}, {status.catalog_health or 'unknown'}"
     if status.catalog_health == "ok":
         return Check("catalog", Verdict.OK, found)
-    return Check("catalog", Verdict.WRONG, found, "docs/operations.md, etcd is full; etcdctl endpoint status --cluster -w table")
+    return Check("catalog", Verdict.WRONG, found, "docs/operations.md, At three in the morning; etcdctl endpoint status --cluster -w table")
 
 
 def etcd(status: pb.StatusReply, ask: Fetch) -> list[Check]:
@@ -90,6 +96,12 @@ def etcd(status: pb.StatusReply, ask: Fetch) -> list[Check]:
     speaks = "https" if scheme == "etcds" else "http"
     with ThreadPoolExecutor(len(members)) as threads:
         return list(threads.map(lambda member: _member(member, f"{speaks}://{member}", ask), members))
+
+
+def _cause(error: OSError) -> str:
+    """The system's own words, without urllib's around them."""
+    reason = getattr(error, "reason", error)
+    return getattr(reason, "strerror", None) or str(reason)
 
 
 def _member(member: str, url: str, ask: Fetch) -> Check:
@@ -104,7 +116,7 @@ def _member(member: str, url: str, ask: Fetch) -> Check:
             return _member(member, f"https://{member}", ask)
         if any(isinstance(one, ssl.SSLError) for one in (error, getattr(error, "reason", None))) and url.startswith("https"):
             return Check(name, Verdict.OK, "not looked at: it wants a certificate; how it fares the catalog's health says")
-        return Check(name, Verdict.WARNING, f"does not answer here: {error}", f"curl {url}/health, on a master's host too")
+        return Check(name, Verdict.WARNING, f"does not answer here: {_cause(error)}", f"curl {url}/health, on a master's host too")
     except (ValueError, KeyError, TypeError):
         return Check(name, Verdict.WARNING, "does not answer as etcd does", f"curl {url}/version: is it etcd, and its client port?")
     if not is_healthy:
@@ -132,6 +144,26 @@ def nodes(status: pb.StatusReply) -> Check:
     if not states:
         return Check("nodes", Verdict.WARNING, found, "kvstore-node --master HOST:PORT starts one")
     return Check("nodes", Verdict.OK, found)
+
+
+def connections(status: pb.StatusReply) -> Check:
+    """Whether each node has a place and a descriptor left for further clients."""
+    crowded = [node for node in status.nodes if node.state != "dead" and _is_crowded(node.counters)]
+    if not crowded:
+        used = sum(node.counters.get("connections", 0) for node in status.nodes)
+        return Check("connections", Verdict.OK, f"{used} at {len(status.nodes)} nodes, none was refused")
+    found = "; ".join(
+        f"{node.name} has {node.counters['connections']} of {node.counters['max_connections']} and refused "
+        f"{node.counters.get('refused_connections', 0)}; it may have {node.counters['max_open_files']:,} files open"
+        for node in crowded
+    )
+    advice = f"LimitNOFILE={WANTED_OPEN_FILES} in its systemd unit, or ulimit -n {WANTED_OPEN_FILES} before it starts; then max_connections"
+    return Check("connections", Verdict.WARNING, found, advice)
+
+
+def _is_crowded(counters: Mapping[str, int]) -> bool:
+    used, allowed = counters.get("connections", 0), counters.get("max_connections", 0)
+    return bool(counters.get("refused_connections", 0)) or used > CROWDED_SHARE * allowed > 0
 
 
 def masters(told: Sequence[MasterTold]) -> Check:
@@ -191,7 +223,7 @@ def sockets(status: pb.StatusReply) -> Check:
     found, is_open = [], False
     for node in status.nodes:
         path = Path(node.unix)
-        if node.unix and node.state != "dead" and path.is_socket():
+        if node.unix and node.state not in AWAY and path.is_socket():
             mode, group = S_IMODE(path.stat().st_mode), path.stat().st_gid
             is_open |= bool(mode & 0o006)
             whom = "every user" if mode & 0o006 else f"group {_group(group)}" if mode & 0o060 else "their owner only"

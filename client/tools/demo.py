@@ -14,7 +14,7 @@ from rich.text import Text
 from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.client.tools.block_bytes import BlockArena, block_key
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.client.tools.replay_report import settled_status
 from kvstore.client.tools.replay_run import run
 from kvstore.client.tools.status_tables import nodes_table, percent, status_lines
@@ -23,7 +23,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.settings import Size, format_size, parse_size
 
 BLOCK_BYTES: Final = Size(8 << 10)
-PLAN: Final = ClusterPlan(dram="64MiB", nvme="1GiB", is_private=True)
+PLAN: Final = ClusterPlan(dram="64MiB", nvme="1GiB", demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
 SEED: Final = 1
 BATCH: Final = 1024
 
@@ -71,7 +71,7 @@ class Demo:
     def _converse(self, cluster: Cluster, number: str, requests: Sequence[TraceRequest]) -> None:
         blocks = sum(len(request.hash_ids) for request in requests)
         self._chapter(number, f"{len(requests):,} prompts of generated conversations, {blocks:,} blocks of {format_size(BLOCK_BYTES)}")
-        report = run(ClientSettings(master=cluster.address), requests, total=len(requests), block_bytes=BLOCK_BYTES, cluster=cluster)
+        report = run(_settings_of(cluster), requests, total=len(requests), block_bytes=BLOCK_BYTES, cluster=cluster)
         self._console.print(report.as_table())
         counts = report.counts
         self._claim(f"{counts.hits:,} blocks came back, every byte as it was put", counts.wrong_bytes == 0)
@@ -82,7 +82,7 @@ class Demo:
     def _crash(self, cluster: Cluster) -> None:
         self._chapter("3", f"kill -9 of the node (pid {cluster.nodes[0].pid}), and its restart")
         ids = list(dict.fromkeys(block for request in self._requests[: self._kill_at] for block in request.hash_ids))
-        with Client(cluster.address) as client:
+        with Client(settings=_settings_of(cluster)) as client:
             on_nvme, elsewhere = places(client, ids)
             cluster.kill_node(0)
             gone = sum(size is not None for size in read(client, ids[:BATCH])[0])
@@ -91,7 +91,7 @@ class Demo:
             cluster.wait_ready()
             with cluster.control() as control:
                 self._console.print(nodes_table(settled_status(control)))
-        with Client(cluster.address) as client:
+        with Client(settings=_settings_of(cluster)) as client:
             self.judge(recovered(client, ids, on_nvme, elsewhere))
 
     def judge(self, recovery: Recovery) -> None:
@@ -158,3 +158,8 @@ def read(client: Client, ids: Sequence[int]) -> tuple[list[int | None], int]:
     sizes = client.get_batch_into([block_key(block, BLOCK_BYTES) for block in ids], arena.views)
     wrong = arena.wrong_bytes(expected, len(ids))
     return sizes, sum(int(count) for count, size in zip(wrong, sizes, strict=True) if size is not None)
+
+
+def _settings_of(cluster: Cluster) -> ClientSettings:
+    """Of the demo's own cluster, whatever cluster the environment names."""
+    return ClientSettings(master=cluster.address, is_loaded=True)

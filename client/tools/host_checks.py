@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.client.tools.doctor import Check, Verdict
-from kvstore.protocol.extras import install_line
+from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.ports import PORTS, Port
 from kvstore.protocol.settings import format_size, parse_size
+from kvstore.security.tls.validity import validities
 
 REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "overlay", "tmpfs")
 """A node's NVMe tier has no business there: slow, shared, or gone with the container."""
@@ -91,19 +92,13 @@ def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
     if not file:
         return Check(name, Verdict.OK, "none is set: connections over TCP are plain")
     try:
-        from cryptography import x509  # of the extra certs, which a client need not have
-    except ImportError:
-        return Check(name, Verdict.WARNING, f"{file} is not looked at: that needs the package cryptography", install_line("certs"))
-    try:
-        first = x509.load_pem_x509_certificates(Path(file).read_bytes())[0]
-    except (OSError, ValueError) as error:
-        return Check(name, Verdict.WRONG, f"{file} cannot be read: {error}", f"ls -l {file}; kvstore certs makes one")
-    left_days = (first.not_valid_after_utc - now).total_seconds() / 86_400
-    found = f"{file} ends on {first.not_valid_after_utc:%Y-%m-%d}, in {left_days:.0f} days"
-    if now < first.not_valid_before_utc:
-        return Check(
-            name, Verdict.WRONG, f"{file} begins on {first.not_valid_before_utc:%Y-%m-%d}", "set this machine's clock: timedatectl"
-        )
+        first = validities(file)[0]
+    except ConfigError as error:
+        return Check(name, Verdict.WRONG, str(error), f"ls -l {file}; kvstore certs makes one")
+    left_days = (first.end - now).total_seconds() / 86_400
+    found = f"{file} ends on {first.end:%Y-%m-%d}, in {left_days:.0f} days"
+    if now < first.begin:
+        return Check(name, Verdict.WRONG, f"{file} begins on {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
     if left_days < 0:
         return Check(name, Verdict.WRONG, found, "put a new one in its place: it is read again without a restart")
     if left_days < EXPIRY_WARNING_DAYS:

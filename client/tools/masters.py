@@ -1,5 +1,6 @@
 """What each master that a client was told of says of itself: the owner of the catalog, and those that follow it."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,6 +37,8 @@ class MasterTold:
     owned: int = 0
     partitions: int = 0
     version: str = ""
+    took_s: float = 0.0
+    """From connecting to the last answer."""
 
 
 def look(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
@@ -47,18 +50,19 @@ def look(settings: ClientSettings, owner: pb.StatusReply) -> list[MasterTold]:
         return list(threads.map(lambda address: _ask(address, settings, owner), addresses))
 
 
-def line(told: MasterTold) -> str:
-    """For people."""
+def line(told: MasterTold, *, known: str = "ok") -> str:
+    """For people. Not `known`, the health of the catalog that is told elsewhere."""
     if told.trouble:
         return f"{told.address}: {told.trouble}"
     behind = f", {told.behind:,} blocks behind" if told.behind else ""
-    health = f", {told.catalog_health}" if told.catalog_health != "ok" else ""
+    health = f", {told.catalog_health}" if told.catalog_health not in ("ok", known) else ""
     share = f" of {told.owned} of {told.partitions} partitions" if told.partitions > 1 and told.owned else ""
     return f"{told.address}: {told.role}{share}{behind}{health}"
 
 
 def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterTold:
     settings = replace(settings, deadline_s=min(LOOK_S, settings.deadline_s))
+    began_s = time.monotonic()
     try:
         channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s), tls=Certificates.of(settings))
         channel.close()
@@ -75,4 +79,7 @@ def _ask(address: str, settings: ClientSettings, owner: pb.StatusReply) -> Maste
     records = sum(one.records for one in told)
     behind = max(0, owner.records - records) if role == "following" else 0
     health = "; ".join(dict.fromkeys(one.catalog_health for one in told if one.catalog_health != "ok")) or status.catalog_health
-    return MasterTold(address, role, status.name, records, behind, health, status.http, "", roles.count(OWNER), partitions, status.version)
+    took_s = time.monotonic() - began_s
+    return MasterTold(
+        address, role, status.name, records, behind, health, status.http, "", roles.count(OWNER), partitions, status.version, took_s
+    )

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connecting import connect
 from kvstore.client.control import Control
+from kvstore.client.sync import Client
 from kvstore.client.tools import masters
 from kvstore.console.source import Look, MasterSeen
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.security.actor import Actor
 
 T = TypeVar("T")
 
@@ -19,7 +20,8 @@ PIN_KEYS: Final = 4096
 
 
 class Outside:
-    """A kvstore.console.source.Source, with the rights of the settings' token. Thread-safe: one question at a time."""
+    """A kvstore.console.source.Source, with the rights of the settings' token, whose name the audit trail has for what is done here.
+    Thread-safe: one question at a time."""
 
     def __init__(self, settings: ClientSettings) -> None:
         """Asks for nothing yet."""
@@ -44,31 +46,37 @@ class Outside:
 
         return self._asked(ask)
 
-    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+    def audit(self, after: int) -> Sequence[pb.AuditEntry]:
+        return self._asked(lambda control: control.audit(after))
+
+    def slow_requests(self) -> Sequence[pb.SlowRequest]:
+        return self._asked(lambda control: control.slow_requests())
+
+    def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         self._asked(lambda control: control.drain(node, to=to, cancel=cancel))
 
-    def forget(self, node: str) -> None:
+    def forget(self, node: str, by: Actor) -> None:
         self._asked(lambda control: control.forget(node))
 
-    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+    def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         self._check_tenant(tenant)
         keys = self._asked(lambda control: [stored.key for stored in control.keys(namespace)])
         found = 0
-        with connect(self._settings) as client:
+        with Client(settings=self._settings) as client:
             pin = client.pin if pinned else client.unpin
             for begin in range(0, len(keys), PIN_KEYS):
                 found += sum(pin(keys[begin : begin + PIN_KEYS]))
         return found
 
-    def remove(self, tenant: str, namespace: str) -> int:
+    def remove(self, tenant: str, namespace: str, by: Actor) -> int:
         self._check_tenant(tenant)
-        with connect(self._settings) as client:
+        with Client(settings=self._settings) as client:
             return client.remove_matching(namespace=namespace)
 
-    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         self._asked(lambda control: control.set_quota(tenant, limits))
 
-    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+    def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
         self._asked(lambda control: control.clear_quota(tenant, names))
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from kvstore.client.control import Control
 from kvstore.client.tools.replay import ReplayCounts
 from kvstore.client.tools.status_tables import duration, percent, rate, tiers_table
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.node_states import AWAY
 from kvstore.protocol.settings import format_size
 
 SETTLE_DEADLINE_S: Final = 10.0
@@ -95,7 +96,7 @@ def settled_status(
     while True:
         found = control.status()
         waited = clock() - begin
-        live = [node for node in found.nodes if node.state != "dead"]
+        live = [node for node in found.nodes if node.state not in AWAY]
         if waited > SETTLE_DEADLINE_S or all(node.heartbeat_age_s < waited and not node.counters["moving"] for node in live):
             return found
         sleep(POLL_INTERVAL_S)

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connecting import connect
 from kvstore.client.control import Control
+from kvstore.client.sync import Client
 from kvstore.client.tools.cluster import Cluster
 from kvstore.client.tools.replay import Replay, ReplayCounts
 from kvstore.client.tools.replay_report import ReplayReport, settled_status
@@ -26,7 +26,7 @@ def run(
 ) -> ReplayReport:
     """Replay with a progress bar on standard error. Of a cluster of one's own, a daemon that ended is the reason given."""
     control = Control.find(settings) if cluster is None else cluster.control()
-    with control, connect(settings) as client:
+    with control, Client(settings=settings) as client:
         before = control.status()
         engine = Replay(client, block_bytes=block_bytes)
         begin = time.perf_counter()

@@ -3,18 +3,25 @@
 from typing import Final
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connecting import connect
+from kvstore.client.sync import Client
 from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.protocol.errors import KVStoreError
 
 LOOK_S: Final = 2.0
 """For all of it: a node that does not answer is no reason to wait long."""
 
+NEEDS_TENANT: Final = "not looked at: it needs a tenant's token and name (--tenant)"
+
 
 def look(settings: ClientSettings) -> tuple[dict[str, str], str]:
-    """By node why not, "" where memory is shared; and why that could not be found out, "" if it was."""
+    """By node why not, "" where memory is shared; and why that could not be found out, "" if it was.
+
+    An operator's token reads no blocks. The masters are not asked with one: they would record a refused request.
+    """
+    if settings.token and not settings.tenant:
+        return {}, NEEDS_TENANT
     try:
-        with connect(settings) as client:
+        with Client(settings=settings) as client:
             return client.shared_memory(deadline_s=min(LOOK_S, settings.deadline_s)), ""
     except KVStoreError as error:
         return {}, f"not looked at: {error}"

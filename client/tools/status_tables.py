@@ -10,12 +10,15 @@ from rich.text import Text
 
 from kvstore.console.model import shares
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.node_states import AWAY
 from kvstore.protocol.settings import format_size
 from kvstore.telemetry.http.listening import url_of
 
 BAR_WIDTH: Final = 16
+MAX_NAMES: Final = 10
+"""Names of nodes or tenants in a line."""
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-_STATE_STYLES: Final = {"alive": "green", "syncing": "yellow", "dead": "red"}
+_STATE_STYLES: Final = {"alive": "green", "syncing": "yellow", "stopped": "dim", "dead": "red"}
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> Text:
@@ -44,14 +47,12 @@ def is_whole(status: pb.StatusReply) -> bool:
 def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] = ()) -> RenderableType:
     """The cluster in a few lines, and `here`: with which nodes of this host memory is shared; "": not looked at. `masters`: a line each,
     where there are several."""
-    states = [node.state for node in status.nodes]
-    alive = states.count("alive")
-    health = status.catalog_health or "unknown"
+    health = status.catalog_health if status.catalog_health in ("", "ok") else "in trouble"
     table = Table.grid(padding=(0, 2))
     table.add_row("master", f"version {status.version}, epoch {status.epoch}, up {duration(status.uptime_s)}")
     if masters:
         table.add_row("masters", Text("\n".join(masters)))
-    table.add_row("catalog", Text.assemble(status.catalog, " ", (health, "green" if health == "ok" else "red")))
+    table.add_row("catalog", Text.assemble(status.catalog, " ", (health or "unknown", "green" if health == "ok" else "red")))
     if is_whole(status):
         table.add_row("memory", f"{format_size(status.rss_bytes)} in the master")
         table.add_row("blocks", f"{status.blocks:,} published, {status.reserved:,} being written, {status.pinned:,} pinned")
@@ -77,8 +78,26 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("hot", f"{status.counters['hot_blocks']:,} blocks, {copies:,} copies made of such, {size}")
     if drained := [node.name for node in _by_name(status) if node.HasField("drain")]:
         table.add_row("drained", ", ".join(drained))
-    table.add_row("nodes", Text(f"{alive} of {len(states)} alive", style="green" if states and alive == len(states) else "red"))
+    table.add_row("nodes", _nodes_line(status))
     return table
+
+
+def _nodes_line(status: pb.StatusReply) -> Text:
+    """How many are alive, and the names of the others by their state."""
+    others: dict[str, list[str]] = {}
+    for node in _by_name(status):
+        if node.state != "alive":
+            others.setdefault(node.state, []).append(node.name)
+    alive = len(status.nodes) - sum(map(len, others.values()))
+    named = "".join(f"; {state}: {names_shown(names)}" for state, names in sorted(others.items()))
+    style = "red" if "dead" in others or not alive else "yellow" if "syncing" in others else "green"
+    return Text(f"{alive} of {len(status.nodes)} alive{named}", style=style)
+
+
+def names_shown(names: Sequence[str]) -> str:
+    """The first names of many."""
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _partitions_line(status: pb.StatusReply) -> str:
@@ -197,8 +216,8 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
                 percent(tier.hits, reads),
                 f"{tier.evictions:,}",
             )
-        if node.state == "dead":
-            absent.append(f"{node.name} is dead; its tiers are as it last said")
+        if node.state in AWAY:
+            absent.append(f"{node.name} is {node.state}; its tiers are as it last said")
         elif not any(tier.name == "hbm" for tier in node.tiers):
             absent.append(f"{node.name} has no HBM tier")
     if any(_has_codec(tier) for node in status.nodes for tier in node.tiers):

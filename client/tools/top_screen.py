@@ -1,24 +1,23 @@
 """What `kvstore top` shows: a screenful of the cluster for a terminal of any size. Pure: a console's document becomes what rich prints."""
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.tools.status_tables import bar, duration, percent
+from kvstore.client.tools.status_tables import BAR_WIDTH, bar, duration, percent
+from kvstore.client.tools.top_figures import count_text, latency_text, spark_lines
+from kvstore.client.tools.top_nodes import SORTS, heading_of, nodes_of, nodes_table
 from kvstore.console.model import NODE_FIELDS, Document
 from kvstore.protocol.settings import format_size
 
-STYLES: Final = {"alive": "green", "syncing": "yellow", "dead": "red"}
 CELL_WIDTH: Final = 26
 MAX_TROUBLES: Final = 3
 TRENDS_FROM_LINES: Final = 20
 """A lower terminal has no room for the two lines of trends."""
-SPARKS: Final = "▁▂▃▄▅▆▇█"
 KEPT: Final = 512
 TRENDS: Final = ("hits_per_s", "out_bytes_per_s")
 TIER_COLUMNS: Final = (
@@ -33,22 +32,8 @@ TIER_COLUMNS: Final = (
     ("down/s", 100),
 )
 """Heading, and from how many columns of the terminal on it is shown."""
-NAME_WIDTH: Final = 20
-_Column = tuple[str, str, int]
-COLUMNS: Final[tuple[_Column, ...]] = (
-    ("name", "node", 0),
-    ("state", "state", 0),
-    ("share", "full", 0),
-    ("hits_per_s", "read/s", 56),
-    ("misses_per_s", "missed/s", 68),
-    ("out_bytes_per_s", "out/s", 80),
-    ("in_bytes_per_s", "in/s", 92),
-    ("evictions_per_s", "evicted/s", 104),
-    ("blocks", "blocks", 116),
-    ("address", "address", 140),
-)
-"""Field, heading, and from how many columns of the terminal on it is shown."""
-SORTS: Final = ("name", "state", "share", "hits_per_s", "misses_per_s", "out_bytes_per_s", "in_bytes_per_s", "evictions_per_s", "blocks")
+MAX_TREND_LINES: Final = 8
+OPERATION_COLUMNS: Final = ("operation", "at", "asked/s", "mean", "slowest", "where that was")
 
 
 @dataclass(slots=True)
@@ -87,33 +72,43 @@ def screen(view: View, width: int, height: int) -> tuple[RenderableType, int]:
     """A screen of exactly this size or less, and how many nodes it shows."""
     if view.document is None:
         return Text(view.failure or "asking the cluster…", no_wrap=True, overflow="ellipsis"), 1
-    is_low = height < TRENDS_FROM_LINES
+    is_low, nodes = height < TRENDS_FROM_LINES, nodes_of(view.document)
+    tiers, operations = view.document["tiers"], view.document["operations"]
     parts: list[RenderableType] = [_line(view.document, width), *_troubles(view, width, 1 if is_low else MAX_TROUBLES)]
     used = len(parts)
-    figures, lines = _figures(view.document["totals"], width, 2 if is_low else 5)
+    figures, lines = _figures(view.document, width, 2 if is_low else 5)
     parts.append(figures)
     used += lines
     if not is_low:
-        parts += [_trend(view, "hits_per_s", "read", width), _trend(view, "out_bytes_per_s", "out", width)]
-        used += 2
-        if latencies := _latencies(view.document["operations"], width):
+        tiers_lines = len(tiers) + 2 if tiers else 0
+        spare = height - used - tiers_lines - len(nodes) - TRENDS_FROM_LINES // 2
+        trend_lines = max(1, min(MAX_TREND_LINES, spare // 2))
+        parts += [*_trend(view, "hits_per_s", "read", width, trend_lines), *_trend(view, "out_bytes_per_s", "out", width, trend_lines)]
+        used += 2 * trend_lines
+        if operations and spare - 2 * trend_lines >= len(operations):
+            parts += [Text(), _operations(operations, width)]
+            used += len(operations) + 2
+        elif latencies := _latencies(operations, width):
             parts.append(latencies)
             used += 1
-    tiers = view.document["tiers"]
     if tiers and height >= used + len(tiers) + 6:
         parts += [Text(), _tiers(tiers, width)]
         used += len(tiers) + 2
     page = max(1, height - used - 3)
-    table, shown = _nodes(view, width, page)
+    table, view.first = nodes_table(nodes, view.sort, view.first, page, width)
+    shown = view.first, min(view.first + page, len(nodes)), len(nodes)
     return Group(*parts, Text(), table, _keys(view, shown, width)), page
 
 
 def _line(document: Document, width: int) -> Text:
     master, totals, health = document["master"], document["totals"], document["catalog"]["health"]
+    state_at = NODE_FIELDS.index("state")
+    dead = any(row[state_at] == "dead" for row in document["nodes"]["rows"])
+    style = "green" if totals["alive"] == totals["nodes"] else "red" if dead else "yellow"
     text = Text.assemble(
         ("kvstore", "bold"),
         f"  {master['name'] or 'master'}, {master['role'] or 'owner'}  ",
-        (f"{totals['alive']} of {totals['nodes']} nodes alive", "green" if totals["alive"] == totals["nodes"] else "yellow"),
+        (f"{totals['alive']} of {totals['nodes']} nodes alive", style),
         "  catalog ",
         (health or "unknown", "green" if health == "ok" else "red"),
         (f"  up {duration(master['uptime_s'])}", "dim"),
@@ -124,26 +119,34 @@ def _line(document: Document, width: int) -> Text:
 
 def _troubles(view: View, width: int, limit: int) -> list[Text]:
     assert view.document is not None
-    told = [{"level": "error", "text": view.failure}] if view.failure else []
+    told = [{"level": "error", "text": view.failure, "todo": ""}] if view.failure else []
     told += view.document["troubles"]
-    found = [Text(one["text"].replace("\n", " "), style="red" if one["level"] == "error" else "yellow") for one in told[:limit]]
+    found = [
+        Text.assemble((one["text"].replace("\n", " "), "red" if one["level"] == "error" else "yellow"), (f"  {one['todo']}", "dim"))
+        for one in told[:limit]
+    ]
     for text in found:
         text.truncate(width, overflow="ellipsis")
     return found
 
 
-def _figures(totals: Document, width: int, max_lines: int) -> tuple[RenderableType, int]:
-    """Labels and figures, the most telling first, in as many columns as there is room for; the lines it takes."""
+def _figures(document: Document, width: int, max_lines: int) -> tuple[RenderableType, int]:
+    """Labels and figures, the most telling first, in as many columns as there is room for; the lines it takes. `full` is of the fullest
+    tier: a large tier that is empty would hide a small one that is full."""
+    totals = document["totals"]
+    tiers = [tier for tier in document["tiers"] if tier["capacity_bytes"]]
+    fullest = max(tiers, key=lambda tier: tier["used_bytes"] / tier["capacity_bytes"], default=None)
+    full = f"{fullest['name']} {percent(fullest['used_bytes'], fullest['capacity_bytes'])}" if fullest else "-"
     cells = [
         ("hit ratio", percent(totals["hits_per_s"], totals["hits_per_s"] + totals["misses_per_s"])),
-        ("read", f"{_count(totals['hits_per_s'])}/s"),
-        ("full", percent(totals["used_bytes"], totals["capacity_bytes"])),
+        ("read", f"{count_text(totals['hits_per_s'])}/s"),
+        ("full", full),
         ("out", f"{format_size(int(totals['out_bytes_per_s']))}/s"),
-        ("blocks", _count(totals["blocks"])),
-        ("missed", f"{_count(totals['misses_per_s'])}/s"),
+        ("blocks", count_text(totals["blocks"])),
+        ("missed", f"{count_text(totals['misses_per_s'])}/s"),
         ("in", f"{format_size(int(totals['in_bytes_per_s']))}/s"),
         ("used", f"{format_size(totals['used_bytes'])}"),
-        ("evicted", f"{_count(totals['evictions_per_s'])}/s"),
+        ("evicted", f"{count_text(totals['evictions_per_s'])}/s"),
     ]
     columns = max(1, min(len(cells), width // CELL_WIDTH))
     table = Table.grid(padding=(0, 3))
@@ -155,13 +158,24 @@ def _figures(totals: Document, width: int, max_lines: int) -> tuple[RenderableTy
     return table, lines
 
 
-def _trend(view: View, name: str, label: str, width: int) -> Text:
-    """The newest values as a line of bars; the rightmost is now."""
-    room = max(1, width - 10)
-    values = list(view.trends[name])[-room:]
-    most = max(values, default=0) or 1
-    sparks = "".join(SPARKS[min(7, int(8 * value / most))] for value in values)
-    return Text.assemble((f"{label:<9} ", "dim"), (sparks, "cyan"))
+def _trend(view: View, name: str, label: str, width: int, lines: int) -> list[Text]:
+    """The newest values as bars of so many lines; the rightmost is now."""
+    values = list(view.trends[name])[-max(1, width - 10) :]
+    drawn = spark_lines(values, lines)
+    return [Text.assemble((f"{label if not line else '':<9} ", "dim"), (bars, "cyan")) for line, bars in enumerate(drawn)]
+
+
+def _operations(operations: list[Document], width: int) -> Table:
+    """All operations, as the page's table of them, where there are lines left."""
+    table = _table(width)
+    for name in OPERATION_COLUMNS:
+        table.add_column(name, justify="right" if name in OPERATION_COLUMNS[2:5] else "left", no_wrap=True)
+    for one in operations:
+        mean = latency_text(one["mean_s"]) if one["mean_s"] is not None else "-"
+        slowest = latency_text(one["slowest_s"])
+        name = one["operation"].replace("_", " ")
+        table.add_row(name, one["where"], count_text(one["per_s"]), mean, slowest, one["slowest_at"])
+    return table
 
 
 def _latencies(operations: list[Document], width: int) -> Text | None:
@@ -169,14 +183,10 @@ def _latencies(operations: list[Document], width: int) -> Text | None:
     asked = sorted((one for one in operations if one["mean_s"] is not None), key=lambda one: -one["per_s"])
     if not asked:
         return None
-    told = (f"{one['operation'].replace('_', ' ')} {_latency(one['mean_s'])} ({_latency(one['slowest_s'])})" for one in asked)
+    told = (f"{one['operation'].replace('_', ' ')} {latency_text(one['mean_s'])} ({latency_text(one['slowest_s'])})" for one in asked)
     text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(told), ("   in brackets the slowest of the last minute", "dim"))
     text.truncate(width, overflow="ellipsis")
     return text
-
-
-def _latency(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
 
 
 def _tiers(tiers: list[Document], width: int) -> Table:
@@ -187,81 +197,26 @@ def _tiers(tiers: list[Document], width: int) -> Table:
     for tier in tiers:
         cells: tuple[str | Text, ...] = (
             tier["name"],
-            bar(tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0.0),
+            bar(tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0.0, max(BAR_WIDTH, width // 6)),
             percent(tier["used_bytes"], tier["capacity_bytes"]),
             format_size(tier["used_bytes"]),
             format_size(tier["capacity_bytes"]),
-            _count(tier["hits_per_s"]),
-            _count(tier["evictions_per_s"]),
-            _count(tier["promotions_per_s"]),
-            _count(tier["demotions_per_s"]),
+            count_text(tier["hits_per_s"]),
+            count_text(tier["evictions_per_s"]),
+            count_text(tier["promotions_per_s"]),
+            count_text(tier["demotions_per_s"]),
         )
         table.add_row(*(cell for cell, (_name, least) in zip(cells, TIER_COLUMNS, strict=True) if width >= least))
     return table
 
 
-def _nodes(view: View, width: int, page: int) -> tuple[Table, tuple[int, int, int]]:
-    """As many nodes as there is room for; the first, the one after the last, and how many there are."""
-    assert view.document is not None
-    nodes = [dict(zip(NODE_FIELDS, row, strict=True)) for row in view.document["nodes"]["rows"]]
-    for node in nodes:
-        node["share"] = node["used_bytes"] / node["capacity_bytes"] if node["capacity_bytes"] else 0.0
-    nodes.sort(key=lambda node: _natural(node["name"]))
-    if view.sort == "state":
-        nodes.sort(key=lambda node: (("dead", "syncing", "alive").index(node["state"]), not node["drain"]))
-    elif view.sort != "name":
-        nodes.sort(key=lambda node: -node[view.sort])
-    view.first = max(0, min(view.first, len(nodes) - page))
-    shown = nodes[view.first : view.first + page]
-    table = _table(width)
-    columns = [column for column in COLUMNS if width >= column[2]]
-    for name, heading, _least in columns:
-        table.add_column(
-            Text(heading, style="reverse" if name == view.sort else ""),
-            justify="left" if name in ("name", "state", "address", "share") else "right",
-            no_wrap=True,
-            max_width=max(8, min(NAME_WIDTH, width // 3)) if name == "name" else None,
-            overflow="ellipsis",
-        )
-    for node in shown:
-        table.add_row(*(_cell(node, name) for name, _heading, _least in columns))
-    return table, (view.first, view.first + len(shown), len(nodes))
-
-
-def _cell(node: dict[str, Any], name: str) -> str | Text:
-    if name == "state":
-        return Text(node["drain"] or node["state"], style=STYLES.get(node["state"], "red"))
-    if name == "share":
-        return Text.assemble(bar(node["share"], 8), f" {node['share']:4.0%}")
-    value = node[name]
-    if isinstance(value, str):
-        return value
-    return format_size(int(value)) if "bytes" in name else _count(value)
-
-
 def _keys(view: View, shown: tuple[int, int, int], width: int) -> Text:
     first, end, count = shown
-    where = f"{first + 1} to {end} of {count}" if count else "no node has come yet"
-    text = Text(f"{where}   q quit   ↑ ↓ PgUp PgDn   s sort: {_heading(view.sort)}", style="dim")
+    where = f"{first + 1} to {end} of {count}" if count else "no node has joined yet"
+    text = Text(f"{where}   q quit   ↑ ↓ PgUp PgDn   s sort: {heading_of(view.sort)}", style="dim")
     text.truncate(width, overflow="ellipsis")
     return text
 
 
-def _heading(name: str) -> str:
-    return next(heading for field_name, heading, _least in COLUMNS if field_name == name)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """node-2 comes before node-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
 def _table(width: int) -> Table:
-    return Table(box=None, header_style="bold", pad_edge=False, width=width if width < 120 else None)
-
-
-def _count(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if value >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.1f} {unit}"
-    return f"{value:,.0f}"
+    return Table(box=None, header_style="bold", pad_edge=False, width=width)

@@ -1,22 +1,18 @@
-"""Values written into slots that a node opens: copied there on the same host, by the transfer engine from another.
-Sans-I/O: see effects.py."""
+"""Values that are copied into slots which a node of this host opens. Sans-I/O: see effects.py."""
 
 from collections.abc import Callable
 from functools import partial
 
 from kvstore.client.effects import AnyLoan, Ask, Operation, work
-from kvstore.client.memory import checksum
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
 from kvstore.client.writes.rows import runs_of_rows
-from kvstore.protocol.errors import ProtocolError, Unreachable
+from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.paths.spans import Copy, Span
 
 
 class SlotWriting:
@@ -48,57 +44,6 @@ class SlotWriting:
         yield from self._batch.not_written(there, again, busy)
         return True
 
-    def write_by_engine(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[bool]:
-        """The transfer engine writes the values into slots of a node on another host; False if it cannot."""
-        resources = self._resources
-        message = Open(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices), 1)
-        try:
-            peer = yield from resources.engine_copies.peer_of(node)
-        except Unreachable as error:
-            yield from resources.engine_copies.failed(node, error, self._deadline)
-            return False
-        loan, opened = yield from resources.daemons.begin(node.route, message, Opened, self._deadline)
-        try:
-            if not len(opened.statuses) == len(opened.regions) == len(indices):
-                raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
-            there, again = yield from self._fill_regions(loan, node, peer, indices, opened)
-        except BaseException as error:
-            is_gone = not loan.channel.is_open
-            loan.discard()  # the node forgets the puts of a connection that ends
-            if is_gone or not isinstance(error, Unreachable):
-                raise
-            yield from resources.engine_copies.failed(node, error, self._deadline)
-            return False
-        loan.give_back()
-        there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
-        again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
-        yield from self._batch.not_written(there, again, busy)
-        return True
-
-    def _fill_regions(
-        self, loan: AnyLoan, node: KnownNode, peer: Peer, indices: list[int], opened: Opened
-    ) -> Operation[tuple[list[int], list[int]]]:
-        """Write into the slots' regions and commit; what was not stored, as `PutBatch.written` tells it."""
-        resources = self._resources
-        places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
-        if not places:
-            self._answered(loan, node, indices)
-            return [], []
-        sources = [self._batch.sources[indices[place]] for place in places]
-        copies: list[Copy] = []
-        total_bytes = 0
-        for place, parts in zip(places, sources, strict=True):
-            region, offset = resources.engine_copies.remote.region(peer, opened.regions[place]), 0
-            for part in parts:
-                copies.append((part, Span(region, offset), len(part)))
-                offset += len(part)
-            total_bytes += offset
-        yield from resources.engine_copies.move(node, copies, self._deadline)
-        sums = yield from work(lambda: [checksum(parts) for parts in sources], total_bytes)
-        commit = Commit([opened.put_ids[place] for place in places], sums)
-        reply = yield from self._commit(loan, node, indices, commit)
-        return self._batch.written(node, [indices[place] for place in places], reply)
-
     def _commit(self, loan: AnyLoan, node: KnownNode, indices: list[int], commit: Commit) -> Operation[Flags]:
         try:
             reply: Flags = yield Ask(loan.channel, commit, Flags, self._deadline)
@@ -119,11 +64,11 @@ class SlotWriting:
             places = [place for place, status in enumerate(opened.statuses) if status == GRANTED]
             slabs, offsets = [opened.slabs[place] for place in places], [opened.offsets[place] for place in places]
             put_ids, written = [opened.put_ids[place] for place in places], [indices[place] for place in places]
-        if opened.ahead:  # first, so that it goes on beside the copies
+        wanted = list(set(slabs))
+        mapped = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
+        if opened.ahead:  # then, so that it goes on beside the copies: one process maps one thing at a time
             yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
         if written:
-            wanted = list(set(slabs))
-            mapped = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
             parts = {number: slab.part for number, slab in zip(wanted, mapped, strict=True)}
             sources = self._batch.sources
             copies: Callable[[], list[int]]

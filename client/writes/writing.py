@@ -9,15 +9,16 @@ from kvstore.client.buffers import Sources
 from kvstore.client.by_partition import places
 from kvstore.client.effects import Operation, Sleep, Together, work
 from kvstore.client.memory import checksum
+from kvstore.client.put_targets import REFUSALS
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
 from kvstore.client.writes.slots import SlotWriting
-from kvstore.protocol.errors import Draining, KVStoreError, Unavailable
+from kvstore.protocol.errors import Draining, KVStoreError, TooManyConnections, Unavailable, Unreachable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, Put
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 
@@ -40,8 +41,12 @@ class Writing:
         is_early: bool,
         deadline: Deadline,
     ) -> None:
-        """`is_early`: what goes to this host's node is stored once that has it, whatever the master knows."""
+        """`is_early`: what needs no reservation is stored once its node has it, whatever the master knows."""
         self._is_early = is_early
+        self._has_lost = False
+        """A node for which the master had made reservations was gone."""
+        self._refusal = ""
+        """Why a node has no connection for this client: the cause where no other node takes the blocks."""
         self._resources = resources
         self._batch = PutBatch(resources, keys, sources, namespace=namespace, parents=parents)
         self._slots = SlotWriting(resources, self._batch, deadline)
@@ -91,6 +96,8 @@ class Writing:
             unreserved, others = yield from self._split(pending)
             if unreserved:
                 lost += yield from self._write_to(self._resources.daemons.nodes.local_id, unreserved, busy)
+            elif self._is_early:
+                others = yield from self._write_to_targets(others)
             if others:
                 for node_id, indices in (yield from self._reserve(others, busy)).items():
                     lost += yield from self._write_to(node_id, indices, busy)
@@ -121,6 +128,41 @@ class Writing:
             return unreserved, []
         return unreserved, [i for i in pending if sizes[i] > inline_bytes]
 
+    def _write_to_targets(self, pending: list[int]) -> Operation[list[int]]:
+        """Write small values to the nodes of other hosts that the master chose a moment ago; the rest, and what these nodes refused."""
+        targets, sizes, inline_bytes = self._resources.put_targets, self._batch.sources.sizes, self._resources.settings.put_inline_bytes
+        by_node: dict[int, list[int]] = {}
+        for i in pending:
+            node_id = targets.node_id(sizes[i]) if sizes[i] <= inline_bytes else 0
+            by_node.setdefault(node_id, []).append(i)
+        left = by_node.pop(0, [])
+        for node_id, indices in by_node.items():
+            refused = yield from self._write_to_target(node_id, indices)
+            if refused:
+                targets.forget(node_id)
+            left += refused
+        return left
+
+    def _write_to_target(self, node_id: int, indices: list[int]) -> Operation[list[int]]:
+        """Write without a reservation; the keys that are to be reserved all the same."""
+        daemons, granted = self._resources.daemons, self._batch.granted
+        node = daemons.nodes.get(node_id)
+        if node is None:
+            return indices
+        refused: list[int] = []
+        granted.update(dict.fromkeys(indices, UNRESERVED))
+        try:
+            for part in self._parts(indices):
+                yield from self._write(node, part, refused)
+        except REFUSALS as error:
+            if isinstance(error, Unreachable):
+                self._note_refusal(node_id, error)
+                self._avoid = yield from daemons.node_to_avoid(node_id, self._deadline)
+            refused += [i for i in indices if i in granted]
+        for i in refused:
+            granted.pop(i, None)
+        return refused
+
     def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
         """Ask the masters; the granted keys by node."""
         daemons = self._resources.daemons
@@ -141,6 +183,9 @@ class Writing:
                 else:
                     self._batch.was_there((i,))
         daemons.nodes.closed -= by_node.keys()
+        for node_id, indices in by_node.items():
+            if not daemons.nodes.is_local(node_id):
+                self._resources.put_targets.learn({self._batch.sources.sizes[i] for i in indices}, node_id)
         return by_node
 
     def _ask_for(self, partition: int, pending: list[int]) -> Operation[Grants]:
@@ -149,7 +194,12 @@ class Writing:
         reserve = Reserve([batch.keys[i] for i in pending], [batch.sources.sizes[i] for i in pending], daemons.nodes.local_id, self._avoid)
         told: list[Grants] = []
         batch.told.append((pending, told))
-        return (yield from daemons.ask_master(reserve, Grants, self._deadline, note=told.append, partition=partition))
+        try:
+            return (yield from daemons.ask_master(reserve, Grants, self._deadline, note=told.append, partition=partition))
+        except Unavailable as error:
+            if not self._refusal:
+                raise
+            raise TooManyConnections(f"{self._refusal}; of the other nodes: {error}") from None
 
     # --- writing to one node ---
 
@@ -177,14 +227,20 @@ class Writing:
                 return []
             self._avoid = node_id
             return left
-        except Unavailable:
-            if self._avoid:
+        except Unavailable as error:
+            if self._has_lost:
                 raise
+            self._has_lost = True
+            self._note_refusal(node_id, error)
             self._avoid = yield from self._resources.daemons.node_to_avoid(node_id, self._deadline)
             lost = [i for i in indices if i in self._batch.granted]
             yield from self._batch.cancel(lost)
             return lost
         return []
+
+    def _note_refusal(self, node_id: int, error: KVStoreError) -> None:
+        if isinstance(error, TooManyConnections):
+            self._refusal = f"node {node_id}: {error}"
 
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
         """Cut where one message's values become too many."""
@@ -206,10 +262,14 @@ class Writing:
         if self._is_kept(indices):
             self._resources.early_puts.begin(node)
         for_slots, inline = self._split_by_size(node, indices)
-        if for_slots and (node.route.is_local or self._goes_by_engine(node, for_slots)):
-            way = self._slots.write_shared if node.route.is_local else self._slots.write_by_engine
-            if (yield from way(node, for_slots, busy)):
+        if for_slots and node.route.is_local:
+            if (yield from self._slots.write_shared(node, for_slots, busy)):
                 indices = inline
+        elif for_slots and self._goes_by_engine(node, for_slots):
+            from kvstore.client.writes.by_engine import EngineWriting  # with the transfer engine's modules
+
+            left = yield from EngineWriting(self._resources, self._batch, self._deadline).write(node, for_slots, busy)
+            indices = sorted(left + inline)
         if indices:
             yield from self._write_inline(node, indices, busy)
 
@@ -237,7 +297,7 @@ class Writing:
         sources = [self._batch.sources[i] for i in indices]
         sums = yield from work(lambda: [checksum(parts) for parts in sources], self._batch.sources.bytes_of(indices))
         is_kept = self._is_kept(indices)
-        ack = ACK_NODE if is_kept else ACK_CLUSTER
+        ack = ACK_CLUSTER if not is_kept else ACK_NODE if node.route.is_local else ACK_NODE_NOW
         message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)
         payload = list(chain.from_iterable(sources))
         loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, payload)

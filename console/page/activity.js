@@ -1,6 +1,7 @@
 // What happened, the newest first.
 import { choice, h } from "./dom.js";
 import { clock, countRate, latency } from "./format.js";
+import { get } from "./store.js";
 
 export function happened(event) {
   const time = h("time", { dateTime: new Date(event.time_s * 1000).toISOString(), title: new Date(event.time_s * 1000).toLocaleString("en-GB") }, clock(event.time_s));
@@ -10,6 +11,7 @@ export function happened(event) {
 
 const LEVELS = { all: ["info", "warning", "error"], warnings: ["warning", "error"], errors: ["error"] };
 const SHOWN = 300;
+const SLOW_MS = 5000, SLOW_SHOWN = 20;
 
 export function activity() {
   let level = "all", text = "", last = null, shown = "";
@@ -24,6 +26,25 @@ export function activity() {
     h("section", { className: "panel", ariaLabel: "Events" },
     h("header", {}, h("h1", { className: "visually-hidden" }, "Activity"), h("h2", {}, "Events"), note, h("div", { className: "push" }, filter,
       choice("Which events", [["all", "All"], ["warnings", "Warnings"], ["errors", "Errors"]], level, (value) => { level = value; draw(); }))), list));
+  const requests = h("tbody", {}), noRequests = h("p", { className: "blank" }, "No request took 1 ms or more in the last 10 minutes.");
+  const columns = [["Took", true], ["Operation"], ["Tenant"], ["At"], ["Asked by"], ["When"]].map(([name, isNumber]) => h("th", { scope: "col", className: isNumber ? "number" : "" }, name));
+  const requestTable = h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Table of slow requests" }, h("table", {}, h("thead", {}, h("tr", {}, columns)), requests));
+  requestTable.hidden = true;
+  element.lastChild.before(h("section", { className: "panel", ariaLabel: "Slow requests" },
+    h("header", {}, h("h2", {}, "Slowest requests"), h("span", { className: "note" }, "of each tenant and operation the slowest a minute, for 10 minutes")), requestTable, noRequests));
+  let asked = 0;
+  /** Asked for only while this view is looked at. */
+  async function askSlow() {
+    if (Date.now() - asked < SLOW_MS) return;
+    asked = Infinity;  // not again before this one has come
+    try {
+      const found = await get("/api/slow");
+      requestTable.hidden = !found.length;
+      noRequests.hidden = Boolean(found.length);
+      requests.replaceChildren(...found.slice(0, SLOW_SHOWN).map((one) => h("tr", {}, h("td", { className: "number" }, latency(one.duration_s)),
+        ...[one.operation.replaceAll("_", " "), one.tenant || "–", one.at, one.peer || "–", clock(one.time_s)].map((text) => h("td", {}, text)))));
+    } catch { /* the others are shown; what is wrong with the connection is told on top */ } finally { asked = Date.now(); }
+  }
   function draw() {
     if (!last?.cluster) return;
     const { operations } = last.cluster;
@@ -35,8 +56,8 @@ export function activity() {
     const key = `${level} ${text} ${found.at(-1)?.number} ${found.length}`;
     if (key === shown) return;
     shown = key;
-    note.textContent = `${found.length} of ${last.events.length}, as long as the console runs`;
+    note.textContent = `${found.length} of ${last.events.length}; who did what, for longer: kvstore audit`;
     list.replaceChildren(...found.slice(-SHOWN).reverse().map(happened), ...(found.length ? [] : [h("li", { className: "info" }, h("span", {}), h("span", { className: "soft" }, "Nothing of this kind has happened."))]));
   }
-  return { element, filter, update(store) { last = store; draw(); } };
+  return { element, filter, update(store) { last = store; draw(); askSlow(); } };
 }

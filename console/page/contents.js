@@ -1,7 +1,7 @@
 // What is held: tenants and namespaces, and the prefixes of one of them as a tree: the largest, or those that are read most.
 import { act } from "./dialogs.js";
 import { choice, h, say, swatch } from "./dom.js";
-import { TIERS, count, percent, share, size } from "./format.js";
+import { TIERS, count, duration, percent, share, size } from "./format.js";
 import { icicle } from "./icicle.js";
 import { get } from "./store.js";
 
@@ -12,16 +12,16 @@ const LIMITS = { hbm_bytes: "HBM", dram_bytes: "DRAM", nvme_bytes: "NVMe", hbm_s
 export function contents() {
   let found = null, chosen = null, loaded = 0, last = null, text = "", isLoading = false, by = "bytes", quotas = new Map();
   const rows = h("tbody", {}), tenants = h("tbody", {}), blank = h("p", { className: "blank" }, "Looking through the directory…"), note = h("span", { className: "note" });
-  const filter = h("input", { type: "search", placeholder: "Filter by tenant or namespace", ariaLabel: "Filter namespaces", oninput: () => { text = filter.value.toLowerCase(); draw(); } });
+  const filter = h("input", { type: "search", placeholder: "Filter by model, tenant, weights or user", ariaLabel: "Filter namespaces", oninput: () => { text = filter.value.toLowerCase(); draw(); } });
   const tree = icicle(), title = h("h2", {}, "Prefixes"), treeNote = h("span", { className: "note" });
   const head = (...names) => h("thead", {}, h("tr", {}, names.map(([name, isNumber]) => h("th", { scope: "col", className: isNumber ? "number" : "" }, name))));
   const region = (label, table) => h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: label }, table);
-  const table = region("Table of namespaces", h("table", {}, head(["Namespace"], ["Tenant"], ["Blocks", true], ["Size", true], ["In tiers"], ["Actions", true]), rows));
+  const table = region("Table of namespaces", h("table", {}, head(["Namespace"], ["Tenant"], ["Weights"], ["Blocks", true], ["Size", true], ["In tiers"], ["Last read", true], ["Used by"], ["Actions", true]), rows));
   const keys = h("ul", { className: "legend" }, Object.entries({ ...TIERS, unknown: "tier not told" }).map(([name, label]) => h("li", {}, swatch(name), label)));
   const which = choice("Which prefixes", [["bytes", "Largest"], ["reads", "Hottest"]], by, (value) => { by = value; if (found) found.segments = []; draw(); load(); });
   const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Contents"),
-    h("section", { className: "panel w7 roomy", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),
-    h("section", { className: "panel w5 roomy", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true], ["Quota", true], ["Actions", true]), tenants))),
+    h("section", { className: "panel roomy", ariaLabel: "Namespaces" }, h("header", {}, h("h2", {}, "Namespaces"), note, h("div", { className: "push" }, filter)), table, blank),
+    h("section", { className: "panel roomy", ariaLabel: "Tenants" }, h("header", {}, h("h2", {}, "Tenants")), region("Table of tenants", h("table", {}, head(["Tenant"], ["Blocks", true], ["Pinned", true], ["Size", true], ["Share", true], ["Quota", true], ["Actions", true]), tenants))),
     h("section", { className: "panel", ariaLabel: "Prefixes" }, h("header", {}, title, treeNote, h("div", { className: "push" }, which)), tree.element, keys));
 
   /** The limit that is nearest to being reached, as the share of it that is used. */
@@ -33,11 +33,19 @@ export function contents() {
   }
   function changeQuota(tenant) {
     const limit = h("select", { ariaLabel: "Limit" }, Object.entries(LIMITS).map(([value, label]) => h("option", { value }, label)));
-    const value = h("input", { type: "text", autocomplete: "off", placeholder: "8GiB, 1000 or none", ariaLabel: "May be" });
+    const value = h("input", { type: "text", autocomplete: "off", placeholder: "8GiB, 1000 or none", ariaLabel: "New value" });
     act("quota", { tenant }, { title: `Change the quota of ${tenant || "(none)"}?`, button: "Change", fields: { limit, value },
-      text: "What is given here is above what the masters' quotas file says, until it is left empty. What is above a lower limit leaves." });
+      text: "Overrides the quotas file. Leave empty to remove. Lowering it evicts the tenant's coldest blocks." });
   }
-  const name = (one) => one.namespace || "(none)";
+  /** What people know a namespace by: of one that an engine reported its model, else the name that its blocks were put under. */
+  const name = (one) => one.model || one.namespace || "(none)";
+  const isHash = (text) => /^[0-9a-f]{32}$/.test(text);
+  /** The name, and for screen readers and dialogs what tells namespaces of one model apart. */
+  const fullName = (one) => [name(one), ...(one.model ? [one.layout, `id ${one.namespace.slice(0, 8)}`] : [])].filter(Boolean).join(", ");
+  function kind(one) {
+    if (one.model) return h("span", { className: "soft small", title: one.namespace }, `${one.layout}; id ${one.namespace.slice(0, 8)}`);
+    return isHash(one.namespace) ? h("span", { className: "soft small", title: "No engine reported what it is made of: docs/kvcache.md, What operators see" }, "not reported") : null;
+  }
   const isSame = (one, other) => other && one.tenant === other.tenant && one.namespace === other.namespace;
 
   async function load() {
@@ -59,24 +67,31 @@ export function contents() {
     for (const tier of Object.keys(TIERS)) { const piece = h("i", { className: tier }); piece.style.width = `${100 * (share(one[`${tier}_bytes`], one.bytes) || 0)}%`; box.append(piece); }
     return box;
   }
+  /** The version of the weights, its end where it is long: versions differ there. */
+  function weights(one) {
+    if (!one.weights) return "–";
+    const text = one.weights.length > 32 ? `…${one.weights.slice(-31)}` : one.weights;
+    return h("span", { title: one.weights, className: one.is_retired ? "soft" : "" }, one.is_retired ? `${text} (retired)` : text);
+  }
+  const users = (one) => (one.is_used ? h("span", { title: one.users.join(", ") }, one.users.length > 2 ? `${one.users.slice(0, 2).join(", ")} and ${one.users.length - 2} more` : one.users.join(", ")) : "–");
   function actions(one) {
     if (last.access !== "admin") return [];
-    const what = `${count(one.blocks)} blocks (${size(one.bytes)}) of namespace ${name(one)}`, body = { tenant: one.tenant, namespace: one.namespace };
-    const button = (label, className, then) => h("button", { type: "button", className, ariaLabel: `${label} ${name(one)}`, onclick: then }, label);
-    return [button("Pin", "", () => act("pin", { ...body, pinned: true }, { title: "Pin a namespace?", text: `${what} will neither be evicted nor removed until they are let go.`, button: "Pin" })), " ",
-      one.pinned ? button("Let go", "", () => act("pin", { ...body, pinned: false }, { title: "Let a namespace go?", text: `Pins of ${what} end.`, button: "Let go" })) : null, " ",
-      button("Remove", "danger", () => act("remove", body, { title: "Remove a namespace?", text: `${what} will be gone, but for those that are pinned.`, button: "Remove", isDangerous: true, word: one.namespace || "remove" }))];
+    const what = `${count(one.blocks)} blocks (${size(one.bytes)}) of ${fullName(one)}${one.tenant ? `, tenant ${one.tenant}` : ""}`, body = { tenant: one.tenant, namespace: one.namespace };
+    const button = (label, className, then) => h("button", { type: "button", className, ariaLabel: `${label} ${fullName(one)}`, onclick: then }, label);
+    return [button("Pin", "", () => act("pin", { ...body, pinned: true }, { title: `Pin ${name(one)}?`, text: `${what}, will neither be evicted nor removed until they are let go.`, button: "Pin" })), " ",
+      one.pinned ? button("Let go", "", () => act("pin", { ...body, pinned: false }, { title: `Let ${name(one)} go?`, text: `Pins of ${what}, end.`, button: "Let go" })) : null, " ",
+      button("Remove", "danger", () => act("remove", body, { title: `Remove ${name(one)}?`, text: `${what}, will be gone, but for those that are pinned. ${one.is_used ? `In use by ${one.users.join(", ")}: they compute it again.` : "No live engine is known to use it."}`, button: "Remove", isDangerous: true, word: one.model || (isHash(one.namespace) ? one.namespace.slice(0, 8) : one.namespace) || "remove" }))];
   }
   function draw() {
     if (!found || !last) return;
-    const shown = found.namespaces.filter((one) => `${one.tenant} ${one.namespace}`.toLowerCase().includes(text));
+    const shown = found.namespaces.filter((one) => `${one.tenant} ${one.namespace} ${one.model} ${one.layout} ${one.weights} ${one.users.join(" ")}`.toLowerCase().includes(text));
     say(note, shown.length === found.namespaces.length ? count(shown.length) : `${shown.length} of ${found.namespaces.length}`);
     blank.hidden = Boolean(shown.length);
     table.hidden = !shown.length;
     say(blank, found.namespaces.length ? "No namespace is like that." : "Nothing is held yet.");
     const focused = rows.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
-    rows.replaceChildren(...shown.slice(0, 200).map((one) => h("tr", {}, h("td", {}, h("button", { type: "button", className: "name", ariaPressed: String(Boolean(isSame(one, chosen))), ariaLabel: `Show the prefixes of ${name(one)}`, onclick: () => { chosen = one; load(); } }, name(one))),
-      h("td", {}, one.tenant || h("span", { className: "soft" }, "(none)")), h("td", { className: "number" }, count(one.blocks)), h("td", { className: "number" }, size(one.bytes)), h("td", {}, bar(one)), h("td", { className: "number" }, actions(one)))));
+    rows.replaceChildren(...shown.slice(0, 200).map((one) => h("tr", {}, h("td", {}, h("button", { type: "button", className: "name", ariaPressed: String(Boolean(isSame(one, chosen))), ariaLabel: `Show the prefixes of ${fullName(one)}`, title: one.namespace, onclick: () => { chosen = one; load(); } }, name(one)), kind(one)),
+      h("td", {}, one.tenant || h("span", { className: "soft" }, "(none)")), h("td", {}, weights(one)), h("td", { className: "number" }, count(one.blocks)), h("td", { className: "number" }, size(one.bytes)), h("td", {}, bar(one)), h("td", { className: "number" }, one.read_age_s === null ? "–" : `${duration(one.read_age_s)} ago`), h("td", {}, users(one)), h("td", { className: "number" }, actions(one)))));
     if (focused) [...rows.querySelectorAll("button")].find((button) => button.ariaLabel === focused)?.focus({ preventScroll: true });
     const changed = tenants.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
     const sums = new Map(), whole = found.namespaces.reduce((sum, one) => sum + one.bytes, 0);
@@ -86,7 +101,7 @@ export function contents() {
       ...[count(sum.blocks), count(sum.pinned), size(sum.bytes), percent(share(sum.bytes, whole))].map((told) => h("td", { className: "number" }, told)), h("td", { className: "number" }, quota(tenant)),
       h("td", { className: "number" }, last.access === "admin" && h("button", { type: "button", ariaLabel: `Change the quota of ${tenant || "(none)"}`, onclick: () => changeQuota(tenant) }, "Quota")))));
     if (changed) [...tenants.querySelectorAll("button")].find((button) => button.ariaLabel === changed)?.focus({ preventScroll: true });
-    say(title, chosen ? `Prefixes of ${name(chosen)}` : "Prefixes");
+    say(title, chosen ? `Prefixes of ${fullName(chosen)}` : "Prefixes");
     const isHot = by === "reads", reads = found.segments.reduce((sum, one) => sum + one.reads_per_s, 0);
     const told = isHot ? `that are read most, ${count(reads)} blocks/s; over the last minute, counted while this is open` : `the ${count(found.segments.length)} largest`;
     say(treeNote, found.segments.length ? `${told}; from the top, the beginning of prompts, down; wide as their bytes` : "");

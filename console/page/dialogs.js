@@ -17,11 +17,13 @@ export function showKeys() {
   open("narrow", "Keys", h("div", {}, h("h2", {}, "Keys"), h("dl", { className: "facts" }, KEYS.flatMap(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])), h("div", { className: "buttons" }, closer())));
 }
 
-export function askToken() {
+/** Asks for an operator's token; `why` is the reason for which the last one was refused, "" for none. */
+export function askToken(why) {
   if (document.querySelector("dialog[open]")) return;
   const field = h("input", { type: "password", autocomplete: "current-password", required: true, ariaLabel: "Token" });
-  const form = h("form", { onsubmit: (event) => { event.preventDefault(); useToken(field.value.trim()); dialog.close(); } }, h("h2", {}, "This cluster wants a token"),
-    h("p", { className: "soft" }, "One of [admins], or of a tenant. It stays in this tab, and is forgotten with it."), h("label", {}, "Token", field), h("div", { className: "buttons" }, h("button", { className: "primary" }, "Go on")));
+  const form = h("form", { onsubmit: (event) => { event.preventDefault(); useToken(field.value.trim()); dialog.close(); } }, h("h2", {}, "This cluster needs a token"),
+    why ? h("p", { className: "refused", role: "alert" }, why) : null,
+    h("p", { className: "soft" }, "An operator's: one of [admins] in the masters' tokens file; of kvstore console the key that ends its address. It stays in this tab, and is forgotten with it."), h("label", {}, "Token", field), h("div", { className: "buttons" }, h("button", { className: "primary" }, "Go on")));
   const dialog = open("narrow", "Token", form);
 }
 

@@ -1,6 +1,6 @@
 // A map of nodes, a cell each, coloured by one figure. One stop for the keyboard: arrows go from cell to cell, Enter opens a node.
 import { h, tip } from "./dom.js";
-import { METRICS, summary } from "./nodes_model.js";
+import { METRICS, isAway, summary } from "./nodes_model.js";
 
 export function heatMap(open) {
   const box = h("div", { className: "heat", tabIndex: 0, role: "listbox", ariaLabel: "Nodes" });
@@ -44,7 +44,7 @@ export function heatMap(open) {
       const most = METRICS[metric].isShare ? 1 : Math.max(...nodes.map((node) => node[metric] || 0), 1e-9);
       nodes.forEach((node, index) => {
         const cell = cells[index];
-        const heat = String(node.state === "dead" ? 0 : Math.min(9, Math.ceil(((node[metric] || 0) / most) * 9)));
+        const heat = String(isAway(node) ? 0 : Math.min(9, Math.ceil(((node[metric] || 0) / most) * 9)));
         if (cell.dataset.heat !== heat) cell.dataset.heat = heat;
         if (cell.dataset.state !== node.standing) cell.dataset.state = node.standing;
         const label = `${node.name}: ${node.standing}, ${METRICS[metric].label} ${METRICS[metric].show(node[metric])}`;

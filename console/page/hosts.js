@@ -30,9 +30,11 @@ function numaBox(topology, title, number, isHere) {
   const memory = new Map(), cards = new Map();
   if (number !== null) memory.set(`cpu:${number}`, h("li", {}, h("b", {}, `cpu:${number}`), h("span", {}, "processor, memory")));
   for (const gpu of topology.gpus.filter(isHere)) memory.set(`cuda:${gpu.index}`, h("li", { className: "gpu" }, h("b", {}, `cuda:${gpu.index}`), h("span", { title: gpu.name }, gpu.name || "GPU")));
+  const rails = new Set(Object.values(topology.matrix).flat(2));
   for (const nic of topology.nics.filter(isHere)) {
-    cards.set(nic.name, h("li", { className: !nic.is_up ? "down" : RDMA.includes(nic.kind) ? "rdma" : "" }, h("b", { title: nic.interface }, nic.name),
-      h("span", { className: "state" }, nic.is_up ? speed(nic) : "down"), h("span", { title: nic.addresses.join(", ") }, [nic.kind, ...nic.addresses].join(", ")),
+    const isRail = rails.has(nic.name) || !nic.is_up; // one that is down is in no list, and may be a rail
+    cards.set(nic.name, h("li", { className: `${!nic.is_up ? "down" : RDMA.includes(nic.kind) ? "rdma" : ""}${isRail ? "" : " norail"}`, title: isRail ? "" : "No transfer uses it" }, h("b", { title: nic.interface }, nic.name),
+      h("span", { className: "state" }, `${nic.is_up ? speed(nic) : "down"}${isRail ? "" : ", no rail"}`), h("span", { title: nic.addresses.join(", ") }, [nic.kind, ...nic.addresses].join(", ")),
       h("div", { className: "carried", "data-nic": nic.name, "data-speed": String(nic.speed_gbit_s), hidden: true }, h("span", {}), h("div", { className: "bar", ariaHidden: "true" }, h("i", { className: "in" })))));
   }
   const lines = s("svg", { "aria-hidden": "true" });

@@ -1,9 +1,9 @@
 // Puts the page together: views by the address, the theme, keys, and what is wrong with the connection.
 import { activity } from "./activity.js";
+import { banners, consoleTime, troublesOf } from "./banners.js";
 import { contents } from "./contents.js";
 import { askToken, showKeys } from "./dialogs.js";
-import { h, say, tip } from "./dom.js";
-import { duration } from "./format.js";
+import { say, tip } from "./dom.js";
 import { network } from "./network.js";
 import { closeNode, openNode, updateNode } from "./node.js";
 import { nodes } from "./nodes.js";
@@ -15,55 +15,53 @@ const VIEWS = Object.keys(MAKERS);
 const made = {};
 const main = document.getElementById("main");
 const live = document.getElementById("live");
-const lost = h("ul", { className: "notes" });
-let view = "";
+const lost = banners("What is wrong");
+let view = "", last;
 
 function show() {
-  const name = location.hash.slice(1).split("?")[0];
+  const [name, asked] = location.hash.slice(1).split("?");
   const wanted = VIEWS.includes(name) ? name : view || "overview"; // #main is the link that skips to the content of this view
   for (const link of document.querySelectorAll(".views a")) {
     if (link.dataset.view === wanted) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   tip("");
-  if (wanted === view || !store.cluster) return;
+  if (!store.cluster) return;
+  if (wanted === view) { if (asked && asked !== last) made[view].shown?.(asked); last = asked; return; }
+  last = asked;
   closeNode();
   const isFirst = !view;
   view = wanted;
   made[view] ??= MAKERS[view]({ openNode });
   document.title = view === "overview" ? "kvstore" : `kvstore: ${view}`;
-  main.replaceChildren(lost, made[view].element);
+  main.replaceChildren(lost.element, made[view].element);
   if (!isFirst) update();
   made[view].update(store);
-  made[view].shown?.();
+  made[view].shown?.(asked);
   if (!isFirst) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
 }
 
-/** What views other than the overview, which tells all, are told of: that nothing can be seen or changed here, or that something broke. */
+const isAway = () => store.live === "lost" && !store.state?.failure;
+
+/** The banner above a view: that this page is cut off, or in other views than the overview, which has all of them, the worst trouble. */
 function worst() {
-  if (view === "overview" || !store.cluster) return ["", ""];
-  if (store.state.failure) return ["error", `The cluster does not answer: ${store.state.failure}`];
-  const found = store.cluster.troubles.find((one) => one.level === "error");
-  return found ? [found.level, found.text] : ["", ""];
+  if (isAway() && !store.needsToken) {
+    return [{ level: "error", text: store.why || "The console does not answer", since_s: store.lostAt / 1000, todo: "Check that the master runs and that this host reaches it. The page tries again by itself; what it shows is of before." }];
+  }
+  return view === "overview" || !store.cluster ? [] : troublesOf(store).filter((one) => one.level === "error").slice(0, 1);
 }
 
-const LIVE = { live: "Live", connecting: "Connecting", lost: "No connection" };
+const LIVE = { live: "Live", connecting: "Connecting", lost: "No connection", locked: "Needs a token" };
 function update() {
   if (store.cluster) show();
-  live.dataset.live = store.live;
-  say(live.querySelector(".text"), LIVE[store.live]);
+  live.dataset.live = store.needsToken ? "locked" : store.live;
+  say(live.querySelector(".text"), LIVE[live.dataset.live]);
   document.body.classList.toggle("stale", store.live === "lost");
-  const isAway = store.live === "lost" && !store.state?.failure;
-  const age = store.heard ? `; what is shown is ${duration((Date.now() - store.heard) / 1000)} old` : "";
-  const [level, text] = isAway ? ["error", `${store.why || "The console does not answer"}${age}. Trying again…`] : worst();
-  if (lost.dataset.shown !== text) {
-    lost.dataset.shown = text;
-    lost.replaceChildren(...(text ? [h("li", { className: level }, text)] : []));
-    lost.hidden = !text;
-  }
-  if (store.needsToken) askToken();
+  const above = worst();
+  lost.update(above, isAway() ? Date.now() / 1000 : consoleTime(store));
+  if (store.needsToken) askToken(store.why);
   const loading = document.getElementById("loading");
-  if (loading) say(loading, store.needsToken ? "This cluster wants a token." : store.state?.failure || text || "Asking the cluster…");
+  if (loading) say(loading, store.needsToken ? "This cluster needs an operator's token." : store.state?.failure || above[0]?.text || "Asking the cluster…");
   if (!store.cluster) return;
   made[view]?.update(store);
   updateNode(store);

@@ -19,7 +19,7 @@ export function network({ openNode }) {
   const noWays = h("p", { className: "blank" }, "Nothing large enough has gone from node to node lately.");
   const element = h("div", { className: "grid" },
     h("section", { className: "panel", ariaLabel: "Hosts" }, h("header", {}, h("h1", { className: "visually-hidden" }, "Network"), h("h2", {}, "Hosts and rails"), note, h("div", { className: "push" }, filter)),
-      h("p", { className: "soft small" }, "Lines lead from memory to its preferred rails. Green edge: RDMA; amber: GPU; red: the link is down. At a NIC: what all programs of its host send and receive by it, and how full it is."), hosts, pages),
+      h("p", { className: "soft small" }, "Lines lead from memory to its preferred rails. Green edge: RDMA; amber: GPU; red: the link is down; grey: no rail, no transfer uses it. At a NIC: what all programs of its host send and receive by it, and how full it is."), hosts, pages),
     h("section", { className: "panel", ariaLabel: "From node to node" }, h("header", {}, h("h2", {}, "From node to node"), h("span", { className: "note" }, "as measured while blocks were fetched, the slowest first")), waysBox, noWays));
 
   async function load(shown) {
@@ -27,7 +27,7 @@ export function network({ openNode }) {
     if (key === drawn) return;
     drawn = key;
     flows = new Map();
-    if (!shown.length) { hosts.replaceChildren(h("p", { className: "blank" }, last.cluster.nodes.rows.length ? "No host is like that." : "No node has come yet.")); return; }
+    if (!shown.length) { hosts.replaceChildren(h("p", { className: "blank" }, last.cluster.nodes.rows.length ? "No host is like that." : "No node has joined yet.")); return; }
     try {
       const found = await get(`/api/hosts?${shown.map((node) => `node=${encodeURIComponent(node.name)}`).join("&")}`);
       if (key !== drawn) return;

@@ -5,7 +5,7 @@ import { h, swatch } from "./dom.js";
 import { TIERS, count, countRate, percent, share, size, sizeRate } from "./format.js";
 import { hostDrawing } from "./hosts.js";
 import { pill } from "./nodes.js";
-import { nodesOf } from "./nodes_model.js";
+import { isAway, nodesOf } from "./nodes_model.js";
 import { get, store } from "./store.js";
 
 let shown = null;
@@ -45,7 +45,7 @@ export function updateNode({ cluster, access }) {
   if (!node) { shown.head.replaceChildren(shown.name, h("span", { className: "pill" }, "is known no more")); shown.buttons.replaceChildren(close()); return; }
   const rows = [["Address", node.address || "none"], ["Transports", node.transports.join(", ") || "messages only"], ["Blocks", count(node.blocks)], ["Clients", `${count(node.connections)} connections`],
     ["Read", countRate(node.hits_per_s)], ["Evicted", countRate(node.evictions_per_s)], ["Version", node.version], ["Node id", String(node.id)],
-    ["Heard of", node.state === "dead" ? "not since it died" : `${node.heartbeat_age_s.toFixed(1)} s ago`], ...(node.health ? [["Failed", node.health]] : [])];
+    ["Heard of", isAway(node) ? `not since it ${node.state === "dead" ? "died" : "stopped"}` : `${node.heartbeat_age_s.toFixed(1)} s ago`], ...(node.health ? [["Failed", node.health]] : [])];
   shown.facts.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   shown.tiers.replaceChildren(...Object.keys(TIERS).filter((tier) => node[`${tier}_capacity_bytes`]).map((tier) => {
     const full = share(node[`${tier}_used_bytes`], node[`${tier}_capacity_bytes`]), bar = h("i", { className: tier });
@@ -65,7 +65,7 @@ function actions(node) {
   const button = (text, isDangerous, then) => h("button", { type: "button", className: isDangerous ? "danger" : "", onclick: then }, text);
   const found = [];
   if (node.drain) found.push(button("Take blocks again", false, () => act("drain", { node: node.name, cancel: true }, { title: `End the drain of ${node.name}?`, text: "It takes new blocks again.", button: "End the drain" })));
-  else if (node.state !== "dead") found.push(button("Drain", false, () => act("drain", { node: node.name, to: "peers" }, { title: `Drain ${node.name}?`, text: "It takes no new blocks, and what only it has is copied to others. It can be read all the while, and stays drained until that is ended.", button: "Drain" })));
-  if (node.state === "dead") found.push(button("Forget", true, () => act("forget", { node: node.name }, { title: `Forget ${node.name}?`, text: "For a node that is gone for good: blocks that only it had are gone, and if it ever returns it is a new node.", button: "Forget", isDangerous: true, word: node.name })));
+  else if (!isAway(node)) found.push(button("Drain", false, () => act("drain", { node: node.name, to: "peers" }, { title: `Drain ${node.name}?`, text: "It takes no new blocks, and what only it has is copied to others. It can be read all the while, and stays drained until that is ended.", button: "Drain" })));
+  if (isAway(node)) found.push(button("Forget", true, () => act("forget", { node: node.name }, { title: `Forget ${node.name}?`, text: "For a node that is gone for good: blocks that only it had are gone, and if it ever returns it is a new node.", button: "Forget", isDangerous: true, word: node.name })));
   return found;
 }

@@ -1,26 +1,36 @@
 // Nodes as objects, of the rows that the state has, and what they can be looked at by.
-import { count, countRate, percent, share, size, sizeRate } from "./format.js";
+import { TIERS, count, countRate, percent, share, size, sizeRate } from "./format.js";
 
 export function nodesOf(cluster) {
   const { fields, rows } = cluster.nodes;
   const nodes = rows.map((row) => {
     const node = {};
     fields.forEach((field, index) => { node[field] = row[index]; });
-    node.share = share(node.used_bytes, node.capacity_bytes);
+    node.fills = fillsOf(Object.keys(TIERS).map((name) => ({ name, used_bytes: node[`${name}_used_bytes`], capacity_bytes: node[`${name}_capacity_bytes`] })));
+    node.share = node.fills[0]?.share ?? null;
     node.standing = node.state !== "alive" ? node.state : node.health ? "failed" : node.drain || "alive";
     return node;
   });
   return nodes.sort((one, other) => byName(one.name, other.name));
 }
 
+/** Tiers with a capacity, each with its `share`, the fullest first: a large tier that is empty must not hide a small one that is full. */
+export function fillsOf(tiers) {
+  return tiers.filter((tier) => tier.capacity_bytes).map((tier) => ({ ...tier, share: share(tier.used_bytes, tier.capacity_bytes) })).sort((one, other) => other.share - one.share);
+}
+export const fillsText = (fills) => fills.map((tier) => `${TIERS[tier.name] || tier.name} ${tier.share >= 0.1 ? `${Math.round(100 * tier.share)} %` : percent(tier.share)}`).join(", ");
+
+/** Its process has ended, by a signal or by accident. */
+export const isAway = (node) => node.state === "dead" || node.state === "stopped";
+
 /** node-2 before node-10 */
 export const byName = new Intl.Collator("en", { numeric: true }).compare;
 
-export const STANDINGS = { alive: "alive", syncing: "telling what it has", dead: "dead", draining: "draining", drained: "drained", failed: "a tier failed" };
+export const STANDINGS = { alive: "alive", syncing: "telling what it has", dead: "dead", stopped: "stopped", draining: "draining", drained: "drained", failed: "a tier failed" };
 
 /** By what nodes are coloured: a share of all there is, or of the highest. */
 export const METRICS = {
-  share: { label: "Occupancy", show: percent, isShare: true },
+  share: { label: "Fullest tier", show: percent, isShare: true },
   hits_per_s: { label: "Blocks read", show: countRate },
   misses_per_s: { label: "Misses", show: countRate },
   out_bytes_per_s: { label: "Bytes out", show: sizeRate },
@@ -30,5 +40,5 @@ export const METRICS = {
 
 export function summary(node, metric) {
   const { label, show } = METRICS[metric];
-  return `${node.name}, ${STANDINGS[node.standing]}\n${label}: ${show(node[metric])}\n${count(node.blocks)} blocks, ${size(node.used_bytes)} of ${size(node.capacity_bytes)}`;
+  return `${node.name}, ${STANDINGS[node.standing]}\n${label}: ${show(node[metric])}\n${count(node.blocks)} blocks, ${size(node.used_bytes)}\n${fillsText(node.fills)}`;
 }

@@ -1,27 +1,28 @@
 // The view that stays open: is all well, how full, how fast, and which node is not as the others.
+import { banners, consoleTime, troublesOf } from "./banners.js";
 import { chart, sparkline } from "./charts.js";
 import { choice, h, say, swatch } from "./dom.js";
-import { TIERS, count, countParts, countRate, duration, percent, share, size, sizeParts, sizeRate } from "./format.js";
+import { TIERS, count, countParts, countRate, duration, percent, size, sizeParts, sizeRate } from "./format.js";
 import { happened } from "./activity.js";
 import { heatMap, heatScale } from "./heat.js";
-import { METRICS, nodesOf } from "./nodes_model.js";
+import { METRICS, fillsOf, fillsText, nodesOf } from "./nodes_model.js";
 import { get } from "./store.js";
 
 const MASTERS_MS = 5000;
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 
-function tile(name, className, series) {
+function tile(label, className, series) {
   const figure = h("span", {}), unit = h("span", { className: "unit" }), more = h("div", { className: "more" }), spark = sparkline(className);
   return {
-    element: h("div", { className: "tile" }, h("div", { className: "name" }, name), h("div", { className: "figure" }, figure, unit), more, spark.element),
-    update([text, word], detail, values, samples) { say(figure, text); say(unit, word); say(more, detail); spark.update((values[series] || []).slice(-samples)); },
+    element: h("div", { className: "tile" }, h("div", { className: "name" }, label), h("div", { className: "figure" }, figure, unit), more, spark.element),
+    update([text, word], detail, values, samples, name = series) { say(figure, text); say(unit, word); say(more, detail); more.title = detail; spark.update((values[name] || []).slice(-samples)); },
   };
 }
 
 export function overview({ openNode }) {
-  const notes = h("ul", { className: "notes", ariaLabel: "State of the cluster" });
+  const notes = banners("State of the cluster");
   const tiles = {
-    nodes: tile("Nodes alive", "plainline", "alive"), full: tile("Occupancy", "plainline", "used_bytes"), blocks: tile("Blocks", "plainline", "blocks"),
+    nodes: tile("Nodes alive", "plainline", "alive"), full: tile("Fullest tier", "plainline", "used_bytes"), blocks: tile("Blocks", "plainline", "blocks"),
     ratio: tile("Hit ratio", "plainline", "hit_ratio"), reads: tile("Blocks read", "dram", "hits_per_s"), out: tile("Bytes out", "out", "out_bytes_per_s"), in: tile("Bytes in", "in", "in_bytes_per_s"),
   };
   let span = 900, metric = "share", last = null;
@@ -44,29 +45,28 @@ export function overview({ openNode }) {
   const mapNote = h("span", { className: "note" });
   const panel = (width, title, note, push, ...children) =>
     h("section", { className: `panel ${width}`, ariaLabel: title }, h("header", {}, h("h2", {}, title), note, push && h("div", { className: "push" }, push)), children);
-  const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Overview"), notes, h("div", { className: "tiles" }, Object.values(tiles).map((one) => one.element)),
+  const catalog = panel("w3", "Catalog", null, null, facts, masters);
+  catalog.id = "catalog";
+  const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Overview"), notes.element, h("div", { className: "tiles" }, Object.values(tiles).map((one) => one.element)),
     panel("w6", "Blocks asked for", null, choice("Span of the charts", SPANS, span, (value) => { span = value; draw(); }), hits.element, hits.legend),
     panel("w6", "Bytes moved", null, null, bytes.element, bytes.legend),
     panel("w8", "Nodes", mapNote, select, map.element, scale.element),
     panel("w4", "Tiers", null, null, tiers),
     panel("w3", "Hit ratio", null, null, ratio.element, ratio.legend),
     panel("w3", "Evictions", null, null, evictions.element, evictions.legend),
-    panel("w3", "Catalog", null, null, facts, masters),
+    catalog,
     panel("w3", "Lately", null, h("a", { href: "#activity", className: "small" }, "All events"), lately));
 
   function draw() {
     if (!last?.cluster) return;
     const { cluster, history, state, events } = last;
     const { totals } = cluster, values = history.series, samples = Math.round(span / history.interval_s);
-    const wrong = state.failure ? [{ level: "error", text: `The cluster does not answer: ${state.failure}` }, ...cluster.troubles] : cluster.troubles;
-    const shown = wrong.length ? wrong : [{ level: "ok", text: `All is well: ${totals.alive} of ${totals.nodes} nodes alive, the catalog ${cluster.catalog.health || "is not checked"}` }];
-    if (notes.dataset.shown !== JSON.stringify(shown)) {
-      notes.dataset.shown = JSON.stringify(shown);
-      notes.replaceChildren(...shown.map(({ level, text }) => h("li", { className: level }, text)));
-    }
-    const states = [[totals.nodes - totals.alive - totals.syncing, "dead"], [totals.syncing, "coming"], [totals.draining, "drained"]].filter(([number]) => number).map(([number, word]) => `${number} ${word}`);
+    const wrong = troublesOf({ state, cluster });
+    notes.update(wrong.length ? wrong : [{ level: "ok", text: `All is well: ${totals.alive} of ${totals.nodes} nodes alive, the catalog ${cluster.catalog.health || "is not checked"}` }], consoleTime(last));
+    const states = [[totals.nodes - totals.alive - totals.syncing - totals.stopped, "dead"], [totals.stopped, "stopped"], [totals.syncing, "coming"], [totals.draining, "drained"]].filter(([number]) => number).map(([number, word]) => `${number} ${word}`);
     tiles.nodes.update([`${totals.alive}`, `of ${totals.nodes}`], states.join(", ") || "all of them", values, samples);
-    tiles.full.update(parts(percent(share(totals.used_bytes, totals.capacity_bytes))), `${size(totals.used_bytes)} of ${size(totals.capacity_bytes)}`, values, samples);
+    const fills = fillsOf(cluster.tiers), [fullest] = fills;
+    tiles.full.update(fullest ? [percent(fullest.share), TIERS[fullest.name] || fullest.name] : ["–", ""], fillsText(fills.slice(1)) || `${size(totals.used_bytes)} of ${size(totals.capacity_bytes)}`, values, samples, fullest && `${fullest.name}_used_bytes`);
     tiles.blocks.update(countParts(totals.blocks), `${count(totals.pinned)} pinned`, values, samples);
     tiles.ratio.update(parts(percent(totals.hit_ratio)), totals.hit_ratio === null ? "nothing asked for now" : `${countRate(totals.misses_per_s)} missed`, values, samples);
     tiles.reads.update(rated(countParts(totals.hits_per_s)), `${count(totals.keys_per_s)} keys/s asked`, values, samples);
@@ -76,8 +76,8 @@ export function overview({ openNode }) {
     const nodes = nodesOf(cluster);
     map.update(nodes, metric);
     scale.update(nodes, metric);
-    say(mapNote, nodes.length ? "" : "none has come yet");
-    tiers.replaceChildren(...(cluster.tiers.length ? cluster.tiers.map(tierRow) : [h("p", { className: "blank" }, "No node has told of a tier.")]));
+    say(mapNote, nodes.length ? "" : "none has joined yet");
+    tiers.replaceChildren(...(fills.length ? fills.map(tierRow) : [h("p", { className: "blank" }, "No node has told of a tier.")]));
     showFacts(facts, cluster);
     const newest = events.slice(-6).reverse();
     const key = newest.map((event) => event.number).join();
@@ -108,9 +108,8 @@ const parts = (text) => { const at = text.indexOf(" "); return at < 0 ? [text, "
 const rated = ([text, unit]) => [text, text === "–" ? "" : `${unit}/s`];
 
 function tierRow(tier) {
-  const full = share(tier.used_bytes, tier.capacity_bytes);
-  const bar = h("i", { className: tier.name });
-  bar.style.width = `${100 * Math.min(1, full ?? 0)}%`;
+  const full = tier.share, bar = h("i", { className: tier.name });
+  bar.style.width = `${100 * Math.min(1, full)}%`;
   return h("div", { className: "row" }, h("h3", {}, swatch(tier.name), TIERS[tier.name] || tier.name, h("span", { className: "soft small" }, ` ${count(tier.nodes)} ${tier.nodes === 1 ? "node" : "nodes"}`)), h("strong", {}, percent(full)),
     h("div", { className: "bar", role: "img", ariaLabel: `${TIERS[tier.name]}: ${percent(full)} full` }, bar),
     h("div", { className: "more" }, h("span", {}, `${size(tier.used_bytes)} of ${size(tier.capacity_bytes)}`), h("span", {}, `${count(tier.blocks)} blocks`), h("span", {}, `${countRate(tier.hits_per_s)} hit`),

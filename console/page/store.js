@@ -1,6 +1,6 @@
 // What the page knows: the last state, an hour of it, what happened, and whether the stream lives. One connection, by fetch: it may carry a
 // token, which an EventSource cannot.
-export const store = { state: null, cluster: null, history: null, events: [], access: "none", live: "connecting", heard: 0, needsToken: false };
+export const store = { state: null, cluster: null, history: null, events: [], access: "none", live: "connecting", heard: 0, lostAt: 0, needsToken: false, why: "" };
 const listeners = new Set();
 const MAX_EVENTS = 1000;
 const QUIET_MS = 15000; // no look for so long: the connection is dead though nobody said so
@@ -20,6 +20,12 @@ export function useToken(text) {
   else sessionStorage.removeItem("token");
   store.needsToken = false;
   stream?.abort();
+}
+
+/** A token that was refused is not sent again. */
+function forgetToken() {
+  token = "";
+  sessionStorage.removeItem("token");
 }
 
 async function request(path, options = {}) {
@@ -98,9 +104,10 @@ export async function follow() {
       throw new Error("the stream has ended");
     } catch (error) {
       store.needsToken = error.status === 401;
+      if (store.live !== "lost") store.lostAt = Date.now();
       store.live = "lost";
-      store.why = error.status ? error.message : "";
-      if (error.status === 401) store.access = "none";
+      store.why = error.status && (token || !store.needsToken) ? error.message : "";
+      if (store.needsToken) { store.access = "none"; forgetToken(); }
       tell();
     }
     if (store.needsToken) await new Promise((done) => { const id = setInterval(() => { if (!store.needsToken) { clearInterval(id); done(); } }, 200); });

@@ -11,6 +11,7 @@ The other entries are the settings of LMCacheSettings. This module imports LMCac
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,14 +23,14 @@ from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext, extract_plugin_type
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
-from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys, by_namespace
 from kvstore.engines.lmcache.settings import from_extra_config
+from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.weights.identity import identify
 from kvstore.kvcache.namespace import Namespace
-from kvstore.security.tls.config import tls_of
 
 log = logging.getLogger("kvstore.engines.lmcache")
 
@@ -57,16 +58,23 @@ class KVStoreConnector(RemoteConnector):
     """
 
     def __init__(self, context: ConnectorContext) -> None:
-        """Asks nobody. Raises ConfigError for settings that make no sense."""
+        """Reads the checkpoint's fingerprint, where LMCache's name of the model leads to it; the store may start later.
+
+        Raises:
+            ConfigError: settings that make no sense, or weights that cannot be read.
+        """
         config = context.config
         super().__init__(config, context.metadata)
         settings = from_extra_config(config.extra_config or {}, context.plugin_name or PLUG_IN)
         self._loop = context.loop
         self._allocator = context.local_cpu_backend
-        self._names = Keys(settings)
+        weights = identify(context.metadata.model_name, settings.fingerprint, revision=settings.revision, log=log)
+        self._names = Keys(dataclasses.replace(settings, revision=weights.text))
         self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}"
-        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(**tls_of(settings)))
-        self._jobs = Jobs(self._client, settings.jobs())
+        client = Client(settings=settings.client())
+        self._client = client
+        self._jobs = Jobs(client, settings.jobs())
+        self._check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), settings.master, log)
         self._remove_deadline_s = settings.load_deadline_s
 
     # --- is it there? ---
@@ -176,6 +184,7 @@ class KVStoreConnector(RemoteConnector):
 
     async def close(self) -> None:
         """What is under way is given up, without keeping LMCache's loop from what it has to do meanwhile."""
+        await self._loop.run_in_executor(None, self._check.close)
         await self._loop.run_in_executor(None, self._jobs.close)
         self._client.close()
 

@@ -15,32 +15,43 @@ from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
-from kvstore.client.config import ClientSettings
 from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys
 from kvstore.engines.lmcache.settings import from_parameters
-from kvstore.engines.lmcache.tasks import Tasks
-from kvstore.security.tls.config import tls_of
+from kvstore.engines.lmcache.tasks import Tasks, log
+from kvstore.engines.reachability import ReachabilityCheck
 
 
 class KVStoreL2Adapter(L2AdapterInterface):
     """Objects of LMCache as blocks of the store, shared by all servers that have the same settings. Thread-safe.
 
-    No method raises, whatever becomes of the store: a task fails instead, and LMCache takes that for a miss. A lookup locks nothing: an
-    object that the store evicts before it is loaded is a miss of the load. The store bounds what it holds and evicts by itself; what
-    `get_usage` says is what this adapter has stored and not deleted.
+    No method raises, whatever becomes of the store: a task fails instead, and LMCache takes that for a miss. A lookup holds the objects
+    that it found for `hold_s`, or until they are unlocked. An object that could not be held, and is evicted before it is loaded, is a miss
+    of the load. The store evicts by itself; `get_usage` is what this adapter has stored and not deleted.
     """
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
         """Asks nobody: the store may come later. Raises ConfigError for settings that make no sense, as LMCache starts."""
         super().__init__()
         self._settings = settings = from_parameters(params)
-        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(**tls_of(settings)))
-        self._jobs = Jobs(self._client, settings.jobs())
+        if not settings.revision:
+            log.warning(
+                "kvstore: an LMCache server sees no weights: chunks are known by the model's name, and those of other weights under it are "
+                "loaded. Set `revision` in adapter_params, anew with each change of the weights"
+            )
+        client = Client(settings=settings.client())
+        self._client = client
+        self._jobs = Jobs(client, settings.jobs())
+        self._check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), settings.master, log)
         self._tasks: Tasks[ObjectKey] = Tasks(
-            self._client, self._jobs, Keys(settings), on_stored=self._notify_keys_stored, on_loaded=self._notify_keys_accessed
+            self._client,
+            self._jobs,
+            Keys(settings),
+            hold_s=settings.hold_s,
+            on_stored=self._notify_keys_stored,
+            on_loaded=self._notify_keys_accessed,
         )
 
     def get_store_event_fd(self) -> int:
@@ -65,7 +76,7 @@ class KVStoreL2Adapter(L2AdapterInterface):
         return _bitmap(self._tasks.lookups.take(task_id))
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Nothing is locked."""
+        self._tasks.unlock(keys)
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         return self._tasks.load(keys, objects)
@@ -80,6 +91,7 @@ class KVStoreL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """What is under way is finished or given up, and LMCache's memory is not touched any more."""
+        self._check.close()
         self._jobs.close()
         self._tasks.close()
         self._client.close()

@@ -8,14 +8,17 @@ nothing found, nothing loaded, not stored. Each task ends, and each end is told 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from kvstore.client.holds import Hold, new_hold
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys, ObjectKey, by_namespace
+from kvstore.engines.lmcache.locks import Locks
 
 log = logging.getLogger("kvstore.engines.lmcache")
 
@@ -81,16 +84,21 @@ class Tasks(Generic[K]):
         jobs: Jobs,
         keys: Keys,
         *,
+        hold_s: float,
         on_stored: Callable[[list[K], list[int]], object],
         on_loaded: Callable[[list[K]], object],
     ) -> None:
-        """`on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
+        """A lookup holds what it finds for `hold_s`; 0: not at all.
+
+        `on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
         self.stores: Results[Stored] = Results()
         self.lookups: Results[list[bool]] = Results()
         self.loads: Results[list[bool]] = Results()
         self._client = client
         self._jobs = jobs
         self._keys = keys
+        self._hold_s = hold_s
+        self._locks = Locks()
         self._on_stored = on_stored
         self._on_loaded = on_loaded
         self._numbers = count(1)
@@ -116,13 +124,34 @@ class Tasks(Generic[K]):
         return self._begin(self.stores, Stored(False, 0), submit)
 
     def look_up(self, keys: Sequence[K]) -> int:
-        """Find out which objects the store has; the number of the task."""
+        """Find out which objects the store has, and have these stay until `unlock`; the number of the task."""
         nothing = [False] * len(keys)
 
         def submit(task: int) -> None:
-            self._jobs.lookup(self._names(keys), on_done=lambda job: self.lookups.tell(task, job.succeeded))
+            names, hold = self._names(keys), new_hold(self._hold_s) if self._hold_s else None
+
+            def done(job: Job) -> None:
+                if hold is not None:
+                    self._locked(hold, [name for name, is_found in zip(names, job.succeeded, strict=True) if is_found])
+                self.lookups.tell(task, job.succeeded)
+
+            self._jobs.lookup(names, hold=hold, on_done=done)
 
         return self._begin(self.lookups, nothing, submit)
+
+    def _locked(self, hold: Hold, names: Sequence[bytes]) -> None:
+        if names:
+            self._locks.add(hold, names, time.monotonic_ns())
+        else:
+            self._jobs.release(hold)
+
+    def unlock(self, keys: Sequence[K]) -> None:
+        """These objects were loaded, or are not wanted any more: once for each lookup that found them."""
+        try:
+            for hold in self._locks.unlock(self._names(keys)):
+                self._jobs.release(hold)
+        except Exception:
+            log.exception("objects could not be unlocked")
 
     def load(self, keys: Sequence[K], objects: Sequence[MemoryObject]) -> int:
         """Fill the objects; the number of the task. One of another size than the store's is a miss, as one that it has not."""
@@ -142,16 +171,17 @@ class Tasks(Generic[K]):
         return self._begin(self.loads, nothing, submit)
 
     def remove(self, keys: Sequence[K], *, deadline_s: float) -> dict[K, int]:
-        """Delete objects, and wait for it: those that were there, with their sizes in bytes. Nothing where the store cannot be reached.
-        What another server put within the last milliseconds may stay."""
+        """Delete objects, and wait for it: those that were there and are gone, with their sizes in bytes. None where the store cannot be
+        reached. Objects that are locked stay, and so may what another server put within the last milliseconds."""
         try:
             names = self._names(keys)
             if not any(self._jobs.exists(names)):
                 return {}
             self._client.flush(deadline_s=deadline_s)  # what the cluster has not heard of yet it cannot remove
             sizes = [max((each.size_bytes for each in found), default=0) for found in self._client.locate(names, deadline_s=deadline_s)]
-            self._client.remove(names, deadline_s=deadline_s)
-            return {key: size for key, size in zip(keys, sizes, strict=True) if size}
+            removed = self._client.remove(names, deadline_s=deadline_s)
+            stay = self._jobs.exists(names) if removed < sum(map(bool, sizes)) else [False] * len(names)
+            return {key: size for key, size, stays in zip(keys, sizes, stay, strict=True) if size and not stays}
         except Exception:
             log.exception("objects could not be deleted")
             return {}

@@ -21,11 +21,13 @@ NO_AVAILABLE_HANDLE: Final = -200
 """No room: engines slow down, and put later."""
 WRITE_FAIL: Final = -500
 INVALID_PARAMS: Final = -600
+INVALID_REPLICA: Final = -702
 OBJECT_NOT_FOUND: Final = -704
 OBJECT_ALREADY_EXISTS: Final = -705
 OBJECT_HAS_LEASE: Final = -706
 LEASE_EXPIRED: Final = -707
 CHECKSUM_MISMATCH: Final = -801
+FILE_NOT_FOUND: Final = -1100
 RPC_FAIL: Final = -900
 RPC_TIMEOUT: Final = -901
 

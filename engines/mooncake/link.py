@@ -1,27 +1,33 @@
-"""A store object's way to the cluster: its client, how its keys are named there, and what it has registered. The groups of calls (gets.py,
-puts.py, ...) stand on it."""
+"""Connection of a store object to the cluster: its client, the names of its keys there, and its registered memory. The groups of calls
+(gets.py, puts.py, ...) are built on it."""
 
+import functools
 import hashlib
 import logging
-import random
+import threading
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from kvstore.client import Client, Memory
 from kvstore.client.config import SECTION, ClientSettings
 from kvstore.client.registered import RegisteredMemory
-from kvstore.engines.mooncake.codes import INVALID_PARAMS, OK, code_of
-from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, KVStoreError
+from kvstore.engines.mooncake.arguments import Number, Text, encoded
+from kvstore.engines.mooncake.codes import INTERNAL_ERROR, INVALID_PARAMS, OK, code_of
+from kvstore.engines.mooncake.leases import LookupLease
+from kvstore.engines.mooncake.settings import SECTION as MOONCAKE_SECTION
+from kvstore.engines.mooncake.settings import MooncakeSettings
+from kvstore.engines.mooncake.setup import DEFAULT_BYTES, DEFAULT_MASTER, DEFAULT_TENANT, Setup, of_arguments, of_dictionary
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
-from kvstore.protocol.settings import load_settings, parse_size
+from kvstore.protocol.settings import load_settings
 
 log = logging.getLogger("kvstore.engines.mooncake")
 
-DEFAULT_MASTER: Final = "127.0.0.1:7440"
-DEFAULT_TENANT: Final = "default"
-LOCAL_BUFFER_BYTES: Final = 16 << 20
-PORTS: Final = range(12300, 14301)
-"""Out of which a host's name gets one, as Mooncake does it; nobody listens there."""
+ATTEMPT_S: Final = 4.5
+"""Duration of one of Mooncake's attempts to reach its master."""
+PAUSE_S: Final = 0.25
 DIGEST_BYTES: Final = 24
 NUL: Final = b"\0"
 T = TypeVar("T")
@@ -33,71 +39,70 @@ class Link:
     def __init__(self) -> None:
         self._client: Client | None = None
         self._settings = ClientSettings()
+        self._lease = LookupLease(0)
         self._namespace = "mooncake"
         self._prefix = b""
         self._hostname = ""
         self._can_stage = False
-        self._registered: dict[int, tuple[int, RegisteredMemory | None]] = {}
-        """By address: the size, and what the client has of it, None where it knows the memory already."""
+        self._registered: dict[int, tuple[int, RegisteredMemory]] = {}
+        """By address: the size, and the client's handle."""
 
-    def setup(
-        self,
-        local_hostname: str | Mapping[str, Any],
-        metadata_server: str = "",
-        global_segment_size: int | str = LOCAL_BUFFER_BYTES,
-        local_buffer_size: int | str = LOCAL_BUFFER_BYTES,
-        protocol: str = "tcp",
-        rdma_devices: str = "",
-        master_server_addr: str = DEFAULT_MASTER,
-        engine: object = None,
-        enable_ssd_offload: bool = False,
-        ssd_offload_path: str = "",
-        tenant_id: str = DEFAULT_TENANT,
-        enable_client_http_server: bool = False,
-        client_http_port: int = 0,
-    ) -> int:
-        """Connect to the kvstore master at `master_server_addr`, or to one of several separated by commas. The first argument may be a
-        dictionary of all of them.
+    def setup(self, *arguments: Any, **named: Any) -> int:
+        """Connect to the kvstore master at `master_server_addr`, or to one of several separated by commas.
 
-        `tenant_id` separates keys: those of two tenants never meet. It has no NUL, which ends it in a key. A `local_buffer_size` of 0
-        refuses puts of values that are not in registered memory, as Mooncake's does. Segments, metadata servers, protocols and devices are
-        the nodes' affair: taken, not used.
-        What Mooncake has no argument for, tokens and TLS among it, is taken from KVSTORE_CLIENT_* and the file that KVSTORE_CONFIG names.
+        Arguments are Mooncake's, one by one (`setup.of_arguments`), or one dictionary, which may be called `config`. The call waits for a
+        master that cannot be reached, as Mooncake's does: 4.5 s if the host name has a port, else 20 times as long. Then the result is
+        -600 or -1, and the store needs another `setup`. Tokens, TLS and all else that Mooncake has no argument for come from
+        KVSTORE_CLIENT_*, KVSTORE_MOONCAKE_* and the file that KVSTORE_CONFIG names. Raises TypeError for arguments that do not fit.
         """
-        if isinstance(local_hostname, Mapping):
-            config = {str(name): value for name, value in local_hostname.items()}
-            config["master_server_addr"] = config.get("master_server_addr") or config.pop("master_server_address", None) or DEFAULT_MASTER
-            known = ("global_segment_size", "local_buffer_size", "master_server_addr", "tenant_id")
-            chosen = {name: config[name] for name in known if config.get(name) not in (None, "")}
-            return self.setup(str(config.get("local_hostname", "")), **chosen)
-        try:
-            _size(global_segment_size)
-            self._can_stage = _size(local_buffer_size) > 0
-        except ConfigError:
-            return INVALID_PARAMS
-        if "\0" in tenant_id:
-            return INVALID_PARAMS
-        self.close()
-        is_default = tenant_id in ("", DEFAULT_TENANT)
-        self._namespace = "mooncake" if is_default else f"mooncake/{tenant_id}"
-        self._prefix = b"" if is_default else tenant_id.encode() + NUL
-        self._hostname = local_hostname if ":" in local_hostname else f"{local_hostname}:{random.choice(PORTS)}"
-        try:
-            self._settings = load_settings(ClientSettings, SECTION, flags={"master": master_server_addr})
-            client = Client(master_server_addr, tenant=self._settings.tenant, token=self._settings.token, settings=self._settings)
-            client.exists(b"mooncake")
-        except KVStoreError as error:
-            log.warning("no store at %s: %s", master_server_addr, error)
-            return code_of(error)
-        self._client = client
-        return OK
+        given = [*arguments, *named.values()]
+        is_dictionary = len(given) == 1 and isinstance(given[0], Mapping) and set(named) <= {"config"}
+        found = of_dictionary(given[0]) if is_dictionary else of_arguments(*arguments, **named)
+        return INVALID_PARAMS if found is None else self._connect(found)
 
-    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """As `setup`: there is no process between this one and the cluster, so that `server_address` is the kvstore master's."""
-        return self.setup("localhost", "", mem_pool_size, local_buffer_size, "tcp", "", server_address)
+    def setup_dummy(self, mem_pool_size: Number, local_buffer_size: Number, server_address: Text) -> int:
+        """As `setup`: no process stands between this one and the cluster, so `server_address` is the kvstore master's."""
+        return self._connect(Setup("localhost", server_address, DEFAULT_TENANT, local_buffer_size > 0))
+
+    def init_all(self, protocol: Text, device_name: Text, mount_segment_size: Number = DEFAULT_BYTES, /) -> int:
+        """As `setup`, of the master at the default address. -600 for a store that is set up."""
+        return INVALID_PARAMS if self._client is not None else self._connect(Setup("localhost:12345", DEFAULT_MASTER, DEFAULT_TENANT, True))
+
+    def _connect(self, setup: Setup) -> int:
+        self.close()
+        is_default = setup.tenant in ("", DEFAULT_TENANT)
+        self._namespace = "mooncake" if is_default else f"mooncake/{setup.tenant}"
+        self._prefix = b"" if is_default else encoded(setup.tenant) + NUL
+        self._hostname = setup.host_and_port()
+        self._can_stage = setup.can_stage
+        end_s = time.monotonic() + ATTEMPT_S * setup.attempts
+        pause = threading.Event()
+        while True:
+            try:
+                self._settings = load_settings(ClientSettings, SECTION, flags={"master": setup.master})
+                self._lease = LookupLease(load_settings(MooncakeSettings, MOONCAKE_SECTION, flags={}).lease_s)
+                self._client = self._reached()
+                return OK
+            except (Unavailable, DeadlineExceeded) as error:
+                if time.monotonic() >= end_s:
+                    log.warning("no store at %s: %s", setup.master, error)
+                    return INVALID_PARAMS if ":" in setup.hostname else INTERNAL_ERROR
+                pause.wait(PAUSE_S)
+            except KVStoreError as error:
+                log.warning("no store at %s: %s", setup.master, error)
+                return code_of(error)
+
+    def _reached(self) -> Client:
+        client = Client(settings=self._settings)
+        try:
+            client.exists(b"mooncake")
+        except BaseException:
+            client.close()
+            raise
+        return client
 
     def close(self) -> int:
-        """Let go of the cluster; what was put stays there. A second close is a no-op."""
+        """Disconnect from the cluster; objects stay there. A second close is a no-op."""
         client, self._client = self._client, None
         self._registered.clear()
         if client is not None:
@@ -117,45 +122,45 @@ class Link:
     def get_hostname(self) -> str:
         return self._hostname
 
-    def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Have transports that have to register memory do it once. The memory must stay until `unregister_buffer` or `close`."""
+    def register_buffer(self, buffer_ptr: Number, size: Number) -> int:
+        """Register memory once with transports that need it. It must stay until `unregister_buffer` or `close`. -600 for memory of which a
+        part is registered already."""
 
         def register(client: Client) -> int:
-            memory = Memory(buffer_ptr, size)
-            try:
-                self._registered[buffer_ptr] = size, client.register(memory)
-            except InvalidArgument:
-                if not size:
-                    raise
-                # A part of it is registered, which Mooncake does not mind. What was from this address on is given up with it.
-                known_bytes, known = self._registered.get(buffer_ptr, (0, None))
-                self._registered[buffer_ptr] = max(size, known_bytes), known
+            _warn_of_weights()
+            self._registered[buffer_ptr] = size, client.register(Memory(buffer_ptr, size))
             return OK
 
         return self._call(register)
 
-    def unregister_buffer(self, buffer_ptr: int) -> int:
+    def unregister_buffer(self, buffer_ptr: Number) -> int:
         found = self._registered.pop(buffer_ptr, None)
         if found is None:
             return INVALID_PARAMS
         try:
-            if found[1] is not None:
-                found[1].close()
+            found[1].close()
         except KVStoreError as error:
             return code_of(error)
         return OK
 
     # --- for the groups of calls ---
 
+    def _registered_bytes(self, pointer: int) -> int:
+        """Registered bytes from an address on, 0 outside registered memory."""
+        known = dict(self._registered)
+        addresses = sorted(known)
+        at = bisect_right(addresses, pointer) - 1
+        return max(0, addresses[at] + known[addresses[at]][0] - pointer) if at >= 0 else 0
+
     def _call(self, call: Callable[[Client], int]) -> int:
-        """What the call gives, or the code of what it raises."""
+        """Return the call's result, or the code of its error."""
         try:
             return call(self._connected())
         except KVStoreError as error:
             return code_of(error)
 
     def _call_each(self, count: int, call: Callable[[Client], Sequence[int]]) -> list[int]:
-        """As `_call`, of a code a key: what concerns all is each one's."""
+        """As `_call`, with a code a key: an error of the whole is each key's."""
         codes: list[int] = []
 
         def keep(client: Client) -> int:
@@ -166,7 +171,7 @@ class Link:
         return codes if code == OK else [code] * count
 
     def _value(self, call: Callable[[Client], T]) -> T | None:
-        """As `_call`, of what has a value or none."""
+        """As `_call`, of a value: None after an error."""
         try:
             return call(self._connected())
         except KVStoreError as error:
@@ -178,34 +183,38 @@ class Link:
             raise Closed("this store has not been set up, or was closed")
         return self._client
 
-    def _key(self, key: str | bytes) -> bytes:
-        """The object's key in the store. Of what is too long a hash stands for the end; patterns see the beginning only.
+    def _key(self, key: str) -> bytes:
+        """The object's key in the store. A hash replaces the end of one that is too long; patterns see its beginning.
 
-        A tenant's begin with its name and NUL. The default tenant's are as they are, but for those that have a NUL, which could be another
-        tenant's: they begin with NUL, as no tenant's name does.
+        Keys of a tenant begin with its name and NUL. Keys of the default tenant are unchanged, except the empty one and those with a NUL,
+        which could be another tenant's: they begin with NUL, as no tenant's name does.
         """
-        given = key.encode() if isinstance(key, str) else key
-        name = (self._prefix or (NUL if NUL in given else b"")) + given
+        given = encoded(key)
+        name = (self._prefix or (NUL if not given or NUL in given else b"")) + given
         if len(name) <= MAX_KEY_BYTES:
             return name
         return name[: MAX_KEY_BYTES - DIGEST_BYTES] + hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
 
     def _given(self, name: bytes) -> bytes:
-        """What the object of that key is called by whoever put it."""
+        """The caller's name of the object with that key."""
         return name[len(self._prefix or (NUL if name.startswith(NUL) else b"")) :]
 
-    def _keys(self, keys: Sequence[str | bytes]) -> list[bytes]:
+    def _keys(self, keys: Sequence[str]) -> list[bytes]:
         return [self._key(key) for key in keys]
 
 
 def memory(pointer: int, size_bytes: int) -> Memory | None:
-    """None for what is no memory: a value or buffer of its key that is refused."""
+    """Return None for no memory, which is refused as the value or buffer of its key."""
     try:
         return Memory(pointer, size_bytes)
     except InvalidArgument:
         return None
 
 
-def _size(size: int | str) -> int:
-    """Raises ConfigError."""
-    return size if isinstance(size, int) else parse_size(str(size).replace(" ", ""))
+@functools.cache
+def _warn_of_weights() -> None:
+    """Once a process. Engines register the memory of their caches; other programs have no weights, as a rule."""
+    log.warning(
+        "Mooncake's keys name a model and not its weights: objects of other weights under the same name are loaded. Remove them, or use "
+        "another tenant_id, with each change of the weights"
+    )

@@ -1,90 +1,82 @@
-"""Calls that store objects: from buffers, from memory by its address, in several parts, anew or in place of what is there.
+"""Calls that store objects: from buffers, from memory by its address, in several parts, new or in place of the one that is there.
 
 They return once every process of the cluster can read the object, as Mooncake's do.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from kvstore.client import Client
+from kvstore.client import Client, Memory
+from kvstore.engines.mooncake.arguments import Buffer, Buffers, Number, NumberLists, Numbers, Part, Text, Texts
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OK, stored
-from kvstore.engines.mooncake.config import ReplicateConfig
+from kvstore.engines.mooncake.config import ReplicateConfig, is_sound, replicate_config
 from kvstore.engines.mooncake.link import Link, memory
 
 ACK: Final = "cluster"
 DEFAULT: Final = ReplicateConfig()
+Config = Annotated[ReplicateConfig, replicate_config]
 
 
 class Puts(Link):
-    """`put*`: what is there already is a success, and stays as it is. `upsert*` replace it, whoever reads it."""
+    """`put*`: an object that is there is a success, and stays. `upsert*` replace it, whatever reads it."""
 
-    def put(self, key: str, value: Any, config: ReplicateConfig = DEFAULT) -> int:
+    def put(self, key: Text, value: Buffer, config: Config = DEFAULT) -> int:
         return self._put_staged([key], [value], config)[0]
 
-    def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig = DEFAULT) -> int:
-        """The first code that is no success."""
-        return _first(self._put_staged(keys, values, config))
+    def put_batch(self, keys: Texts, values: Buffers, config: Config = DEFAULT) -> int:
+        """Return the first code that is no success."""
+        return _first(keys, values, self._put_staged(keys, values, config))
 
-    def put_parts(self, key: str, *parts: Any, config: ReplicateConfig = DEFAULT) -> int:
-        """The parts are one object, in order."""
-        return self._put_staged([key], [list(parts)], config)[0]
+    def put_parts(self, key: Text, *parts: Part, config: Config = DEFAULT) -> int:
+        """Store the parts as one object, in order. Without a byte in them nothing is stored, which is a success."""
+        return self._put_staged([key], [list(parts)], config)[0] if any(part.nbytes for part in parts) else OK
 
-    def put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig = DEFAULT) -> int:
-        return self.batch_put_from([key], [buffer_ptr], [size], config)[0]
+    def put_from(self, key: Text, buffer_ptr: Number, size: Number, config: Config = DEFAULT) -> int:
+        """Without a byte nothing is stored, which is a success."""
+        return self.batch_put_from([key], [buffer_ptr], [size], config)[0] if size else OK
 
     def put_from_with_metadata(
         self,
-        key: str,
-        buffer_ptr: int,
-        metadata_buffer_ptr: int,
-        size: int,
-        metadata_size: int,
-        config: ReplicateConfig = DEFAULT,
+        key: Text,
+        buffer_ptr: Number,
+        metadata_buffer_ptr: Number,
+        size: Number,
+        metadata_size: Number,
+        config: Config = DEFAULT,
     ) -> int:
-        """The metadata comes first in the object."""
-        codes = self.batch_put_from_multi_buffers([key], [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]], config)
-        return codes[0]
+        """Store the metadata and after it the data as one object."""
+        if not size + metadata_size:
+            return OK
+        return self.batch_put_from_multi_buffers([key], [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]], config)[0]
 
-    def batch_put_from(
-        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], config: ReplicateConfig = DEFAULT
-    ) -> list[int]:
-        if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [INVALID_PARAMS] * len(keys)
-        return self._put(keys, [memory(pointer, size) for pointer, size in zip(buffer_ptrs, sizes, strict=True)], config)
+    def batch_put_from(self, keys: Texts, buffer_ptrs: Numbers, sizes: Numbers, config: Config = DEFAULT) -> list[int]:
+        return self._put(keys, _memories(buffer_ptrs, sizes), config)
 
     def batch_put_from_multi_buffers(
-        self,
-        keys: Sequence[str],
-        all_buffer_ptrs: Sequence[Sequence[int]],
-        all_sizes: Sequence[Sequence[int]],
-        config: ReplicateConfig = DEFAULT,
+        self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, config: Config = DEFAULT
     ) -> list[int]:
-        """Each object lies in several places, in order."""
+        """Store objects that lie in several places each, in order."""
         return self._put(keys, scattered(keys, all_buffer_ptrs, all_sizes), config)
 
-    # --- in place of what is there ---
+    # --- in place of the object that is there ---
 
-    def upsert(self, key: str, value: Any, config: ReplicateConfig = DEFAULT) -> int:
+    def upsert(self, key: Text, value: Buffer, config: Config = DEFAULT) -> int:
         return self._upsert([key], [value], config)[0]
 
-    def upsert_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig = DEFAULT) -> int:
-        """The first code that is no success."""
-        return _first(self._upsert(keys, values, config))
+    def upsert_batch(self, keys: Texts, values: Buffers, config: Config = DEFAULT) -> int:
+        """Return the first code that is no success."""
+        return _first(keys, values, self._upsert(keys, values, config))
 
-    def upsert_parts(self, key: str, *parts: Any, config: ReplicateConfig = DEFAULT) -> int:
-        return self._upsert([key], [list(parts)], config)[0]
+    def upsert_parts(self, key: Text, *parts: Part, config: Config = DEFAULT) -> int:
+        return self._upsert([key], [list(parts)], config)[0] if any(part.nbytes for part in parts) else OK
 
-    def upsert_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig = DEFAULT) -> int:
-        return self.batch_upsert_from([key], [buffer_ptr], [size], config)[0]
+    def upsert_from(self, key: Text, buffer_ptr: Number, size: Number, config: Config = DEFAULT) -> int:
+        return self.batch_upsert_from([key], [buffer_ptr], [size], config)[0] if size else OK
 
-    def batch_upsert_from(
-        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], config: ReplicateConfig = DEFAULT
-    ) -> list[int]:
-        if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [INVALID_PARAMS] * len(keys)
-        return self._upsert(keys, [memory(pointer, size) for pointer, size in zip(buffer_ptrs, sizes, strict=True)], config)
+    def batch_upsert_from(self, keys: Texts, buffer_ptrs: Numbers, sizes: Numbers, config: Config = DEFAULT) -> list[int]:
+        return self._upsert(keys, _memories(buffer_ptrs, sizes), config)
 
-    # --- what they stand on ---
+    # --- what they are built on ---
 
     def _put_staged(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig) -> list[int]:
         """Nothing is staged here; but a store without a local buffer has no such puts."""
@@ -93,38 +85,57 @@ class Puts(Link):
     def _put(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig) -> list[int]:
         def put(client: Client) -> list[int]:
             names = self._keys(keys)
-            codes = [stored(result) for result in client.put_batch_from(names, values, namespace=self._namespace, ack=ACK)]
+            given = [value if key else None for key, value in zip(keys, values, strict=True)]
+            codes = [stored(result) for result in client.put_batch_from(names, given, namespace=self._namespace, ack=ACK)]
             if config.with_hard_pin:
                 client.pin([name for name, code in zip(names, codes, strict=True) if code == OK])
             return codes
 
-        if len(keys) != len(values) or not config.is_sound(len(keys)):
+        if len(keys) != len(values) or not is_sound(config, len(keys)):
             return [INVALID_PARAMS] * len(keys)
         return self._call_each(len(keys), put)
 
     def _upsert(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig) -> list[int]:
         def upsert(client: Client) -> list[int]:
-            names = self._keys(keys)
-            replaced = client.replace(names, values, namespace=self._namespace, force=True, ack=ACK)
+            names = [self._key(key) for key in given]
+            replaced = client.replace(names, list(given.values()), namespace=self._namespace, force=True, ack=ACK)
             if config.with_hard_pin:
                 client.pin(names)
-            return [OK if is_stored else OBJECT_HAS_LEASE for is_stored in replaced]
+            codes = {key: OK if is_stored else OBJECT_HAS_LEASE for key, is_stored in zip(given, replaced, strict=True)}
+            return [codes.get(key, INVALID_PARAMS) for key in keys]
 
-        if len(keys) != len(values) or not config.is_sound(len(keys)):
+        if len(keys) != len(values) or not is_sound(config, len(keys)):
             return [INVALID_PARAMS] * len(keys)
+        # Of a key that is given twice the first value: one value cannot replace another of the same call.
+        given = {key: value for key, value in reversed(list(zip(keys, values, strict=True))) if key and _has_bytes(value)}
         return self._call_each(len(keys), upsert)
 
 
 def scattered(keys: Sequence[str], all_buffer_ptrs: Sequence[Sequence[int]], all_sizes: Sequence[Sequence[int]]) -> list[Any]:
-    """For each key the memory of its parts, None where pointers and sizes are no memory. [] unless there are as many of each."""
+    """Return for each key the memory of its parts, None where pointers and sizes are no memory. [] unless there are as many of each."""
     if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
         return []
-    found = []
-    for pointers, sizes in zip(all_buffer_ptrs, all_sizes, strict=True):
-        parts = [memory(pointer, size) for pointer, size in zip(pointers, sizes, strict=False)]
-        found.append(None if len(pointers) != len(sizes) or None in parts else parts)
-    return found
+    rows = list(zip(all_buffer_ptrs, all_sizes, strict=True))
+    if any(len(pointers) != len(sizes) for pointers, sizes in rows):
+        return []
+    found = [_memories(pointers, sizes) for pointers, sizes in rows]
+    return [None if None in parts else parts for parts in found]
 
 
-def _first(codes: Sequence[int]) -> int:
+def _memories(pointers: Sequence[int], sizes: Sequence[int]) -> list[Memory | None]:
+    """Return the memory of each, none at all for lists of unequal length."""
+    return [memory(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)] if len(pointers) == len(sizes) else []
+
+
+def _has_bytes(value: Any) -> bool:
+    if value is None:
+        return False
+    if isinstance(value, Memory):
+        return value.size_bytes > 0
+    return any(map(_has_bytes, value)) if isinstance(value, list) else memoryview(value).nbytes > 0
+
+
+def _first(keys: Sequence[str], values: Sequence[Any], codes: Sequence[int]) -> int:
+    if len(keys) != len(values):
+        return INVALID_PARAMS
     return next((code for code in codes if code != OK), OK)

@@ -1,17 +1,17 @@
 """Calls that remove objects: by key, by a pattern of keys, all."""
 
-import re
-from collections.abc import Sequence
-
 from kvstore.client import Client
-from kvstore.engines.mooncake.codes import OBJECT_HAS_LEASE, OBJECT_NOT_FOUND, OK
+from kvstore.engines.mooncake.arguments import Flag, Text, Texts
+from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OBJECT_NOT_FOUND, OK
 from kvstore.engines.mooncake.link import Link
+from kvstore.engines.mooncake.patterns import compiled
+from kvstore.protocol.errors import InvalidArgument
 
 
 class Removals(Link):
-    """Pinned objects, and those that someone is looking at, stay unless `force`."""
+    """Objects that are pinned, leased or being read stay unless `force`."""
 
-    def remove(self, key: str, force: bool = False) -> int:
+    def remove(self, key: Text, force: Flag = False) -> int:
         def remove(client: Client) -> int:
             name = self._key(key)
             if client.remove([name], force=force):
@@ -20,21 +20,25 @@ class Removals(Link):
 
         return self._call(remove)
 
-    def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
+    def batch_remove(self, keys: Texts, force: Flag = False) -> list[int]:
         return [self.remove(key, force) for key in keys]
 
-    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
-        """Objects of whose key any part matches: how many were removed, or a code. Raises re.error for what is no pattern."""
-        pattern = re.compile(regex_pattern)
+    def remove_by_regex(self, regex_pattern: Text, force: Flag = False) -> int:
+        """Remove objects of whose key any part matches an ECMAScript pattern. Return how many were removed, or a code: -600 for no
+        pattern."""
+        try:
+            pattern = compiled(regex_pattern)
+        except InvalidArgument:
+            return INVALID_PARAMS
 
         def remove(client: Client) -> int:
-            names = [name for name in self._names() if pattern.search(self._given(name).decode(errors="replace"))]
+            names = [name for name in self._names() if pattern.search(self._given(name))]
             return client.remove(names, force=force)
 
         return self._call(remove)
 
-    def remove_all(self, force: bool = False) -> int:
-        """Every object of this API and tenant: how many were removed, or a code."""
+    def remove_all(self, force: Flag = False) -> int:
+        """Remove every object of this API and tenant. Return how many were removed, or a code."""
         return self._call(lambda client: client.remove_matching(namespace=self._namespace, force=force))
 
     def _names(self) -> list[bytes]:

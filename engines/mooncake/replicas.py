@@ -1,15 +1,15 @@
-"""Where objects are, in Mooncake's terms."""
+"""Places of objects, in Mooncake's terms."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from kvstore.client.locations import Location
+from kvstore.engines.mooncake.arguments import Text, Texts
 from kvstore.engines.mooncake.link import Link
 
 
 class ReplicaStatus(Enum):
-    """What a replica is good for. Those that are told of here are complete."""
+    """State of a replica. Replicas that calls return here are complete."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -19,49 +19,67 @@ class ReplicaStatus(Enum):
     FAILED = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Descriptor:
     """A replica's memory; its address is the node's own affair."""
 
-    size: int
-    transport_endpoint: str
+    size: int = 0
     buffer_address: int = 0
+    transport_endpoint: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Descriptor size={self.size} buffer_address={self.buffer_address} transport_endpoint={self.transport_endpoint}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MemoryDescriptor:
+    """A replica in memory."""
+
     buffer_descriptor: Descriptor
+
+
+@dataclass(slots=True)
+class DiskDescriptor:
+    """A replica in a file system that all nodes share. No object has one here."""
+
+    file_path: str
+    object_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescriptor:
     """One node that has an object."""
 
-    location: Location
-    status: ReplicaStatus = field(default=ReplicaStatus.COMPLETE)
+    _location: Location
+    status: ReplicaStatus = ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
-        """It lies in DRAM or HBM."""
-        return bool({"dram", "hbm"} & set(self.location.tiers))
+        """The node has it in DRAM or HBM."""
+        return bool({"dram", "hbm"} & set(self._location.tiers))
 
     def is_disk_replica(self) -> bool:
-        """It lies in a file system that all nodes share; there are none."""
+        """False: no file system is shared."""
         return False
 
     def is_local_disk_replica(self) -> bool:
-        """It lies in the node's NVMe alone."""
+        """The node has it in NVMe alone."""
         return not self.is_memory_replica()
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
-        return MemoryDescriptor(Descriptor(self.location.size_bytes, self.location.node))
+        return MemoryDescriptor(Descriptor(self._location.size_bytes, transport_endpoint=self._location.node))
+
+    def get_disk_descriptor(self) -> DiskDescriptor:
+        """Raises RuntimeError: no replica is in a shared file system."""
+        raise RuntimeError("Expected DiskDescriptor")
 
 
 class Replicas(Link):
     """[] for an object that is not there."""
 
-    def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
-        return self.batch_get_replica_desc([key])[key]
+    def get_replica_desc(self, key: Text) -> list[ReplicaDescriptor]:
+        return self.batch_get_replica_desc([key]).get(key, [])
 
-    def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
+    def batch_get_replica_desc(self, keys: Texts) -> dict[str, list[ReplicaDescriptor]]:
+        """Objects that are not there are not in the result."""
         found = self._value(lambda client: client.locate(self._keys(keys))) or [[] for _ in keys]
-        return {key: [ReplicaDescriptor(location) for location in places] for key, places in zip(keys, found, strict=True)}
+        return {key: [ReplicaDescriptor(place) for place in places] for key, places in zip(keys, found, strict=True) if places}

@@ -1,96 +1,120 @@
 """Sessions: an object that is read, or written, a few ranges at a time, by calls that name ranges of many objects.
 
-A get session keeps nothing from eviction: an object that has gone by the next call is a miss there. What a put session has been given is
-kept in this process, and put as a whole at its end.
+Objects of a get session stay until its end, as far as nodes hold as much: one that was removed is a miss in the next call. A put session
+keeps its bytes in this process, and its end stores the whole object.
 """
 
 import threading
+import time
 from collections.abc import Sequence
 
+from kvstore.client import Client, Hold, new_hold
 from kvstore.client.memory import view_of
-from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK
-from kvstore.engines.mooncake.config import ReplicateConfig
+from kvstore.engines.mooncake.arguments import NumberLists, Numbers, Texts
+from kvstore.engines.mooncake.codes import INVALID_PARAMS, INVALID_REPLICA, OBJECT_ALREADY_EXISTS, OBJECT_NOT_FOUND, OK
+from kvstore.engines.mooncake.config import ReplicateConfig, is_sound
 from kvstore.engines.mooncake.gets import Gets
+from kvstore.engines.mooncake.leases import SESSION_S, GetSessions
 from kvstore.engines.mooncake.link import memory
-from kvstore.engines.mooncake.puts import DEFAULT, Puts
+from kvstore.engines.mooncake.puts import DEFAULT, Config, Puts
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-
-Lists = Sequence[Sequence[int]]
-"""For each key a number a range."""
 
 
 class Sessions(Gets, Puts):
-    """A call has a code a key. One that names a key without a session is refused for that key."""
+    """A call returns a code a key. A key without a session is refused by itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._reading: set[str] = set()
+        self._reading = GetSessions()
         self._writing: dict[str, tuple[bytearray, ReplicateConfig]] = {}
 
     def close(self) -> int:
         with self._lock:
-            self._reading.clear()
+            self._reading = GetSessions()  # the client's holds end with it
             self._writing.clear()
         return super().close()
 
-    def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
-        found = self.batch_is_exist(keys)
+    def batch_get_session_start(self, keys: Texts) -> list[int]:
+        hold = new_hold(SESSION_S)
+        found = self._exist(keys, hold)
+        there = [key for key, code in zip(keys, found, strict=True) if code == 1]
         with self._lock:
-            self._reading.difference_update(keys)
-            self._reading.update(key for key, code in zip(keys, found, strict=True) if code == 1)
+            over = self._reading.end(keys)
+            self._reading.begin(hold, there, time.monotonic_ns())
+        self._release(over if there else [*over, hold])
         return [{1: OK, 0: OBJECT_NOT_FOUND}.get(code, code) for code in found]
 
+    def _release(self, holds: Sequence[Hold]) -> None:
+        def release(client: Client) -> None:
+            for hold in holds:
+                client.release(hold)
+
+        if holds:
+            self._value(release)
+
     def batch_get_into_multi_buffer_ranges(
-        self, keys: Sequence[str], all_buffer_ptrs: Lists, all_sizes: Lists, all_src_offsets: Lists
+        self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, all_src_offsets: NumberLists
     ) -> list[int]:
-        """The bytes read of each object, or a code."""
+        """Return the bytes read of each object, or a code."""
         results = [INVALID_PARAMS] * len(keys)
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes) == len(all_src_offsets):
             return results
         wanted: list[tuple[str, int, int, int]] = []
         owners: list[int] = []
         with self._lock:
-            reading = set(self._reading)
+            reading = {key for key in keys if key in self._reading}
+            due = self._reading.due(keys, time.monotonic_ns())
+        for hold, held in due:
+            self._exist(held, hold)
         for index, (key, pointers, sizes, offsets) in enumerate(zip(keys, all_buffer_ptrs, all_sizes, all_src_offsets, strict=True)):
             if key in reading and len(pointers) == len(sizes) == len(offsets):
                 results[index] = 0
-                wanted += [(key, offset, pointer, size) for pointer, size, offset in zip(pointers, sizes, offsets, strict=True)]
-                owners += [index] * len(pointers)
+                ranges = [(key, offset, pointer, size) for pointer, size, offset in zip(pointers, sizes, offsets, strict=True) if size]
+                wanted += ranges
+                owners += [index] * len(ranges)
         for index, code in zip(owners, self._read_ranges(wanted), strict=True):
             if results[index] >= 0:
                 results[index] = code if code < 0 else results[index] + code
         return results
 
-    def batch_get_session_end(self, keys: Sequence[str]) -> int:
+    def batch_get_session_end(self, keys: Texts) -> int:
+        if self._client is None:
+            return -1
         with self._lock:
-            self._reading.difference_update(keys)
+            over = self._reading.end(keys)
+        self._release(over)
         return OK
 
-    def batch_put_session_start(self, keys: Sequence[str], sizes: Sequence[int], config: ReplicateConfig = DEFAULT) -> list[int]:
-        """Room for objects of these sizes."""
-        if len(keys) != len(sizes) or not config.is_sound(len(keys)) or self._client is None:
+    def batch_put_session_start(self, keys: Texts, sizes: Numbers, config: Config = DEFAULT) -> list[int]:
+        """Reserve objects of these sizes. -705 for one that is there or has a session."""
+        if len(keys) != len(sizes) or not is_sound(config, len(keys)) or self._client is None:
             return [INVALID_PARAMS] * len(keys)
+        there = self._call_each(len(keys), lambda client: [int(found) for found in client.exists_batch(self._keys(keys))])
+        opened = set(self._writing)
         codes = []
-        with self._lock:
-            for key, size in zip(keys, sizes, strict=True):
-                is_new = key not in self._writing and 0 < size <= MAX_VALUE_BYTES
-                if is_new:
+        for key, size, is_there in zip(keys, sizes, there, strict=True):
+            with self._lock:
+                if key in opened or not key or not 0 < size <= MAX_VALUE_BYTES:
+                    codes.append(INVALID_PARAMS)
+                elif is_there or key in self._writing:
+                    codes.append(is_there if is_there < 0 else OBJECT_ALREADY_EXISTS)
+                else:
                     self._writing[key] = bytearray(size), config
-                codes.append(OK if is_new else INVALID_PARAMS)
+                    codes.append(OK)
         return codes
 
     def batch_put_from_multi_buffer_ranges(
-        self, keys: Sequence[str], all_buffer_ptrs: Lists, all_sizes: Lists, all_dst_offsets: Lists
+        self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, all_dst_offsets: NumberLists
     ) -> list[int]:
-        """The bytes written of each object, or a code: nothing of it is written then."""
+        """Return the bytes written of each object, or a code: nothing of it is written then."""
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes) == len(all_dst_offsets):
             return [INVALID_PARAMS] * len(keys)
         with self._lock:
-            rooms = [self._writing.get(key, (None, DEFAULT))[0] for key in keys]
-        return [_write(*row) for row in zip(rooms, all_buffer_ptrs, all_sizes, all_dst_offsets, strict=True)]
+            reserved = [self._writing.get(key, (None, DEFAULT))[0] for key in keys]
+        return [_write(*row) for row in zip(reserved, all_buffer_ptrs, all_sizes, all_dst_offsets, strict=True)]
 
-    def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
+    def batch_put_session_end(self, keys: Texts) -> list[int]:
         """Store the objects."""
         codes = []
         for key in keys:
@@ -103,18 +127,20 @@ class Sessions(Gets, Puts):
             codes += self._put([key], [value], config) if config.group_ids is None else self._put([key], [value], DEFAULT)
         return codes
 
-    def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
-        """Forget what was written."""
+    def batch_put_session_revoke(self, keys: Texts) -> list[int]:
+        """Drop the written bytes."""
         with self._lock:
             return [OK if self._writing.pop(key, None) is not None else INVALID_PARAMS for key in keys]
 
 
-def _write(room: bytearray | None, pointers: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]) -> int:
-    if room is None or not len(pointers) == len(sizes) == len(offsets):
+def _write(reserved: bytearray | None, pointers: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]) -> int:
+    if reserved is None or not len(pointers) == len(sizes) == len(offsets):
         return INVALID_PARAMS
+    if not pointers:
+        return INVALID_REPLICA
     ranges = list(zip(pointers, sizes, offsets, strict=True))
-    if not all(memory(pointer, size) and 0 <= offset <= len(room) - size for pointer, size, offset in ranges):
+    if not all(memory(pointer, size) and 0 <= offset <= len(reserved) - size for pointer, size, offset in ranges):
         return INVALID_PARAMS
     for pointer, size, offset in ranges:
-        room[offset : offset + size] = view_of(pointer, size)
+        reserved[offset : offset + size] = view_of(pointer, size)
     return sum(sizes)

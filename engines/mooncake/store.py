@@ -1,36 +1,65 @@
 """`mooncake.store` over kvstore: the names that programs written for Mooncake import from it.
 
-`MooncakeDistributedStore` has Mooncake's calls with their arguments and results. What is left out, so that asking for it is an error at
-once and not a surprise: segments and their mounting (memory is the nodes'), copy and move tasks, `batch_replica_clear`, the layouts of
-TensorParallelism, BufferPool and the Engram store.
+`MooncakeDistributedStore` has Mooncake's calls with their arguments and results. A name that is left out is an error at once:
+segments and their mounting (memory is the nodes'), copy and move tasks, `batch_replica_clear`, the layouts of TensorParallelism,
+BufferPool and the Engram store.
 """
 
+from typing import Final
+
+from kvstore.engines.mooncake.arguments import Number, arguments_converted
 from kvstore.engines.mooncake.config import ObjectDataType, ReplicateConfig, SoftPinAction
 from kvstore.engines.mooncake.gets import BufferHandle
 from kvstore.engines.mooncake.host_memory import MooncakeHostMemAllocator
 from kvstore.engines.mooncake.removals import Removals
-from kvstore.engines.mooncake.replicas import Replicas, ReplicaStatus
+from kvstore.engines.mooncake.replicas import Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor, Replicas, ReplicaStatus
 from kvstore.engines.mooncake.sessions import Sessions
-from kvstore.engines.mooncake.tensors import Tensors
+from kvstore.engines.mooncake.shards import Shards
+from kvstore.engines.mooncake.tasks import QueryTaskResponse, TaskStatus, TaskType
+from kvstore.engines.mooncake.tensor_values import HEADER_BYTES
+from kvstore.engines.mooncake.tensor_values import deserialized as _deserialize_tensor
+from kvstore.engines.mooncake.tensor_values import serialized as _serialize_tensor
 
+MEMBERS: Final = {
+    name: member for kind in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus) for name, member in kind.__members__.items()
+}
+"""Members of enumerations that Mooncake's module has as names of its own. Of two with one name the later one counts, as there."""
+globals().update(MEMBERS)
 __all__ = [
     "BufferHandle",
+    "Descriptor",
+    "DiskDescriptor",
+    "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "QueryTaskResponse",
+    "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
+    "_deserialize_tensor",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
 ]
+__all__ += list(MEMBERS)
 
 
-class MooncakeDistributedStore(Sessions, Tensors, Removals, Replicas):
-    """A client of a kvstore cluster. Threads may share it. `setup` first: until then calls give codes, or nothing."""
+@arguments_converted
+class MooncakeDistributedStore(Sessions, Shards, Removals, Replicas):
+    """A client of a kvstore cluster. Threads may share it. `setup` first: until then calls return codes, or nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pool = MooncakeHostMemAllocator()
 
-    def alloc_from_mem_pool(self, size: int) -> int:
-        """Memory of this process: its address, 0 if there is none. It goes with the store."""
+    def alloc_from_mem_pool(self, size: Number, /) -> int:
+        """Return the address of memory of this process, 0 if there is none. It is freed with the store."""
         return self._pool.alloc(size)
+
+
+def _tensor_metadata_size() -> int:
+    """Bytes of the header of a tensor's object."""
+    return HEADER_BYTES

@@ -1,8 +1,11 @@
-"""The settings of kvstore-publisher. What they do is in docs/engines.md."""
+"""The settings of kvstore-publisher. What they do is in docs/other-routers.md."""
 
 from dataclasses import dataclass
 from typing import Final
 
+from kvstore.engines.publisher.form import DYNAMO, FORMS, LLM_D, VLLM
+from kvstore.kvcache.naming import KVSTORE, NAMINGS
+from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
@@ -22,7 +25,15 @@ class PublisherSettings(TlsSettings):
     token: str = setting("", "The tenant's token.")
     events: str = setting("tcp://127.0.0.1:5557", "Where events are published, as ZeroMQ has it: tcp://HOST:PORT.")
     events_replay: str = setting("tcp://127.0.0.1:5558", "Where missed events are asked for; empty: nowhere.")
-    topic: str = setting("", "First part of each message, by which subscribers choose.")
+    topic: str = setting(
+        "", "First part of each message, by which subscribers choose; default: none, with form llm-d kv@pool:kvstore@MODEL."
+    )
+    form: str = setting(VLLM, "Who reads the events: vllm (as vLLM publishes its own), dynamo or llm-d.", choices=FORMS)
+    model: str = setting("", "The model of the store's blocks, by the name under which routers ask for it; default: they are told of none.")
+    naming: str = setting(KVSTORE, "How its blocks are called, as the router's setting: kvstore or vllm.", choices=NAMINGS)
+    namespace_id: str = setting("", "With naming vllm: the id of the blocks' namespace, in hex, as the engine's connector logs it.")
+    dtype: str = setting("bfloat16", "With naming kvstore: the element type of the blocks' namespace, as the router's.")
+    block_tokens: int = setting(16, "Tokens in a block of the model.", minimum=1, maximum=65_536)
     kept_batches: int = setting(10_000, "Batches that can be asked for again.", minimum=0, maximum=10_000_000)
     poll_interval_s: float = setting(0.1, "How often nodes are asked what has happened.", minimum=0.001, maximum=60)
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
@@ -31,3 +42,14 @@ class PublisherSettings(TlsSettings):
     http_tls_key: str = setting("", KEY_HELP)
     log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
     log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
+
+
+def check_settings(settings: PublisherSettings) -> None:
+    """Raises ConfigError for what no single setting can be blamed for alone."""
+    if settings.form in (DYNAMO, LLM_D) and not settings.model:
+        raise ConfigError(f"form {settings.form} without model: name the model that the store's blocks are of")
+
+
+def topic_of(settings: PublisherSettings) -> str:
+    """llm-d reads whose blocks they are from the topic: those of a pool, which all its engines reach."""
+    return settings.topic or (f"kv@pool:kvstore@{settings.model}" if settings.form == LLM_D else "")

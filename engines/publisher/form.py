@@ -1,52 +1,110 @@
-"""Events of the store's blocks in the form of vLLM's KV events: MessagePack of [seconds, [event, ...], 0], an event a map with `type`.
+"""Events of the store's blocks in the forms that other routers read: MessagePack of [seconds, [event, ...], 0].
 
-A block's hash is its key, whole; the store knows no tokens, so `token_ids` is empty and `block_size` 0. `medium` is STORAGE, and
-`ownership` the node that has the block. A gap voids what was published before: AllBlocksCleared.
+    vllm     maps, as vLLM 0.32 publishes them; a block's hash is its key, whole; no token ids
+    dynamo   maps; 64-bit hashes, and token ids, without which Dynamo indexes no block: others wait for theirs
+    llm-d    lists of members in order; 64-bit hashes; token ids where they are known, else llm-d finds blocks by the engines' hashes
 
-Source: vLLM 0.32, distributed/kv_events.py.
+The store knows no tokens: they are those that registered engines published for blocks of the same keys. A 64-bit hash is the end of the
+key, which with naming vllm is what vLLM itself publishes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES. A gap voids what was published before:
+AllBlocksCleared.
+
+Source: vLLM 0.32, distributed/kv_events.py; ai-dynamo/dynamo, lib/kv-router/src/zmq_wire; llm-d/llm-d-kv-cache, pkg/kvevents.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, Gap
 
-MEDIUM: Final = "STORAGE"
+VLLM: Final = "vllm"
+DYNAMO: Final = "dynamo"
+LLM_D: Final = "llm-d"
+FORMS: Final = (VLLM, DYNAMO, LLM_D)
+MEDIUM: Final = {VLLM: "STORAGE", DYNAMO: "EXTERNAL", LLM_D: "CPU"}
+"""As each reader calls a medium that several engines reach: Dynamo of 2025 takes STORAGE for a GPU, and llm-d weighs GPU and CPU only."""
+HASH_BYTES: Final = 8
+MAX_WAITING_BLOCKS: Final = 8192
+"""Blocks for Dynamo whose tokens are not known yet: an engine's events may arrive after the node's."""
+TokensOf: TypeAlias = Callable[[bytes], Sequence[int] | None]
 
 
-def batch(events: Sequence[BlockEvent | Gap]) -> bytes | None:
-    """One batch, at the time of its last event; None if nothing in it concerns where blocks are."""
-    found = [each for event in events for each in _published(event)]
-    return msgspec.msgpack.encode([events[-1].timestamp_ms / 1000, found, 0]) if found else None
+class EventForm:
+    """Encoder of batches for one kind of reader."""
+
+    def __init__(self, form: str, tokens_of: TokensOf = lambda key: None) -> None:
+        """`form`: of FORMS; `tokens_of`: the token ids of the block of a key, None where they are not known."""
+        self._form = form
+        self._tokens_of = tokens_of
+        self._waiting: dict[bytes, BlockEvent] = {}
+        """By key, of one block each."""
+
+    def batch(self, events: Sequence[BlockEvent | Gap]) -> bytes | None:
+        """One batch, at the time of its last event; None if nothing in it concerns where blocks are.
+
+        Blocks of earlier events whose tokens are known by now come first.
+        """
+        known = [key for key in self._waiting if self._tokens_of(key) is not None]
+        happened = [*(self._waiting.pop(key) for key in known), *events]
+        found = [each for event in happened for each in self._published(event)]
+        return msgspec.msgpack.encode([happened[-1].timestamp_ms / 1000, found, 0]) if found else None
+
+    def _published(self, event: BlockEvent | Gap) -> Iterator[dict[str, Any] | list[Any]]:
+        if isinstance(event, Gap):
+            self._waiting.clear()
+            yield self._shaped({"type": "AllBlocksCleared"})
+        elif event.kind == STORED:
+            tokens = [None if self._form == VLLM else self._tokens_of(key) for key in event.keys]
+            for start, end in _chains(event, tokens):
+                if tokens[start] is not None or self._form != DYNAMO:
+                    yield self._stored(event, start, [each or () for each in tokens[start:end]])
+                else:
+                    self._wait(event, start, end)
+        elif event.kind == REMOVED:
+            for key in event.keys:
+                self._waiting.pop(key, None)
+            yield self._shaped({"type": "BlockRemoved", "block_hashes": self._hashes(event.keys), "medium": MEDIUM[self._form]}, event.node)
+
+    def _wait(self, event: BlockEvent, start: int, end: int) -> None:
+        for index in range(start, end):
+            each = slice(index, index + 1)
+            self._waiting[event.keys[index]] = replace(
+                event, keys=event.keys[each], parents=event.parents[each], sizes_bytes=event.sizes_bytes[each]
+            )
+        while len(self._waiting) > MAX_WAITING_BLOCKS:
+            self._waiting.pop(next(iter(self._waiting)))
+
+    def _stored(self, event: BlockEvent, start: int, tokens: Sequence[Sequence[int]]) -> dict[str, Any] | list[Any]:
+        parent = self._hashes([event.parents[start]])[0] if event.parents[start] else None
+        members = {
+            "type": "BlockStored",
+            "block_hashes": self._hashes(event.keys[start : start + len(tokens)]),
+            "parent_block_hash": parent,
+            "token_ids": [token for each in tokens for token in each],
+            "block_size": len(tokens[0]),
+            "lora_id": None,
+            "medium": MEDIUM[self._form],
+            "lora_name": None,
+        }
+        return self._shaped(members, event.node)
+
+    def _hashes(self, keys: Sequence[bytes]) -> list[bytes] | list[int]:
+        return list(keys) if self._form == VLLM else [int.from_bytes(key[-HASH_BYTES:], "big") for key in keys]
+
+    def _shaped(self, members: dict[str, Any], node: str = "") -> dict[str, Any] | list[Any]:
+        if self._form == LLM_D:
+            return list(members.values())
+        return members | {"ownership": node} if node else members
 
 
-def _published(event: BlockEvent | Gap) -> Iterator[dict[str, Any]]:
-    if isinstance(event, Gap):
-        yield {"type": "AllBlocksCleared"}
-    elif event.kind == STORED:
-        for start, end in _chains(event):
-            yield {
-                "type": "BlockStored",
-                "block_hashes": list(event.keys[start:end]),
-                "parent_block_hash": event.parents[start] or None,
-                "token_ids": [],
-                "block_size": 0,
-                "lora_id": None,
-                "medium": MEDIUM,
-                "lora_name": None,
-                "ownership": event.node,
-            }
-    elif event.kind == REMOVED:
-        yield {"type": "BlockRemoved", "block_hashes": list(event.keys), "medium": MEDIUM, "ownership": event.node}
-
-
-def _chains(event: BlockEvent) -> Iterator[tuple[int, int]]:
-    """[start, end) of blocks each of which follows the one before."""
+def _chains(event: BlockEvent, tokens: Sequence[Sequence[int] | None]) -> Iterator[tuple[int, int]]:
+    """[start, end) of blocks each of which follows the one before; the tokens of all are known, and as many, or of none."""
     start = 0
     for index in range(1, len(event.keys)):
-        if event.parents[index] != event.keys[index - 1]:
+        here, before = (len(each or ()) for each in (tokens[index], tokens[index - 1]))
+        if event.parents[index] != event.keys[index - 1] or here != before:
             yield start, index
             start = index
     yield start, len(event.keys)

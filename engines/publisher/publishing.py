@@ -3,16 +3,17 @@
 import time
 
 from kvstore.client.tools.recorder import Recorder
-from kvstore.engines.publisher.form import batch
+from kvstore.engines.publisher.form import EventForm
 from kvstore.engines.publisher.sockets import PublishingSockets
 
 
 class Publishing:
     """See the module. `stop`, and what is told of it, are for any thread and for signal handlers."""
 
-    def __init__(self, recorder: Recorder, sockets: PublishingSockets, *, interval_s: float) -> None:
+    def __init__(self, recorder: Recorder, sockets: PublishingSockets, form: EventForm, *, interval_s: float) -> None:
         self.recorder = recorder
         self._sockets = sockets
+        self._form = form
         self._interval_s = interval_s
         self._is_ending = False
         self.batches = 0
@@ -27,8 +28,7 @@ class Publishing:
 
     def round(self) -> None:
         """What happened since the last one is published."""
-        happened = self.recorder.poll()
-        if happened and (found := batch(happened)) is not None:
+        if (found := self._form.batch(self.recorder.poll())) is not None:
             self._sockets.publish(found)
             self.batches += 1
         self._sockets.serve(self._interval_s)

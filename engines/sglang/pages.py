@@ -7,7 +7,7 @@ covers its tokens and all before it. Knows neither SGLang nor the store.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Final
@@ -38,22 +38,32 @@ class Pool:
 
     name: str
     """What SGLang calls it: `kv`, `mamba`, `swa`, ..."""
+    kind: str
+    """Class of the pool, which orders and packs its elements."""
     model: str
-    revision: str
+    weights: str
+    """Identity of the weights; see engines/weights/identity.py."""
     salt: str
     dtype: str
+    """Element types as the engine calls them, not those of its storage."""
     layout: str
     """The order of its elements: `page_first`, `layer_first`, ..."""
     page_tokens: int
     regions: tuple[int, ...]
     """Bytes of the regions of one page, in order; at least one."""
     rank: Rank
+    layers: str
+    """Layers of the model, where the pool has but some."""
     is_replicated: bool
     """All tensor-parallel ranks hold equal bytes: MLA."""
+    adapters: str = ""
+    """Digest of the LoRAs that the engine was started with: SGLang's hash names them by name and path."""
+    config: str = ""
+    """Digest of the model's configuration."""
     told: str = ""
-    """What SGLang was told of the model that changes what it computes: overrides of its configuration, quantisation."""
+    """Digest of SGLang's arguments that change what it computes or how it stores it; see arguments.py."""
     draft: str = ""
-    """The model whose pool it is, where that is not `model` itself but one that drafts tokens for it."""
+    """The model that drafts tokens, where the pool has its pages."""
 
     @cached_property
     def namespace(self) -> Namespace:
@@ -61,9 +71,12 @@ class Pool:
         extra = {
             "engine": "sglang",
             "pool": self.name,
+            "kind": self.kind,
             "draft": self.draft,
-            "told": self.told and blake2b(self.told.encode(), digest_size=16).hexdigest(),
+            "config": self.config,
+            "told": self.told,
             "layout": self.layout,
+            "layers": self.layers,
             "regions": f"{len(self.regions)}:{blake2b(repr(self.regions).encode(), digest_size=8).hexdigest()}",
             "pp": _part(self.rank.pp),
             "cp": _part(self.rank.cp),
@@ -71,7 +84,8 @@ class Pool:
         }
         return Namespace(
             model=self.model,
-            revision=self.revision,
+            revision=self.weights,
+            adapter=self.adapters,
             dtype=self.dtype,
             block_tokens=self.page_tokens,
             heads=None if self.is_replicated or self.rank.tp[1] == 1 else self.rank.tp,
@@ -80,9 +94,31 @@ class Pool:
             hash="sha256",
         )
 
+    def under(self, weights: str, draft: str) -> "Pool":
+        """Return the pool with other weights."""
+        return replace(self, weights=weights, draft=self.draft and draft)
+
     @property
     def page_bytes(self) -> int:
         return sum(self.regions)
+
+    @property
+    def values_per_page(self) -> int:
+        """See `HeadPool`, which has more."""
+        return 1
+
+    @property
+    def value_bytes(self) -> int:
+        return self.page_bytes
+
+    @property
+    def is_writer(self) -> bool:
+        """SGLang itself has one of ranks with equal pages write them."""
+        return True
+
+    @property
+    def is_in_place(self) -> bool:
+        return True
 
     def keys(self, hashes: Sequence[str]) -> list[bytes]:
         """Of the pages that SGLang calls `hashes`."""

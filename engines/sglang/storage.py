@@ -6,9 +6,11 @@
 The other entries are the settings of SGLangSettings. This module imports SGLang, and is imported by it only.
 """
 
-import json
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -21,24 +23,27 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
-from sglang.srt.runtime_context import get_model, get_spec
+from sglang.srt.runtime_context import process_model_config
 
-from kvstore.client.config import ClientSettings
-from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
+from kvstore.client.weights import WeightsReporter
+from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.sglang import hooks
 from kvstore.engines.sglang.hits import PoolPages, restorable_prefixes
-from kvstore.engines.sglang.pages import Pool, Rank
-from kvstore.engines.sglang.settings import SGLangSettings, from_extra_config
+from kvstore.engines.sglang.host_heads import by_heads, host_heads
+from kvstore.engines.sglang.identity import described, engine_facts, started
+from kvstore.engines.sglang.metrics import PageCounters
+from kvstore.engines.sglang.page_mover import AnyPool, Finish, PageMover, whole_pages
+from kvstore.engines.sglang.pages import Pool
+from kvstore.engines.sglang.settings import from_extra_config
+from kvstore.engines.sglang.weights import Current
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.tls.config import tls_of
 
 log = logging.getLogger("kvstore.engines.sglang")
 
-REPLICATED_POOLS: Final = frozenset({"MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool"})
-"""SGLang's classes of pools of which all tensor-parallel ranks have the same, whatever the primary pool is."""
-OWN_KIND: Final = frozenset({PoolName.DRAFT, PoolName.DRAFT_INDEXER, PoolName.DRAFT_SWA})
-"""Pools of a draft model, of one of these classes or not whatever the primary pool is."""
+WITHHELD_WARNING_S: Final = 60.0
+"""Pages withheld for so long since an update of the weights mean that SGLang's cache was not flushed."""
 
 
 class KVStoreHiCache(HiCacheStorage):
@@ -49,19 +54,33 @@ class KVStoreHiCache(HiCacheStorage):
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
-        """Asks nobody: the store may come later. Raises ConfigError for settings that make no sense, as SGLang attaches."""
+        """Read the checkpoint's fingerprint; the store may start later.
+
+        Raises:
+            ConfigError: settings that make no sense, or weights that cannot be read. SGLang does not attach then.
+        """
         extra = storage_config.extra_config or {}
         self._settings = settings = from_extra_config(extra)
         if not extra.get("interface_v1"):
             raise ConfigError(
                 'hicache_storage_backend_extra_config: add "interface_v1": 1, without which SGLang copies each page once more'
             )
-        if not (settings.model or storage_config.model_name):
-            raise ConfigError('hicache_storage_backend_extra_config: SGLang names no model; add "model"')
+        hooks.install()
+        self._facts = engine_facts(storage_config, settings, log)
+        loaded = started(settings, log)
+        hooks.WEIGHTS.start(loaded)
         self._config = storage_config
-        self._pools: dict[str, tuple[Any, Pool]] = {}
-        self._client = Client(settings.master, tenant=settings.tenant, token=settings.token, settings=ClientSettings(**tls_of(settings)))
-        self._jobs = Jobs(self._client, settings.jobs())
+        self._pools: dict[str, tuple[Any, AnyPool]] = {}
+        self._named: tuple[Current | None, dict[str, AnyPool]] = None, {}
+        self._withheld_since: float | None = None
+        self._counters = PageCounters(storage_config.tp_rank, storage_config.pp_rank, storage_config.dp_rank)
+        client = Client(settings=settings.client())
+        self._client = client
+        self._jobs = Jobs(client, settings.jobs())
+        self._mover = PageMover(self._jobs)
+        rank = f"tp{storage_config.tp_rank}-pp{storage_config.pp_rank}-dp{storage_config.dp_rank}"
+        self._reporter = WeightsReporter(client, f"sglang-{loaded.nonce}-{rank}")
+        self._check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), settings.master, log)
 
     # --- pools ---
 
@@ -71,19 +90,56 @@ class KVStoreHiCache(HiCacheStorage):
             self.register_mem_host_pool_v2(mem_pool_host, PoolName.KV)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: PoolName) -> None:
-        """Raises ValueError for a pool whose pages have no regions that could be read in place."""
+        """Raises ValueError for a pool whose pages have no regions that could be read in place; ConfigError: `share_tp` is not possible."""
         if host_pool_name not in self._pools:
-            self._pools[host_pool_name] = host_pool, _described(host_pool, host_pool_name, self._config, self._settings)
+            whole = described(host_pool, host_pool_name, self._config, self._facts)
+            share_tp = self._settings.share_tp or self._config.tp_lcm_size or 0
+            pool = _cut(host_pool, host_pool_name, whole, share_tp) if share_tp else whole
+            _ = pool.namespace  # raises InvalidArgument now, for what no namespace can have
+            self._pools[host_pool_name] = host_pool, pool
+            self._named = None, {}
+
+    def on_host_pools_registered(self) -> None:
+        """Log what the engine's pages are stored under."""
+        for name, pool in (self._current() or {}).items():
+            log.info("kvstore: pages of pool %s are in namespace %s: %s", name, pool.namespace.id.hex(), pool.namespace)
+
+    def _current(self) -> Mapping[str, AnyPool] | None:
+        """The pools under the weights of now. None: those are changing, or pages of older ones are still in SGLang's cache."""
+        weights = hooks.WEIGHTS.current
+        known, pools = self._named
+        if weights is None:
+            self._note_withheld()
+            return None
+        self._withheld_since = None
+        if known is not weights:
+            pools = {name: pool.under(weights.target.text, weights.draft) for name, (_, pool) in self._pools.items()}
+            self._named = weights, pools
+            namespaces = [pool.namespace.canonical() for pool in pools.values()]
+            self._reporter.use(weights.target.base, weights.target.version, namespaces)
+        return pools
+
+    def _note_withheld(self) -> None:
+        now_s = time.monotonic()
+        if self._withheld_since is None:
+            self._withheld_since = now_s
+        elif now_s - self._withheld_since > WITHHELD_WARNING_S:
+            self._withheld_since = float("inf")
+            log.warning("kvstore: weights were updated and SGLang's cache was not flushed since: until it is, no page is loaded or saved")
 
     # --- pages of the primary pool ---
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """How many are there, from the first on without a gap."""
+        found = 0
         try:
-            return self._jobs.match_prefix(self._pools[PoolName.KV][1].keys(keys))
+            if (pools := self._current()) is not None:
+                pool = pools[PoolName.KV]
+                found = self._jobs.match_prefix(pool.keys(keys)) // pool.values_per_page
         except Exception:
             log.exception("pages could not be looked up")
-            return 0
+        self._counters.looked_up(len(keys), found)
+        return found
 
     def batch_get_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None) -> list[bool]:
         return self.batch_get_v2([PoolTransfer(PoolName.KV, host_indices=host_indices, keys=keys)], extra_info)[PoolName.KV]
@@ -97,41 +153,49 @@ class KVStoreHiCache(HiCacheStorage):
         self, keys: list[str], pool_transfers: list[PoolTransfer] | None = None, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> PoolTransferResult:
         """The prefixes of which each pool has what it needs. A pool of groups of blocks has no say in it, as SGLang has it."""
+        hits = PoolTransferResult(0, {}, [])
         try:
-            asked = [each for each in pool_transfers or [] if each.hit_policy is not PoolHitPolicy.BLOCK_GROUPS]
-            has_kv = PoolName.KV in self._pools
-            names = [*([PoolName.KV] if has_kv else []), *(each.name for each in asked)]
-            found = self._jobs.exists([key for name in names for key in self._pools[name][1].keys(keys)])
-            rows = [found[start : start + len(keys)] for start in range(0, len(found), len(keys) or 1)]
-            kv = rows.pop(0) if has_kv else [True] * len(keys)
-            others = [
-                PoolPages(each.name, row, None if each.hit_policy is PoolHitPolicy.ALL_PAGES else len(each.keys or []))
-                for each, row in zip(asked, rows, strict=True)
-            ]
-            hits = restorable_prefixes(kv.index(False) if False in kv else len(kv), PoolName.KV, others)
-            return PoolTransferResult(hits.pages, hits.by_pool, hits.restorable)
+            if (pools := self._current()) is not None:
+                hits = self._hits(pools, keys, pool_transfers or [])
         except Exception:
             log.exception("pages could not be looked up")
-            return PoolTransferResult(0, {}, [])
+        self._counters.looked_up(len(keys), hits.kv_hit_pages)
+        return hits
+
+    def _hits(self, current: Mapping[str, AnyPool], keys: list[str], transfers: list[PoolTransfer]) -> PoolTransferResult:
+        asked = [each for each in transfers if each.hit_policy is not PoolHitPolicy.BLOCK_GROUPS]
+        has_kv = PoolName.KV in current
+        pools = [current[name] for name in [*([PoolName.KV] if has_kv else []), *(each.name for each in asked)]]
+        found = iter(self._jobs.exists([key for pool in pools for key in pool.keys(keys)]))
+        rows = [whole_pages(pool, list(islice(found, len(keys) * pool.values_per_page))) for pool in pools]
+        kv = rows.pop(0) if has_kv else [True] * len(keys)
+        others = [
+            PoolPages(each.name, row, None if each.hit_policy is PoolHitPolicy.ALL_PAGES else len(each.keys or []))
+            for each, row in zip(asked, rows, strict=True)
+        ]
+        hits = restorable_prefixes(kv.index(False) if False in kv else len(kv), PoolName.KV, others)
+        return PoolTransferResult(hits.pages, hits.by_pool, hits.restorable)
 
     def batch_get_v2(self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None) -> dict[str, list[bool]]:
-        """For each page: it was read into its place. The place of one that was not may have been written."""
-
-        def load(pool: Pool, keys: list[str], places: list[Any]) -> Job:
-            return self._jobs.load(pool.keys(keys), places, on_done=_ignore)
-
-        return self._carried_out(transfers, load, lambda pool, job: [size == pool.page_bytes for size in job.results])
+        """For each page: it was read into its place. The place of one that was not may have been written. None is, if weights changed
+        meanwhile."""
+        before = hooks.WEIGHTS.current
+        results = self._carried_out(transfers, self._mover.load)
+        if hooks.WEIGHTS.current is not before:
+            results = {name: [False] * len(read) for name, read in results.items()}
+        self._counters.loaded(results)
+        return results
 
     def batch_set_v2(self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None) -> dict[str, list[bool]]:
         """For each page: the store has it."""
         before = ((extra_info.prefix_keys if extra_info is not None else None) or [])[-1:]
 
-        def store(pool: Pool, hashes: list[str], places: list[Any]) -> Job:
-            keys = pool.keys([*before, *hashes])
-            parents = [None, *keys[:-1]][-len(hashes) :]
-            return self._jobs.store(keys[len(before) :], places, namespace=pool.namespace, parents=parents, on_done=_ignore)
+        def store(pool: AnyPool, hashes: list[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
+            return self._mover.store(pool, hashes, before, pointers, sizes)
 
-        return self._carried_out(transfers, store, lambda pool, job: job.succeeded)
+        results = self._carried_out(transfers, store)
+        self._counters.stored(results)
+        return results
 
     # --- what is asked of other back ends ---
 
@@ -151,91 +215,51 @@ class KVStoreHiCache(HiCacheStorage):
         return False
 
     def clear(self) -> None:
-        """Other engines use the store: SGLang's order to clear it clears nothing."""
-        log.warning("the store is shared, and was not cleared: take another salt or revision instead")
+        """Start a new version of the engine's pages: it finds nothing that was stored before. Other engines' pages stay."""
+        hooks.WEIGHTS.clear()
 
     def close(self) -> None:
         """What is under way is given up, and SGLang's memory is not touched any more."""
+        self._check.close()
+        self._reporter.close()
         self._jobs.close()
         self._client.close()
 
     def _carried_out(
-        self,
-        transfers: list[PoolTransfer],
-        submit: Callable[[Pool, list[str], list[Any]], Job],
-        judge: Callable[[Pool, Job], list[bool]],
+        self, transfers: list[PoolTransfer], begin: Callable[[AnyPool, list[str], Sequence[int], Sequence[int]], Finish]
     ) -> dict[str, list[bool]]:
-        """One job a transfer, all at once; what became of each page."""
-        begun: list[tuple[Pool, Job] | None] = []
+        """All transfers at once; what became of each page."""
+        pools = self._current()
+        if pools is None:
+            return {transfer.name: _none(len(transfer.keys or [])) for transfer in transfers}
+        begun: list[Finish] = []
         for transfer in transfers:
             keys = transfer.keys or []
             try:
-                host_pool, pool = self._pools[transfer.name]
-                pointers, sizes = host_pool.get_page_buffer_meta(transfer.host_indices) if keys else ((), ())
-                begun.append((pool, submit(pool, keys, pool.places(pointers, sizes, len(keys)))))
+                pool = pools[transfer.name]
+                meta = self._pools[transfer.name][0].get_page_buffer_meta
+                pointers, sizes = meta(transfer.host_indices) if keys else ((), ())
+                begun.append(begin(pool, keys, pointers, sizes))
             except Exception:
                 log.exception("pages of pool %s could not be moved", transfer.name)
-                begun.append(None)
-        results = {}
-        for transfer, each in zip(transfers, begun, strict=True):
-            if each is None:
-                results[transfer.name] = [False] * len(transfer.keys or [])
-            else:
-                pool, job = each
-                job.wait()
-                results[transfer.name] = judge(pool, job)
-        return results
+                begun.append(partial(_none, len(keys)))
+        return {transfer.name: finish() for transfer, finish in zip(transfers, begun, strict=True)}
 
 
-def _ignore(job: Job) -> None:
-    """Whoever submitted it waits for it: without this the jobs would keep it for whoever asks what is over."""
+def _none(pages: int) -> list[bool]:
+    return [False] * pages
 
 
-def _described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, settings: SGLangSettings) -> Pool:
-    page_tokens = getattr(host_pool, "page_size", 1) or 1
-    _, sizes = host_pool.get_page_buffer_meta(torch.arange(page_tokens))
-    if name == PoolName.MAMBA:
-        is_replicated = False  # linear layers are split even where latent attention is not
-    elif name in OWN_KIND:
-        is_replicated = any(base.__name__ in REPLICATED_POOLS for base in type(host_pool).__mro__)
-    else:
-        is_replicated = config.is_mla_model
-    return Pool(
-        name=str(name),
-        model=settings.model or config.model_name,
-        revision=settings.revision or get_model().revision or "",
-        salt=settings.salt,
-        dtype=str(getattr(host_pool, "dtype", "bytes")).removeprefix("torch."),
-        layout=getattr(host_pool, "layout", "") or "",
-        page_tokens=page_tokens,
-        regions=tuple(sizes),
-        rank=Rank(
-            tp=(config.tp_rank, config.tp_size),
-            pp=(config.pp_rank, config.pp_size),
-            cp=(config.attn_cp_rank, config.attn_cp_size),
-            dcp=(config.dcp_rank, config.dcp_size),
-        ),
-        is_replicated=is_replicated,
-        told=_told(),
-        draft=_draft() if name in OWN_KIND else "",
-    )
-
-
-def _told() -> str:
-    """What pages depend on, and neither the model's name nor its revision says."""
-    chosen = get_model()
-    told = {
-        "overrides": json.loads(chosen.json_model_override_args),
-        "configuration": chosen.decrypted_config_file,
-        "quantization": chosen.quantization,
-        "scales": chosen.quantization_param_path,
-        "weights": "random" if chosen.load_format == "dummy" else "",
-    }
-    told = {name: value for name, value in told.items() if value}
-    return json.dumps(told, sort_keys=True) if told else ""
-
-
-def _draft() -> str:
-    """The name or path and the revision of the model that drafts tokens, as SGLang was given them."""
-    chosen = get_spec()
-    return f"{chosen.speculative_draft_model_path or ''} {chosen.speculative_draft_model_revision or ''}".strip()
+def _cut(host_pool: Any, name: PoolName, whole: Pool, share_tp: int) -> AnyPool:
+    """`whole` by KV heads, or as it is where all ranks have the same. Raises ConfigError of the primary pool, where that cannot be."""
+    if whole.is_replicated:
+        return whole
+    is_primary = name == PoolName.KV
+    total_heads = (lambda: int(process_model_config().get_total_num_kv_heads())) if is_primary else None
+    try:
+        return by_heads(whole, host_heads(host_pool, whole.page_tokens), share_tp, total_heads=total_heads)
+    except ConfigError as error:
+        if is_primary:
+            raise
+        log.warning("pages of pool %s are shared by engines of the same TP only: %s", name, error)
+        return whole

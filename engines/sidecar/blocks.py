@@ -1,7 +1,4 @@
-"""What an engine has in memory of its own, as keys that a scheduler knows, and what of it the master has yet to hear. Pure bookkeeping.
-
-An engine names its blocks by hashes of its own. Each is given the key that follows its parent's key, by its tokens: so both 64-bit hashes
-and whole ones will do. A block whose parent is not known, or that depends on more than its tokens, has no key and is passed over.
+"""Blocks in an engine's own memory, as keys that the scheduler knows, and the changes that the master does not have yet. Pure bookkeeping.
 
 What the master has is a version. Changes go out one at a time: the next one once the answer to the last has said that it is there. An
 answer with another version means that the master knows nothing: all goes out again.
@@ -12,7 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvstore.client.instances.client import EngineCacheChange
-from kvstore.engines.sidecar.events import BlockHash, Event, Removed, Stored
+from kvstore.engines.kv_events import events
+from kvstore.engines.kv_events.block_keys import keys_of_stored
+from kvstore.engines.kv_events.events import BlockHash, Cleared, Event, Removed, Stored
 from kvstore.kvcache.naming import Naming
 
 MAX_CHANGED_BLOCKS: Final = 65_536
@@ -38,19 +37,22 @@ class EngineBlocks:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, happened: Sequence[Event]) -> None:
         """What the engine says has happened."""
-        for event in events:
+        for event in happened:
             match event:
-                case Stored():
-                    self._store(event)
-                case Removed():
+                case Stored(medium=events.GPU):
+                    for name, key in keys_of_stored(event, self._naming, self._keys.get):
+                        self._keys[name] = key
+                        self._tell(key, is_there=True)
+                case Removed(medium=events.GPU):
                     for name in event.hashes:
-                        key = self._keys.pop(name, None)
-                        if key is not None:
-                            self._tell(key, is_there=False)
-                case _:
+                        if name in self._keys:
+                            self._tell(self._keys.pop(name), is_there=False)
+                case Cleared():
                     self.clear()
+                case _:  # of a lower medium
+                    pass
 
     def clear(self) -> None:
         """Nothing is there, as far as is known."""
@@ -84,20 +86,6 @@ class EngineBlocks:
         """The master is to have an empty cache first, and then all that is here."""
         self._heard, self._sent = 0, None
         self._news = dict.fromkeys(self._keys.values(), True)
-
-    def _store(self, stored: Stored) -> None:
-        size = stored.block_tokens
-        if not stored.is_plain or size != self._naming.block_tokens:
-            return
-        parent = None
-        if stored.parent is not None:
-            parent = self._keys.get(stored.parent)
-            if parent is None:
-                return
-        for index, name in enumerate(stored.hashes):
-            parent = self._naming.following(parent, stored.token_ids[index * size : (index + 1) * size])
-            self._keys[name] = parent
-            self._tell(parent, is_there=True)
 
     def _tell(self, key: bytes, *, is_there: bool) -> None:
         """The last word counts, and goes to the end: what came first is told first."""

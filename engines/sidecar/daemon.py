@@ -53,9 +53,9 @@ def main(config: str | None, **flags: Any) -> None:
 
 def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
     # Here, since their libraries may be missing.
+    from kvstore.engines.kv_events.subscriber import Subscriber
     from kvstore.engines.sidecar.blocks import EngineBlocks
     from kvstore.engines.sidecar.signals import add_sidecar_signals
-    from kvstore.engines.sidecar.subscriber import Subscriber
     from kvstore.engines.sidecar.telling import Telling
 
     of_master = ClientSettings(

@@ -29,7 +29,9 @@ def add_sidecar_signals(server: HttpServer, telling: Telling, tracing: "Tracing 
 
     def unready() -> Sequence[str]:
         return (
-            [] if telling.is_in else [f"the scheduler does not know engine {telling.name}: it, its metrics or the master does not answer"]
+            []
+            if telling.is_in
+            else [f"the scheduler does not know engine {telling.name}: it sleeps, or it, its metrics or the master does not answer"]
         )
 
     def read() -> Readings:

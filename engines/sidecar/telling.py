@@ -1,6 +1,8 @@
-"""One engine's reports: its load, and what has changed in its own memory, as often as the master asks for them.
+"""Reports of one engine to the scheduler: its load, and what has changed in its own memory, as often as the master asks for them.
 
-An engine whose metrics do not come leaves the scheduler at once, so that no request is sent to it, and joins again when they do.
+An engine that sleeps, or whose metrics do not arrive, leaves the scheduler at once, so that no request is sent to it, and joins again when
+it is back. Sleep clears an engine's cache, and vLLM publishes that with the next step after it woke up: what it had is void at once. A
+restarted engine publishes nothing about what it lost: its start time shows it, and the replay of its events what it has since.
 """
 
 import logging
@@ -12,11 +14,11 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
 
 from kvstore.client.instances.client import InstanceReport, Role, SchedulerClient
+from kvstore.engines.kv_events.events import Event
+from kvstore.engines.kv_events.subscriber import Subscriber
 from kvstore.engines.sidecar.blocks import EngineBlocks
 from kvstore.engines.sidecar.config import SidecarSettings
-from kvstore.engines.sidecar.events import Event
 from kvstore.engines.sidecar.load import Load, read_load
-from kvstore.engines.sidecar.subscriber import Subscriber
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.rpc.tracing import trace_metadata
 
@@ -58,6 +60,8 @@ class Telling:
         """Reports that the master took; metrics of the engine that could not be had, and reports that were not taken."""
         self.told_s = time.monotonic()
         """When it last came round."""
+        self._load: Load | None = None
+        """As last read; None: not read yet."""
         self._is_ending = False
         self._complaint = ""
 
@@ -95,6 +99,10 @@ class Telling:
             self._complain(error)
             self._leave()
             return self._settings.retry_interval_s
+        if load.is_asleep:
+            self._fall_asleep()
+            return self._settings.retry_interval_s
+        self._notice_restart(load)
         try:
             heard = self._client.report(self._report(load))
         except KVStoreError as error:
@@ -110,6 +118,23 @@ class Telling:
             log.info("engine %s reports to the scheduler", self.name)
             self._on_first()
         return heard.interval_s
+
+    def _fall_asleep(self) -> None:
+        if self.is_in:
+            log.info("engine %s sleeps: it gets no requests until it is woken up", self.name)
+        if self._blocks is not None:
+            self._blocks.clear()
+        self._leave()
+
+    def _notice_restart(self, load: Load) -> None:
+        """Have the events of an engine that is new, or was restarted, replayed: before the scheduler gets to know of it."""
+        before, self._load = self._load, load
+        if self._subscriber is None or self._blocks is None or (before is not None and not load.is_restarted_since(before)):
+            return
+        try:
+            self._subscriber.catch_up(self._apply, self._blocks.clear)
+        except KVStoreError as error:
+            self._complain(error)
 
     def _report(self, load: Load) -> InstanceReport:
         settings = self._settings

@@ -4,9 +4,11 @@ Made by vLLM once for its scheduler and once in each rank. Everything that it de
 vLLM's objects on to them.
 """
 
+import itertools
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from vllm.config import VllmConfig
@@ -18,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats, PromMetric, PromMetricT
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,21 +29,29 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvstore.client import Client
-from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.engines.vllm.connecting import connect
+from kvstore.client.weights import WeightsReporter
+from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.vllm.connecting import check_reachability, connect
 from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
-from kvstore.engines.vllm.facts import check_engine, check_layers, group_pools, layer_groups, rank_facts
+from kvstore.engines.vllm.engine_weights import follow_weights
+from kvstore.engines.vllm.facts import check_engine, check_layers, group_pools, layer_groups
 from kvstore.engines.vllm.groups import fail_whole
-from kvstore.engines.vllm.identity import Shard, shard
-from kvstore.engines.vllm.layout import LayerPools
+from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.lookup import Lookup
+from kvstore.engines.vllm.metrics import KVStorePromMetrics, KVStoreStats
 from kvstore.engines.vllm.plan import Plan, StepPlan
+from kvstore.engines.vllm.rank_groups import check_share_tp, log_unshared, rank_group
 from kvstore.engines.vllm.settings import from_extra_config, job_settings
 from kvstore.engines.vllm.trouble import LOG
+from kvstore.engines.vllm.variants import Variants
+from kvstore.engines.vllm.waiting_requests import Found
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
+
+DRAIN_S: Final = 5.0
+"""Beyond the deadline of loads: for steps of the engine in which nothing is computed."""
 
 
 @dataclass
@@ -49,36 +59,18 @@ class StepMetadata(KVConnectorMetadata):
     """From the scheduler to the ranks, each step."""
 
     plan: StepPlan
+    is_store_away: bool = False
+    """The scheduler's connector logged that the store does not answer."""
 
 
 @dataclass
 class RankMetadata(KVConnectorHandshakeMetadata):
     """From each rank to the scheduler, once."""
 
-    namespaces: list[bytes | None]
-    """Of each group of layers, in its canonical form; None: this rank has no layer of it."""
-
-
-@dataclass
-class KVStoreStats(KVConnectorStats):
-    """What the connector did in an interval: the fields of Counters."""
-
-    data: dict[str, Any] = field(default_factory=lambda: Counters().values())
-
-    def reset(self) -> None:
-        self.data = Counters().values()
-
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        total = Counters.of(self.data)
-        total.add(Counters.of(other.data))
-        self.data = total.values()
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        return {name: value for name, value in self.data.items() if value}
-
-    def is_empty(self) -> bool:
-        return not any(self.data.values())
+    namespaces: list[list[bytes]]
+    """Of the values of each group of layers, in canonical form; none: this rank has no layer of it."""
+    labels: list[bytes]
+    """Namespaces that blocks are stored under, in canonical form: those of the values, or one of several values of a block."""
 
 
 class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -89,18 +81,30 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         check_engine(vllm_config, kv_cache_config)
         self._settings = from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
+        check_share_tp(vllm_config, kv_cache_config, self._settings)
         self._client: Client | None = None
+        self._reachability: ReachabilityCheck | None = None
         self._jobs: Jobs | None = None
         self._lookup: Lookup | None = None
         self._worker: Worker | None = None
         self._rank_groups: list[RankGroup | None] = []
         self._layers: dict[str, int] = {}
         self._block_pool: BlockPool | None = None
+        self._reporter: WeightsReporter | None = None
+        self._templates: list[Shard] = []
+        """Of all ranks and groups."""
+        self._loading: set[str] = set()
+        self.drain_deadline_s = self._settings.load_deadline_s + DRAIN_S
+        self.variants: Variants | None = None
+        """Of the scheduler's connector: engine_calls.py tells it what the engine does to its weights."""
+        if role is KVConnectorRole.SCHEDULER:
+            self.variants = follow_weights(vllm_config, self._settings, on_change=self._forget_variants)
         self._groups = layer_groups(kv_cache_config)
         self._plan = Plan(
             self._groups,
             hash_block_tokens=kv_cache_config.hash_block_size or min(group.block_tokens for group in self._groups),
             is_whole=self._is_whole,
+            variant=self._variant,
             loads=self._kv_transfer_config.is_kv_consumer,
             saves=self._kv_transfer_config.is_kv_producer,
         )
@@ -115,55 +119,95 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- the scheduler's ---
 
+    def _report_weights(self) -> list[Namespace]:
+        """Report to the master which weights this engine uses; return the namespaces of its blocks, none while the weights are unknown."""
+        weights = self.variants.identity if self.variants is not None else None
+        if weights is None or self._reporter is None:
+            return []
+        namespaces = [template.of(Variant(weights.text)).namespace for template in self._templates]
+        self._reporter.use(weights.base, weights.version, [namespace.canonical() for namespace in namespaces])
+        return namespaces
+
+    def _forget_variants(self) -> None:
+        """Weights or an adapter changed: what vLLM's own prefix cache has is of those before."""
+        self._plan.change_variants()
+        if self._block_pool is not None:
+            self._forget({block.block_id for block in self._block_pool.blocks if block.block_hash is not None})
+        self._report_weights()
+
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
-        told = [of_rank.namespaces for of_rank in metadata.values() if isinstance(of_rank, RankMetadata)]
-        found = [dict.fromkeys(canonical for canonical in of_group if canonical is not None) for of_group in zip(*told, strict=True)]
-        shards = [[Shard(Namespace.from_canonical(canonical)) for canonical in of_group] for of_group in found]
+        ranks = [of_rank for of_rank in metadata.values() if isinstance(of_rank, RankMetadata)]
+        groups = zip(*(of_rank.namespaces for of_rank in ranks), strict=True)
+        shards = [_shards(itertools.chain.from_iterable(of_group)) for of_group in groups]
         self._client = connect(self._settings)
+        self._reachability = check_reachability(self._client, self._settings)
         self._jobs = Jobs(self._client, job_settings(self._settings))
-        self._lookup = Lookup(self._jobs, self._groups, shards, deadline_s=self._settings.lookup_deadline_s)
+        self._lookup = Lookup(self._jobs, self._groups, shards, self._plan, self._settings)
         self._lookup.connect()
+        self._poll_variants()
+        self._templates = _shards(itertools.chain.from_iterable(of_rank.labels for of_rank in ranks))
+        self._reporter = WeightsReporter(self._client, str(self._kv_transfer_config.engine_id))
+        for namespace in self._report_weights()[:1]:
+            LOG.info("kvstore: blocks are of the namespace %s (1 of %d): %r", namespace.id.hex(), len(self._templates), namespace)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """None: to be asked again in a later step, for the engine that computed the prompt is still storing it."""
-        begin_s = time.monotonic()
-        if self._disaggregation.is_early(request, begin_s):
-            return None, False
-        tokens, is_answered = 0, False
-        if self._lookup is not None and self._jobs is not None and not request.skip_reading_prefix_cache:
-            wanted = self._plan.wanted(request, num_computed_tokens)
-            tokens = self._lookup.tokens(num_computed_tokens, wanted)
-            is_answered = all(wanted) and self._jobs.stats().reads.state is State.CLOSED
-        if self._disaggregation.waits(request, num_computed_tokens + tokens, begin_s, is_answered=is_answered):
+        now_s = time.monotonic()
+        if self.variants is not None:
+            self.variants.poll((), now_s)
+        found, is_answered = Found(), False
+        if self._lookup is not None and not request.skip_reading_prefix_cache:
+            found = self._lookup.find(request, num_computed_tokens, now_s)
+            is_answered = found.asked_tokens > 0 and self._lookup.is_reachable
+        if self._disaggregation.waits(request, num_computed_tokens + found.found_tokens, now_s, is_answered=is_answered):
+            assert self._lookup is not None, "it answered"
+            self._lookup.waiting.ask_again(request.request_id, self._disaggregation.next_lookup_s(request))
             return None, False
         self._plan.found(request, num_computed_tokens)
-        return tokens, self._settings.load_async and tokens > 0
+        return found.found_tokens, self._settings.load_async and found.found_tokens > 0
+
+    def on_new_request(self, request: Request) -> None:
+        if self._lookup is not None and not request.skip_reading_prefix_cache:
+            self._lookup.waiting.add(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self._plan.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        if num_external_tokens and self._settings.load_async:
+            self._loading.add(request.request_id)
+        tables = blocks.get_block_ids()
+        self._plan.allocated(request, tables, num_external_tokens)
+        if self._lookup is not None:
+            self._lookup.admitted(request.request_id, tables[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         state = scheduler_output.kv_connector_block_state
         assert state is not None, "vLLM gives it to every connector"
         scheduled = scheduler_output.num_scheduled_tokens
+        self._poll_variants()
         if not scheduled and self._disaggregation.is_waiting:
             time.sleep(POLL_S)  # vLLM asks again at once where there is nothing else to do
         prepared = set(scheduler_output.new_block_ids_to_zero or ())
         prepared.update(copy.dst_block_id for copy in scheduler_output.kv_cache_block_copies or ())
         plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled, prepared=prepared)
         self._forget(self._plan.barred_blocks(state.get_block_ids, scheduled))
-        return StepMetadata(plan)
+        return StepMetadata(plan, is_store_away=self._reachability is not None and self._reachability.is_away)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._forget(self._plan.failed_blocks(connector_output.invalid_block_ids or ()))
         self._plan.failed_requests(connector_output.failed_recving or ())
+        self._loading.difference_update(connector_output.finished_recving or ())
         self._plan.released(connector_output.finished_sending or ())
+        if self._lookup is not None:
+            self._lookup.hits.failed(connector_output.invalid_block_ids or (), connector_output.failed_recving or ())
+            self._lookup.loaded(connector_output.finished_recving or ())
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        return self._plan.finished(request, block_ids), self._disaggregation.finished(request)
+        if self._lookup is not None:
+            self._lookup.ended(request.request_id)
+        is_shared = self._plan.variant(request) is not None and self.variants is not None and self.variants.is_shared
+        return self._plan.finished(request, block_ids), self._disaggregation.finished(request, is_shared=is_shared)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._block_pool = gpu_block_pool
@@ -171,9 +215,19 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_block_frees(self) -> bool:
         return self._plan.is_holding
 
+    def has_pending_push_work(self) -> bool:
+        """Loads are under way: vLLM pauses once they are over."""
+        return bool(self._loading)
+
     def reset_cache(self) -> bool:
-        """Never done: the blocks are other engines', too. Weights that change are another `revision`."""
-        return False
+        """Nothing is removed, for other engines share it: this engine's blocks are those of other weights from now on."""
+        if self.variants is not None:
+            self.variants.reset()
+        return True
+
+    def requeued(self, request_ids: list[str]) -> None:
+        """The scheduler took back what it had given these requests to load into."""
+        self._plan.requeued(request_ids)
 
     # --- a rank's ---
 
@@ -182,32 +236,30 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.close()
         self._rank_groups, self._layers = [], {}
-        facts = None
         for place, pools in enumerate(group_pools(self._kv_cache_config, kv_caches)):
             if not pools:
                 self._rank_groups.append(None)
                 continue
-            facts = rank_facts(self._vllm_config, self._kv_cache_config, place, pools, self._settings)
-            of_group = shard(facts, salt=self._settings.salt)
-            LOG.info("kvstore: blocks of this rank are of the namespace %s", of_group.namespace.id.hex())
-            tensors = [tensor for of_layer in pools.values() for tensor in of_layer]
-            self._rank_groups.append(RankGroup(of_group, LayerPools(tensors, self._kv_cache_config.num_blocks)))
+            of_group = rank_group(self._vllm_config, self._kv_cache_config, place, pools, self._settings)
+            self._rank_groups.append(of_group)
             self._layers.update({name: layer for layer, name in enumerate(pools)})
+        log_unshared(self._kv_cache_config, self._settings.share_tp, self._vllm_config.parallel_config.tensor_parallel_size)
         if self._settings.load_by_layer and not self._settings.load_async:
             check_layers(self._vllm_config, list(self._layers))
-        is_writer = facts is not None and facts.is_writer
         client = connect(self._settings)
-        self._worker = Worker(client, self._rank_groups, self._settings, is_writer=is_writer, fails_whole=fail_whole(self._groups))
+        self._worker = Worker(client, self._rank_groups, self._settings, fails_whole=fail_whole(self._groups))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self._worker is None:
             return None
-        return RankMetadata([group.shard.namespace.canonical() if group is not None else None for group in self._rank_groups])
+        labels = [group.shard.namespace.canonical() for group in self._rank_groups if group is not None]
+        return RankMetadata([[] if group is None else group.shard.canonical() for group in self._rank_groups], labels)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Called in each step, before anything is written to blocks that have changed hands since the last one."""
         if self._worker is not None:
             assert isinstance(kv_connector_metadata, StepMetadata)
+            self._worker.is_store_away = kv_connector_metadata.is_store_away
             self._worker.save(kv_connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -255,7 +307,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             counters.add(self._worker.take_counters())
         if self._lookup is not None:
-            counters.add(self._lookup.counters.take())
+            if not self._settings.load_async:
+                self._lookup.stepped()
+            counters.add(self._lookup.take_counters())
         stats = KVStoreStats(counters.values())
         return None if stats.is_empty() else stats
 
@@ -263,9 +317,25 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
         return KVStoreStats(data) if data is not None else KVStoreStats()
 
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return KVStorePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
+        if self.variants is not None:
+            self.variants.close()
+        if self._reporter is not None:
+            self._reporter.close()
+        if self._reachability is not None:
+            self._reachability.close()
         if self._jobs is not None:
             self._jobs.close()
         if self._client is not None:
@@ -283,7 +353,20 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             return True
         return self._block_pool is not None and self._block_pool.blocks[block_id].ref_cnt == 0
 
+    def _variant(self, request: Any) -> Variant | None:
+        return self.variants.of(request, time.monotonic()) if self.variants is not None else None
+
+    def _poll_variants(self) -> None:
+        if self.variants is not None:
+            has_adapters = self._vllm_config.lora_config is not None
+            self.variants.poll(self._plan.adapters() if has_adapters else (), time.monotonic())
+
     def _step(self) -> StepPlan:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata)
         return metadata.plan
+
+
+def _shards(namespaces: Iterable[bytes]) -> list[Shard]:
+    """Templates of these namespaces in canonical form, each once."""
+    return [Shard(Namespace.from_canonical(canonical)) for canonical in dict.fromkeys(namespaces)]

@@ -1,34 +1,38 @@
-"""What a connector did since it was last asked, as plain numbers that add up over ranks and steps."""
+"""What a connector did since it was last read, as plain numbers that add up over ranks and steps."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
+
+
+def count(help: str, default: float = 0) -> Any:
+    """A field of Counters. `help` is its line in vLLM's /metrics."""
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(slots=True)
 class Counters:
-    """Sums; seconds are of the threads that did it."""
+    """Sums. Requests and their tokens count once each, when vLLM first admits the request; blocks and bytes as often as they are moved."""
 
-    lookups: int = 0
-    lookup_s: float = 0.0
-    hit_blocks: int = 0
-    missed_blocks: int = 0
-    """Those that the store does not have, or did not say so in time."""
-    loaded_blocks: int = 0
-    loaded_bytes: int = 0
-    load_s: float = 0.0
-    failed_blocks: int = 0
-    """Found, but not loaded: gone since, late, or damaged."""
-    saved_blocks: int = 0
-    """Those that the store had already are not among them."""
-    saved_bytes: int = 0
-    save_s: float = 0.0
-    dropped_blocks: int = 0
-    """Not stored: no room in the write-behind memory, or the store did not take them in time."""
+    lookups: int = count("Lookup messages to the store, each for all waiting requests that were due.")
+    lookup_s: float = count("Seconds that the scheduler waited for lookups.", 0.0)
+    requests: int = count("Requests admitted after a lookup.")
+    queried_tokens: int = count("Prompt tokens looked up: those of full blocks that the engine did not have.")
+    found_tokens: int = count("Prompt tokens that the store had. Divide by queried tokens for the lookup hit ratio.")
+    loaded_tokens: int = count("Prompt tokens loaded instead of computed. Divide by queried tokens for the hit ratio.")
+    loaded_blocks: int = count("Blocks loaded, of all ranks and groups of layers.")
+    loaded_bytes: int = count("Bytes of the blocks loaded.")
+    load_s: float = count("Seconds that loader threads took.", 0.0)
+    failed_blocks: int = count("Blocks found but not loaded: evicted since, late or damaged. The engine computes them.")
+    saved_blocks: int = count("Blocks stored, without those that the store had.")
+    saved_bytes: int = count("Bytes of the blocks stored.")
+    save_s: float = count("Seconds from the copy of blocks to the end of their store.", 0.0)
+    dropped_blocks: int = count("Blocks not stored: the write-behind memory was full, or the store did not take them in time.")
 
     @classmethod
     def of(cls, values: Mapping[str, int | float]) -> Self:
-        """What `values` gave."""
+        """The inverse of `values`."""
         return cls(**values)  # type: ignore[arg-type]
 
     def values(self) -> dict[str, int | float]:
@@ -40,8 +44,15 @@ class Counters:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def take(self) -> "Counters":
-        """All so far; it begins at 0 again."""
+        """Return all so far, and restart at 0."""
         taken = replace(self)
         for field in fields(self):
             setattr(self, field.name, field.default)
         return taken
+
+
+def metrics() -> Iterator[tuple[str, str, str]]:
+    """Of each counter its name here, its Prometheus name and its help. Prometheus clients append `_total`."""
+    for field in fields(Counters):
+        unit_named = f"{field.name.removesuffix('_s')}_seconds" if field.name.endswith("_s") else field.name
+        yield field.name, f"vllm:kvstore_{unit_named}", field.metadata["help"]

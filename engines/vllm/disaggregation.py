@@ -18,7 +18,9 @@ REMOTE_PREFILL: Final = "do_remote_prefill"
 TOKENS: Final = "kvstore_tokens"
 """Those of the prompt whose blocks the prefill engine stores."""
 POLL_S: Final = 0.005
-"""The store is asked no more often for the blocks of a request that waits: other requests' steps do not get slower by it."""
+"""Shortest time between two lookups of a request that waits for blocks. Steps of other requests do not get slower by it."""
+POLL_GROWTH: Final = 0.25
+"""Later lookups are this share of the time waited apart: about 25 in 2 s. The wait gets longer by as much at most."""
 
 
 class PassedRequest(EngineRequest, Protocol):
@@ -31,7 +33,7 @@ class PassedRequest(EngineRequest, Protocol):
 
 @dataclass(slots=True)
 class _Awaited:
-    until_s: float
+    since_s: float
     next_s: float
     is_over: bool = False
     """All of it was there once, or its time is over: what is missing now is not waited for again."""
@@ -47,11 +49,6 @@ class Disaggregation:
         self._saves = saves
         self._awaited: dict[str, _Awaited] = {}
 
-    def is_early(self, request: PassedRequest, now_s: float) -> bool:
-        """It waits, and the store was asked for it a moment ago."""
-        awaited = self._awaited.get(request.request_id)
-        return awaited is not None and not awaited.is_over and now_s < awaited.next_s
-
     def waits(self, request: PassedRequest, found_tokens: int, now_s: float, *, is_answered: bool) -> bool:
         """Whether to schedule it later: less of it is found, in the engine and in the store, than its prefill engine stores.
 
@@ -61,18 +58,28 @@ class Disaggregation:
         expected = self._expected(request)
         if not expected:
             return False
-        awaited = self._awaited.setdefault(request.request_id, _Awaited(now_s + self._wait_s, now_s))
-        awaited.is_over |= found_tokens >= expected or now_s >= awaited.until_s or not is_answered
-        awaited.next_s = now_s + POLL_S
+        awaited = self._awaited.setdefault(request.request_id, _Awaited(now_s, now_s))
+        waited_s = now_s - awaited.since_s
+        awaited.is_over |= found_tokens >= expected or waited_s >= self._wait_s or not is_answered
+        if now_s >= awaited.next_s:
+            awaited.next_s = now_s + max(POLL_S, waited_s * POLL_GROWTH)
         return not awaited.is_over
 
-    def finished(self, request: PassedRequest) -> dict[str, Any] | None:
-        """The request is over: the parameters for whoever asked for a decode elsewhere, None for others."""
+    def next_lookup_s(self, request: PassedRequest) -> float:
+        """When a request that waits is to be looked up again."""
+        return self._awaited[request.request_id].next_s
+
+    def finished(self, request: PassedRequest, *, is_shared: bool = True) -> dict[str, Any] | None:
+        """The request is over: the parameters for whoever asked for a decode elsewhere, None for others.
+
+        Args:
+            is_shared: another engine can have the weights that computed it.
+        """
         self._awaited.pop(request.request_id, None)
         if not (request.kv_transfer_params or {}).get(REMOTE_DECODE):
             return None
         computed = request.num_computed_tokens - request.num_in_flight_tokens
-        return {REMOTE_PREFILL: True, REMOTE_DECODE: False, TOKENS: self._whole(computed) if self._saves else 0}
+        return {REMOTE_PREFILL: True, REMOTE_DECODE: False, TOKENS: self._whole(computed) if self._saves and is_shared else 0}
 
     @property
     def is_waiting(self) -> bool:

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
+from kvstore.engines.vllm import fields
 from kvstore.engines.vllm.checks import check_hash, check_images, check_step_loads
 from kvstore.engines.vllm.groups import LayerGroup, fail_whole
 from kvstore.engines.vllm.identity import RankFacts, long_rope
@@ -87,7 +88,6 @@ def rank_facts(
 ) -> RankFacts:
     """Of the rank that holds `pools`, by name of the layers of group `place`."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    load_format = str(vllm_config.load_config.load_format)
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(pools))
     forms = [
         f"{name} {_backend(layers[name])} {' '.join(LayerPools.form(tensor, kv_cache_config.num_blocks) for tensor in tensors)}"
@@ -95,13 +95,11 @@ def rank_facts(
     ]
     is_cpu = current_platform.is_cpu()
     return RankFacts(
-        model=settings.model or model.model,
-        revision=settings.revision or _revision(model),
+        model=settings.model or model.architecture,
         config=_config(model),
         rope=long_rope(model.hf_config.to_dict(), model.max_model_len),
-        multimodal=_multimodal(model),
+        settings=fields.summary(settings_values(vllm_config)),
         draft=_draft(vllm_config),
-        weights=f"random, seed {model.seed}" if load_format == "dummy" else "",
         dtype=str(model.dtype).removeprefix("torch."),
         cache_dtype=cache.cache_dtype,
         quantization=str(model.quantization or ""),
@@ -110,6 +108,7 @@ def rank_facts(
         hash_algorithm=cache.prefix_caching_hash_algo,
         device=current_platform.device_type if is_cpu else current_platform.get_device_name(),
         layers=tuple(forms),
+        pools=tuple(_pool(layers[name], kv_cache_config.kv_cache_groups[place].kv_cache_spec, name) for name in pools),
         tp_rank=parallel.rank % parallel.tensor_parallel_size,
         tp_size=parallel.tensor_parallel_size,
         kv_replicas=kv_cache_config.kv_tp_replicas,
@@ -139,36 +138,39 @@ def group_pools(
     return [{name: tensors for name, tensors in pools.items() if name in of_group} for of_group in names]
 
 
-def _revision(model: ModelConfig) -> str:
+def revision(model: ModelConfig) -> str:
     return str(model.revision or getattr(model.hf_config, "_commit_hash", None) or "")
+
+
+def draft_models(vllm_config: VllmConfig) -> list[ModelConfig]:
+    """The model that drafts tokens, if its layers have caches: one that drafts by tokens of the prompt has none."""
+    speculative = vllm_config.speculative_config
+    return [speculative.draft_model_config] if speculative is not None and speculative.uses_draft_kv_cache() else []
 
 
 def _config(model: ModelConfig) -> str:
     return _text({name: value for name, value in model.hf_config.to_dict().items() if name not in OF_THE_COPY})
 
 
-def _multimodal(model: ModelConfig) -> str:
-    """What is said for all requests of what becomes of an image, and of how exactly its encoder computes."""
-    images = model.multimodal_config
-    if images is None:
-        return ""
-    chosen = {
-        "media": images.media_io_kwargs,
-        "processor": images.mm_processor_kwargs,
-        "pruning": images.get_video_pruning_spec(),
-        "encoder": images.mm_encoder_attn_dtype,
-    }
-    told = {name: value for name, value in chosen.items() if value}
-    return _text(told) if told else ""
+def settings_values(vllm_config: VllmConfig) -> dict[str, str]:
+    """Of all configurations the fields that are in the key of every block; see fields.py."""
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    configs: list[Any] = [vllm_config, model, vllm_config.cache_config, vllm_config.load_config, vllm_config.parallel_config]
+    configs += [vllm_config.attention_config, vllm_config.mamba_config, vllm_config.kv_transfer_config]
+    configs += [model.multimodal_config] if model.multimodal_config is not None else []
+    configs += [speculative] if draft_models(vllm_config) else []
+    return {name: value for config in configs for name, value in fields.values(config).items()}
+
+
+def _pool(layer: AttentionLayerBase, spec: KVCacheSpec, name: str) -> str:
+    of_layer = getattr(spec, "kv_cache_specs", {}).get(name, spec)
+    return f"{name} {getattr(layer, 'kv_cache_dtype', '')} {fields.spec_text(of_layer)}"
 
 
 def _draft(vllm_config: VllmConfig) -> str:
-    """Its name and all else that its caches depend on; a draft by tokens of the prompt has none."""
-    speculative = vllm_config.speculative_config
-    if speculative is None or not speculative.uses_draft_kv_cache():
-        return ""
-    model = speculative.draft_model_config
-    return f"{speculative.method} {model.model} {_revision(model)} {model.quantization or ''} {_config(model)}"
+    """All but its weights that its caches depend on."""
+    method = vllm_config.speculative_config.method if vllm_config.speculative_config is not None else ""
+    return "".join(f"{method} {model.quantization or ''} {_config(model)}" for model in draft_models(vllm_config))
 
 
 def _text(value: dict[str, Any]) -> str:

@@ -8,11 +8,14 @@ where that memory is known, in the rank, and told to the scheduler.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from kvstore.kvcache.namespace import Namespace
 
+MAX_VARIANTS: Final = 4096
+"""Namespaces that are remembered: shards times adapters and weight versions."""
 LONG_ROPE: Final = ("longrope", "su")
 """Its names in configurations."""
 
@@ -22,17 +25,15 @@ class RankFacts:
     """What one rank of an engine is, in plain values; `facts.py` reads them from vLLM. Texts may be empty where there is nothing to say."""
 
     model: str
-    revision: str
+    """Its name, or its architecture: weights are identified by their bytes, wherever they lie."""
     config: str
     """The model's configuration: rope scaling, overrides and all."""
     rope: str
     """What else the engine's settings change about positions: see `long_rope`."""
-    multimodal: str
-    """The engine's settings of how images, audio and video are read: a request's own are in vLLM's hash, as they are themselves."""
+    settings: str
+    """Values of the engine's other settings that change bytes: see fields.py."""
     draft: str
     """The model that drafts tokens, whose layers have caches among the others."""
-    weights: str
-    """How the weights came to be, where they are not those of the model."""
     dtype: str
     cache_dtype: str
     """`auto` is the model's."""
@@ -44,6 +45,8 @@ class RankFacts:
     device: str
     layers: tuple[str, ...]
     """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order with their places."""
+    pools: tuple[str, ...]
+    """Of each layer the kind of its cache, and the engine's own name of its elements: several are stored as uint8."""
     tp_rank: int
     tp_size: int
     kv_replicas: int
@@ -56,10 +59,28 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """Weights and adapter that computed a request's blocks. The scheduler chooses one for each request and sends it with every transfer."""
+
+    weights: str
+    """Identity of the weights: a fingerprint of the files or a revision, with the weight version where there is one."""
+    adapter: str = ""
+    """Fingerprint of the LoRA; empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """The blocks of one rank, or of several that hold equal bytes."""
 
     namespace: Namespace
+
+    def of(self, variant: Variant) -> "Shard":
+        """This shard's blocks of one variant. The shard that a rank describes is a template that names no weights."""
+        return _varied(self, variant)
+
+    def canonical(self) -> list[bytes]:
+        """The canonical form of its namespace, alone in a list: see `HeadShards`."""
+        return [self.namespace.canonical()]
 
     def key(self, block_hash: bytes) -> bytes:
         """Of the block that vLLM calls `block_hash`."""
@@ -77,20 +98,19 @@ def shard(facts: RankFacts, *, salt: str = "") -> Shard:
         "engine": "vllm",
         "config": _digest(facts.config),
         "rope": facts.rope,
-        "multimodal": _digest(facts.multimodal),
+        "settings": facts.settings,
         "draft": _digest(facts.draft),
-        "weights": facts.weights,
         "cache": facts.cache_dtype,
         "quantization": facts.quantization,
         "quantization_config": _digest(facts.quantization_config),
         "hash": facts.hash_algorithm,
         "device": facts.device,
         "layers": _digest("\n".join(facts.layers)),
+        "pools": _digest("\n".join(facts.pools)),
     }
     return Shard(
         Namespace(
             model=facts.model,
-            revision=facts.revision,
             dtype=facts.dtype,
             block_tokens=facts.block_tokens,
             heads=(facts.tp_rank // facts.kv_replicas, head_shards) if head_shards > 1 else None,
@@ -99,6 +119,11 @@ def shard(facts: RankFacts, *, salt: str = "") -> Shard:
             hash="sha256",
         )
     )
+
+
+@lru_cache(MAX_VARIANTS)
+def _varied(template: Shard, variant: Variant) -> Shard:
+    return Shard(replace(template.namespace, revision=variant.weights, adapter=variant.adapter))
 
 
 def long_rope(config: Mapping[str, Any], max_model_tokens: int) -> str:

@@ -21,6 +21,9 @@ bytes takes as long. Pieces of 256 KiB took half the time of a way over staging 
 class LayerPools:
     """The KV cache of an engine: a tensor `[blocks, ...]` a layer, in any memory order. Threads may use it at once, on different blocks."""
 
+    values_per_block: Final = 1
+    """See `HeadPools`, which has more."""
+
     def __init__(self, layers: Sequence[torch.Tensor], block_count: int, *, copies_on_device: bool | None = None) -> None:
         """Each of `layers` has `block_count` blocks along its first axis, or a multiple of that: smaller ones, which belong together.
 

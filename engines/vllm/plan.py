@@ -13,10 +13,11 @@ A request's tokens are those of its block hashes, so that tokens which speculati
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from kvstore.engines.vllm.groups import LayerGroup
+from kvstore.engines.vllm.identity import Variant
 
 BlockTables = Sequence[Sequence[int]]
 """Of each group of layers the blocks of a request, of the engine's pool."""
@@ -55,6 +56,7 @@ class Transfer:
     parent: bytes | None = None
     """The hash of the block before the first."""
     group: int = 0
+    variant: Variant = Variant("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,14 @@ class _Progress:
 class _Tracked:
     request: EngineRequest
     groups: list[_Progress]
+    variant: Variant | None = None
+    """Weights and adapter that compute it; fixed once it has begun. None: unknown, so that nothing of it is loaded or saved."""
+    has_begun: bool = False
+    """The engine has given it blocks."""
+    has_computed: bool = False
+    """The engine has computed tokens of it."""
+    is_outdated: bool = False
+    """Weights or adapter have changed since it began: nothing of it is loaded or saved any more."""
     first_tokens: int = 0
     """Those before are the engine's, said the last look-up."""
     loading: list[int] = field(default_factory=list)
@@ -135,15 +145,18 @@ class Plan:
         *,
         hash_block_tokens: int,
         is_whole: Callable[[int], bool],
+        variant: Callable[[EngineRequest], Variant | None],
         loads: bool = True,
         saves: bool = True,
     ) -> None:
         """The blocks of each group are multiples of `hash_block_tokens`. `is_whole`: nobody who has been given a block that was let go
-        writes to it before this step's saves are copied."""
+        writes to it before this step's saves are copied. `variant`: weights and adapter that a new request is computed by, None while
+        they are unknown."""
         self._groups = groups
         self._hash_block_tokens = hash_block_tokens
         self._step_tokens = math.lcm(*(group.block_tokens for group in groups))
         self._is_whole = is_whole
+        self._variant = variant
         self._loads = loads
         self._saves = saves
         self._tracked: dict[str, _Tracked] = {}
@@ -157,14 +170,47 @@ class Plan:
         self._prepared: Collection[int] = ()
         """See `step`: of the step that is being planned."""
 
+    def reads(self, request: EngineRequest) -> bool:
+        """Whether the store may be asked for the request's blocks."""
+        return self._loads and not self._track(request).has_failed and self.variant(request) is not None
+
     def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
         """The hashes to look for, of each group, from the first block on that the engine does not have. Not those of the whole request: the
         engine has to compute one token at least."""
-        tracked = self._track(request)
-        if not self._loads or tracked.has_failed:
+        if not self.reads(request):
             return [[] for _ in self._groups]
         last = (request.num_tokens - 1) // self._step_tokens * self._step_tokens
         return [self._hashes(request, group, computed_tokens // group.block_tokens, last // group.block_tokens) for group in self._groups]
+
+    def variant(self, request: EngineRequest) -> Variant | None:
+        """Weights and adapter that the request's blocks are computed by. None: nothing of it is to be loaded or saved."""
+        tracked = self._track(request)
+        if not tracked.has_begun:
+            tracked.variant = self._variant(request)
+        return None if tracked.is_outdated else tracked.variant
+
+    def adapters(self) -> list[Any]:
+        """LoRAs of the requests."""
+        of_requests = [getattr(tracked.request, "lora_request", None) for tracked in self._tracked.values()]
+        return list({lora.lora_int_id: lora for lora in of_requests if lora is not None}.values())
+
+    def change_variants(self) -> None:
+        """Weights or adapters have changed. A request that began with others is neither loaded nor saved from now on. What was computed
+        before the change and waits to be copied is saved as what it is."""
+        for tracked in self._tracked.values():
+            if tracked.has_begun and not tracked.is_outdated and self._variant(tracked.request) != tracked.variant:
+                tracked.is_outdated = True
+                tracked.is_barred = tracked.is_barred or tracked.request.num_computed_tokens > 0
+                for progress in tracked.groups:
+                    progress.places.clear()
+
+    def requeued(self, request_ids: Iterable[str]) -> None:
+        """The engine took back what it had given these requests to load into. Those of which it computed nothing begin again."""
+        for request_id in request_ids:
+            if (tracked := self._tracked.get(request_id)) is not None:
+                tracked.has_begun = tracked.has_computed
+                for progress in tracked.groups:
+                    progress.restart(0)
 
     def found(self, request: EngineRequest, computed_tokens: int) -> None:
         """The store has been asked for what is wanted after `computed_tokens`."""
@@ -173,6 +219,9 @@ class Plan:
     def allocated(self, request: EngineRequest, tables: BlockTables, external_tokens: int) -> None:
         """The engine has given `request` these blocks, and wants `external_tokens` of what was found in them."""
         tracked = self._track(request)
+        variant = self.variant(request)
+        tracked.has_begun = True
+        tracked.is_outdated = variant is None
         start = tracked.first_tokens
         end = start + external_tokens
         self._to_give[request.request_id] = list(tables[0])
@@ -181,7 +230,8 @@ class Plan:
             first, last = max(start // group.block_tokens, group.first_needed(end)), end // group.block_tokens
             if external_tokens and first < last:
                 hashes = self._hashes(request, group, first, last)
-                self._to_load.append(Transfer(request.request_id, list(table[first:last]), hashes, group=place))
+                assert variant is not None, "nothing was looked for"
+                self._to_load.append(Transfer(request.request_id, list(table[first:last]), hashes, group=place, variant=variant))
                 if place == 0:
                     tracked.loading = self._to_load[-1].blocks
             # What the engine has by itself is saved by who computed it, or by this one if that one ends before (`finished`). It may be what
@@ -212,17 +262,18 @@ class Plan:
         self._prepared = prepared
         saves = [kept for over in leaving if (kept := self._without_lost(over.transfer, over.loose))]
         finishing = list(dict.fromkeys(over.transfer.request_id for over in leaving))
-        if self._saves:
-            for request_id, tokens in scheduled.items():
-                if (tracked := self._tracked.get(request_id)) is not None and not tracked.is_barred:
+        for request_id, tokens in scheduled.items():
+            if (tracked := self._tracked.get(request_id)) is not None:
+                tracked.has_computed = True
+                if self._saves and not tracked.is_barred and not tracked.is_outdated:
                     saves += self._step(tracked, block_tables, tokens, states.get(request_id, ()))
         return StepPlan(loads, saves, finishing, is_idle)
 
     def barred_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
-        """Blocks of those of the `scheduled` requests that stand on what was not loaded, of the first group: the engine has to forget their
-        hashes in each step, for it hashes what they compute in it."""
+        """Blocks of those of the `scheduled` requests that stand on what was not loaded, or on what other weights computed: the engine has
+        to forget their hashes in each step, for it hashes what they compute in it."""
         barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_barred]
-        return {block for request_id in barred if (tables := block_tables(request_id)) for block in tables[0]}
+        return {block for request_id in barred for table in block_tables(request_id) or () for block in table}
 
     def failed_blocks(self, block_ids: Iterable[int]) -> set[int]:
         """These blocks of the pool were not loaded: the engine computes them, and they are saved again. Of models with one group.
@@ -264,7 +315,7 @@ class Plan:
             self._held.add(request.request_id)
         for place, progress in enumerate(tracked.groups):
             for other in self._tracked.values() if progress.places else ():
-                if not other.is_barred:
+                if not other.is_barred and not other.is_outdated and other.variant == tracked.variant:
                     other.groups[place].take_over(progress.places)
         return request.request_id in self._held
 
@@ -325,7 +376,9 @@ class Plan:
 
     def _unsaved(self, tracked: _Tracked) -> list[Transfer]:
         """The blocks that are confirmed and have not been saved, which they count as from now on."""
-        request = tracked.request
+        request, variant = tracked.request, tracked.variant
+        if variant is None or tracked.is_outdated:
+            return []
         hashed = len(request.block_hashes) * self._hash_block_tokens
         confirmed = min(request.num_computed_tokens - request.num_in_flight_tokens, hashed)
         transfers = []
@@ -336,7 +389,7 @@ class Plan:
                 first = min(blocks)
                 parent = self._hashes(request, group, first - 1, first)[0] if first else None
                 names = [hashes[block - start] for block in blocks]
-                transfers.append(Transfer(request.request_id, list(blocks.values()), names, parent, place))
+                transfers.append(Transfer(request.request_id, list(blocks.values()), names, parent, place, variant))
             progress.saved = max(progress.saved, end)
         return transfers
 
@@ -355,7 +408,7 @@ class Plan:
         if not kept:
             return None
         blocks, hashes = zip(*kept, strict=True)
-        return Transfer(transfer.request_id, list(blocks), list(hashes), transfer.parent, transfer.group)
+        return replace(transfer, blocks=list(blocks), hashes=list(hashes))
 
     def _fail(self, tracked: _Tracked, tokens: int) -> None:
         """Nothing of what is loaded after so many tokens came."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.client.jobs.config import JobSettings
-from kvstore.engines.settings import settings_from
+from kvstore.engines.settings import FINGERPRINT_CHOICES, FINGERPRINT_HELP, REVISION_HELP, settings_from
 from kvstore.protocol.settings import Size, setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
@@ -24,10 +24,24 @@ class VllmSettings(TlsSettings):
     token: str = setting("", "The tenant's token.")
     model: str = setting(
         "",
-        "Engines share blocks of models with equal names; empty: the name or path that vLLM was given. Set it where one has several.",
+        "Name of the model, in the key of its blocks: for people, and for weights that no fingerprint identifies. Empty: its architecture, "
+        "and the name or path that vLLM was given where there is no fingerprint.",
     )
-    revision: str = setting("", "Of the model's weights, in the name of its blocks; empty: the revision or commit that vLLM knows, if any.")
+    fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES)
+    revision: str = setting("", REVISION_HELP)
+    resets_keep_weights: bool = setting(
+        False,
+        "The engine's caches are reset for other reasons than new weights, so that a reset without a name for the weights keeps their "
+        "identity. Off: it gives the engine a version of its own, which nothing is shared under until it is named.",
+    )
     salt: str = setting("", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.")
+    share_tp: int = setting(
+        0,
+        "Values in which the KV heads of a block are stored, so that engines of any tensor parallelism share it: a divisor of the model's "
+        "KV heads and a multiple of each engine's TP, equal in all these engines. 0: one value a rank, shared by engines of equal TP.",
+        minimum=0,
+        maximum=1024,
+    )
     load_async: bool = setting(
         True,
         "Load blocks between the steps of the engine, beside other requests. Off: the step that needs them waits for them, of engines that "
@@ -40,6 +54,19 @@ class VllmSettings(TlsSettings):
     )
     lookup_deadline_s: float = setting(
         0.1, "Time to ask which blocks the store has; after that a request is a miss.", minimum=0.001, maximum=60
+    )
+    lookup_interval_s: float = setting(
+        1.0,
+        "Age from which a lookup's result is not reused. Requests that wait in vLLM's queue are looked up again then, all in one message.",
+        minimum=0,
+        maximum=60,
+    )
+    hold_s: float = setting(
+        10.0,
+        "How long blocks that a lookup found stay in the store unless their request is loaded or over sooner. It covers the time in the "
+        "queue until the next lookup and the load. 0: nothing is held.",
+        minimum=0,
+        maximum=3600,
     )
     prefill_wait_s: float = setting(
         2.0,

@@ -25,9 +25,10 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from kvstore.engines.settings import settings_from
 from kvstore.engines.vllm.chunks import Chunks, Moved
-from kvstore.engines.vllm.connecting import connect
+from kvstore.engines.vllm.connecting import check_reachability, connect
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import SECTION, VllmSettings
+from kvstore.engines.vllm.trouble import LOG
 from kvstore.kvcache.namespace import Namespace
 
 
@@ -46,9 +47,17 @@ class KVStoreTier(SecondaryTierManager):
     ) -> None:
         """`parameters`: the other entries of the tier's configuration, as the connector's settings. Raises ConfigError."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        LOG.warning(
+            "kvstore: vLLM shows a tier neither the weights nor the contents of LoRAs: chunks are known by the model's name %r and the "
+            "revision %r. Set `revision` anew with each change of the weights, and give each LoRA a name of its own",
+            parameters.get("model") or offloading_spec.config.model.name,
+            parameters.get("revision", ""),
+        )
         settings = settings_from(VllmSettings, SECTION, parameters, source="secondary_tiers", engine_names={"locality"})
         self._settings = settings
-        self._chunks = Chunks(connect(settings), chunk_shard(offloading_spec.config, settings), primary_kv_view, settings)
+        client = connect(settings)
+        self._reachability = check_reachability(client, settings)
+        self._chunks = Chunks(client, chunk_shard(offloading_spec.config, settings), primary_kv_view, settings)
         self._lookups = _Lookups(self._chunks, tier_type)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -83,6 +92,7 @@ class KVStoreTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         self._lookups.shutdown()
+        self._reachability.close()
         self._chunks.close(drain_s=self._settings.save_deadline_s)
 
     def _result(self, moved: Moved) -> JobResult:

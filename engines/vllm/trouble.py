@@ -3,10 +3,14 @@
 import logging
 from typing import Final
 
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import DeadlineExceeded, Denied, KVStoreError, Unavailable
 
 LOG: Final = logging.getLogger("vllm.kvstore")
 """Below vLLM's own logger, the only one that it shows."""
+
+
+NO_ANSWER: Final = (Unavailable, DeadlineExceeded, Denied)
+"""Errors of a store that does not answer or refuses its client: see engines/reachability.py."""
 
 
 class Trouble:
@@ -17,8 +21,10 @@ class Trouble:
         self._consequence = consequence
         self._failures = 0
 
-    def saw(self, error: KVStoreError | None) -> None:
-        """How a call went; None: well."""
+    def saw(self, error: KVStoreError | None, *, is_store_away: bool = False) -> None:
+        """How a call went; None: well. `is_store_away`: the engine's log says already that the store does not answer."""
+        if is_store_away and isinstance(error, NO_ANSWER):
+            return
         if error is not None:
             self._failures += 1
             if self._failures == 1:

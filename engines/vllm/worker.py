@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.by_layer import Reached, fetch_by_layer
 from kvstore.engines.vllm.counters import Counters
+from kvstore.engines.vllm.head_values import HeadPools, HeadShards
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
@@ -30,6 +31,7 @@ from kvstore.engines.vllm.trouble import LOG, Trouble
 from kvstore.protocol.errors import typed
 from kvstore.rpc.workers import started
 
+K = TypeVar("K")
 IDLE_WAIT_S: Final = 0.002
 """An engine that has nothing but loads to wait for sleeps for so long before it looks for new requests again."""
 
@@ -38,30 +40,36 @@ IDLE_WAIT_S: Final = 0.002
 class RankGroup:
     """The layers of one group that this rank has."""
 
-    shard: Shard
-    pools: LayerPools
+    shard: Shard | HeadShards
+    pools: LayerPools | HeadPools
+    is_writer: bool = True
+    """Of ranks with equal bytes one stores them."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all values of a block."""
+        return self.pools.value_bytes * self.pools.values_per_block
 
 
 class Worker:
     """Its methods are called by the engine's thread."""
 
-    def __init__(
-        self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, is_writer: bool, fails_whole: bool = False
-    ) -> None:
-        """It owns `client`. None: a group of which this rank has no layers. Only the writer of a shard stores its blocks. `fails_whole`:
-        see groups.py. Raises ConfigError: the system does not give its threads, without which no load would end later."""
+    def __init__(self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, fails_whole: bool = False) -> None:
+        """It owns `client`. None: a group of which this rank has no layers. `fails_whole`: see groups.py. Raises ConfigError: the system
+        does not give its threads, without which no load would end later."""
         self._loaders = started(LOAD_THREADS, "kvstore-load")
         self._client = client
         self._jobs = Jobs(client, job_settings(settings))
         self._groups = groups
         self._settings = settings
-        self._is_writer = is_writer
         self._fails_whole = fails_whole
-        value_bytes = max(group.pools.value_bytes for group in groups if group is not None)
-        self._load_staging = Staging(value_bytes, LOAD_THREADS * max(CHUNK_BYTES, value_bytes))
-        self._save_staging = Staging(value_bytes, int(settings.write_behind_bytes))
+        block_bytes = max(group.block_bytes for group in groups if group is not None)
+        self._load_staging = Staging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes))
+        self._save_staging = Staging(block_bytes, int(settings.write_behind_bytes))
         self._load_trouble = Trouble("loading blocks", "they are computed")
         self._copy_trouble, self._save_trouble = (Trouble(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
+        self.is_store_away = False
+        """As the scheduler's connector logged it: see Trouble."""
         is_by_layer = settings.load_by_layer and not settings.load_async
         self._reached = Reached() if is_by_layer else None
         self._changed = threading.Condition()
@@ -99,9 +107,8 @@ class Worker:
 
     def save(self, plan: StepPlan) -> None:
         """Copy the blocks that the plan saves; they are stored later. What cannot be copied is dropped."""
-        if self._is_writer:
-            for transfer in plan.saves:
-                self._copy(transfer)
+        for transfer in plan.saves:
+            self._copy(transfer)
         with self._changed:
             self._copied.update(plan.finishing)
 
@@ -162,7 +169,7 @@ class Worker:
                 except Exception:
                     LOG.exception("kvstore: loading blocks of request %s failed", request_id)
             failed += transfer.blocks[loaded:]
-            counters.add(Counters(loaded_blocks=loaded, loaded_bytes=loaded * self._value_bytes(transfer)))
+            counters.add(Counters(loaded_blocks=loaded, loaded_bytes=loaded * self._block_bytes(transfer)))
         counters.add(Counters(load_s=time.monotonic() - begin_s, failed_blocks=len(failed)))
         with self._changed:
             self._counters.add(counters)
@@ -188,23 +195,23 @@ class Worker:
         group = self._groups[transfer.group]
         if group is None:
             return len(transfer.blocks)
-        keys = group.shard.keys(transfer.hashes)
-        if reach is not None and group.pools.layer_count and all(self._client.exists_here(keys)):
-            return fetch_by_layer(self._client, keys, group.pools, transfer.blocks, until_s, reach)
-        pieces = group.pools.pieces(transfer.blocks)
-        value_bytes = group.pools.value_bytes
+        pools, each = group.pools, group.pools.values_per_block
+        keys = group.shard.of(transfer.variant).keys(transfer.hashes)
+        if reach is not None and isinstance(pools, LayerPools) and pools.layer_count and all(self._client.exists_here(keys)):
+            return fetch_by_layer(self._client, keys, pools, transfer.blocks, until_s, reach)
+        pieces = pools.pieces(transfer.blocks)
         if pieces is not None:
-            return self._get(keys, pieces, value_bytes, until_s)
+            return self._get(keys, pieces, pools.value_bytes, until_s) // each
         loaded = 0
         chunk = self._load_staging.take()
         assert chunk is not None, "there are as many as threads"
         try:
-            for part in _parts(transfer, self._load_staging.values(value_bytes)):
-                values = rows(chunk, len(keys[part]), value_bytes)
-                there = self._get(keys[part], values, value_bytes, until_s)
-                group.pools.scatter(values[:there], transfer.blocks[part][:there])
+            for part in _parts(transfer, self._load_staging.values(group.block_bytes)):
+                wanted = _of_values(keys, part, each)
+                there = self._get(wanted, rows(chunk, len(wanted), pools.value_bytes), pools.value_bytes, until_s) // each
+                pools.scatter(rows(chunk, there, group.block_bytes), transfer.blocks[part][:there])
                 loaded += there
-                if there < len(values):
+                if there * each < len(wanted):
                     break
         finally:
             self._load_staging.give_back(chunk)
@@ -215,7 +222,7 @@ class Worker:
         left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
         job = self._jobs.load(keys, buffers, deadline_s=left_s, budget_s=budget_s, on_done=_ignore)
         job.wait()
-        self._load_trouble.saw(job.error)
+        self._load_trouble.saw(job.error, is_store_away=self.is_store_away)
         whole = [result == value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
 
@@ -223,17 +230,19 @@ class Worker:
 
     def _copy(self, transfer: Transfer) -> None:
         group = self._groups[transfer.group]
-        if group is None:
+        if group is None or not group.is_writer:
             return
-        keys = group.shard.keys(transfer.hashes)
-        parents = [None if transfer.parent is None else group.shard.key(transfer.parent), *keys]
-        for part in _parts(transfer, self._save_staging.values(group.pools.value_bytes)):
+        shard, each = group.shard.of(transfer.variant), group.pools.values_per_block
+        keys = shard.keys(transfer.hashes)
+        above = [None] * each if transfer.parent is None else shard.keys([transfer.parent])
+        parents = [*above, *keys]
+        for part in _parts(transfer, self._save_staging.values(group.block_bytes)):
             chunk = self._filled(group, transfer.blocks[part])
             if chunk is not None:
-                self._store(group, keys[part], parents[part], chunk)
+                self._store(group.pools, shard, _of_values(keys, part, each), _of_values(parents, part, each), chunk)
             else:
                 with self._changed:
-                    self._counters.add(Counters(dropped_blocks=len(keys[part])))
+                    self._counters.add(Counters(dropped_blocks=len(transfer.blocks[part])))
 
     def _filled(self, group: RankGroup, blocks: list[int]) -> torch.Tensor | None:
         """A chunk with these blocks; None if they cannot be copied: all chunks wait to be stored, or there is no memory for one, here or on
@@ -242,7 +251,7 @@ class Worker:
         try:
             chunk = self._save_staging.take()
             if chunk is not None:
-                group.pools.gather(blocks, rows(chunk, len(blocks), group.pools.value_bytes))
+                group.pools.gather(blocks, rows(chunk, len(blocks), group.block_bytes))
         except Exception as error:
             self._copy_trouble.saw(typed(error))
             if chunk is not None:
@@ -251,19 +260,26 @@ class Worker:
         self._copy_trouble.saw(None)
         return chunk
 
-    def _store(self, group: RankGroup, keys: list[bytes], parents: list[bytes | None], chunk: torch.Tensor) -> None:
-        values = rows(chunk, len(keys), group.pools.value_bytes)
+    def _store(
+        self,
+        pools: LayerPools | HeadPools,
+        shard: Shard | HeadShards,
+        keys: list[bytes],
+        parents: list[bytes | None],
+        chunk: torch.Tensor,
+    ) -> None:
+        value_bytes, each = pools.value_bytes, pools.values_per_block
         begin_s = time.monotonic()
 
         def stored(job: Job) -> None:
             self._save_staging.give_back(chunk)
-            self._save_trouble.saw(job.error)
+            self._save_trouble.saw(job.error, is_store_away=self.is_store_away)
             new = sum(result is True for result in job.results)
             counters = Counters(
-                saved_blocks=new,
-                saved_bytes=new * group.pools.value_bytes,
+                saved_blocks=-(-new // each),
+                saved_bytes=new * value_bytes,
                 save_s=time.monotonic() - begin_s,
-                dropped_blocks=job.succeeded.count(False),
+                dropped_blocks=-(-job.succeeded.count(False) // each),
             )
             with self._changed:
                 self._counters.add(counters)
@@ -272,17 +288,23 @@ class Worker:
 
         with self._changed:
             self._saving += 1
-        self._jobs.store(keys, values, namespace=group.shard.namespace, parents=parents, on_done=stored)
+        values = rows(chunk, len(keys), value_bytes)
+        self._jobs.store(keys, values, namespace=shard.namespace, parents=parents, on_done=stored)
 
-    def _value_bytes(self, transfer: Transfer) -> int:
+    def _block_bytes(self, transfer: Transfer) -> int:
         group = self._groups[transfer.group]
-        return group.pools.value_bytes if group is not None else 0
+        return group.block_bytes if group is not None else 0
 
 
 def _parts(transfer: Transfer, size: int) -> Iterator[slice]:
     """Slices of `size` of the transfer's blocks."""
     for start in range(0, len(transfer.blocks), size):
         yield slice(start, min(start + size, len(transfer.blocks)))
+
+
+def _of_values(of_all: list[K], blocks: slice, each: int) -> list[K]:
+    """Those of the values of `blocks`, of which each has `each`."""
+    return of_all[blocks.start * each : blocks.stop * each]
 
 
 def _ignore(job: Job) -> None:

@@ -7,6 +7,7 @@ import threading
 from typing import Final
 
 from kvstore.protocol.errors import Closed, Full
+from kvstore.protocol.settings import format_size
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Region
 
@@ -36,7 +37,8 @@ class StagingPool:
                 raise Closed("the transceiver is closed")
             if self.taken_bytes + size > self._limit_bytes:
                 raise Full(
-                    f"{self.taken_bytes} bytes of staging are in use and {size} more are needed; staging_bytes is {self._limit_bytes}"
+                    f"{format_size(self.taken_bytes)} of staging are in use and {format_size(size)} more are needed; "
+                    f"staging_bytes is {format_size(self._limit_bytes)}"
                 )
             free = self._free.get(size)
             region = free.pop() if free else None

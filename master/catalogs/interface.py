@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
 class Contact(NamedTuple):
     """How a master is asked by its fellows: where its control plane is (HOST:PORT), and the key that it asks them for
-    (security/guard.py). Both are "" of a release before."""
+    (security/guard.py)."""
 
     control: str = ""
     key: str = ""
@@ -200,6 +200,11 @@ class Catalog(ABC):
     @abstractmethod
     def health(self) -> str:
         """`ok`, or one line that says what is wrong, for `status`."""
+
+    @property
+    def outage(self) -> str:
+        """One sentence while the place of all partitions serves nobody, else ""."""
+        return ""
 
     @property
     def written(self) -> "Written":

@@ -19,20 +19,15 @@ from typing import Any, ClassVar
 import lmdb
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.group_commit import GroupCommit
-from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Written, check_partitions
-from kvstore.master.catalogs.segments.log import SEGMENTS, SegmentLog
+from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Op, Written, check_partitions
+from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from kvstore.protocol.partitions import SHARDS
 
-FORMAT = b"2"
-"""Raised when the layout of the environment changes; another one is refused, not guessed at."""
-IN_PARTITIONS = b"3"
-"""The same, of a cluster whose key space has several partitions: a release that knows none would take one of them for all of it."""
-EARLIER_FORMAT = b"1"
-"""It had what is now in `values` in `records`, and blocks as records of their own keys. Read, and rewritten at the open."""
+FORMAT = b"1"
+"""Layout of the environment. An environment of another format is refused."""
 MAP_BYTES = 16 * 1024**3
 """The map's first size. Address space only, the file grows with its content: room for some 200 million blocks."""
 MAX_READERS = 126
@@ -90,7 +85,7 @@ class LmdbCatalog(Catalog):
             self._folder.mkdir(exist_ok=True)
             self._lock_fd = os.open(self._folder / "owner.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(f"lmdb:{self._folder}: cannot be a catalog's folder: {error.strerror}") from error
+            raise ConfigError(f"lmdb:{self._folder}: {_why_no_folder(self._folder, error)}") from error
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -147,7 +142,7 @@ class LmdbCatalog(Catalog):
             opened = lmdb.open(
                 str(self._folder),
                 map_size=self._map_bytes,
-                max_dbs=3,
+                max_dbs=2,
                 max_readers=MAX_READERS,
                 mode=0o600,
                 writemap=False,  # it would turn a full disk into SIGBUS
@@ -161,29 +156,19 @@ class LmdbCatalog(Catalog):
     def _raise_epoch(self, environment: _Environment) -> int:
         with _disk_errors(self._folder), environment.lmdb.begin(db=environment.meta, write=True) as transaction:
             found = transaction.get(b"format")
-            if found not in (None, FORMAT, EARLIER_FORMAT, IN_PARTITIONS):
+            if found not in (None, FORMAT):
                 raise ConfigError(f"lmdb:{self._folder}: written by another version of kvstore (format {found!r}, this one is {FORMAT!r})")
             if found is not None:
                 check_partitions(f"lmdb:{self._folder}", int(transaction.get(b"partitions", b"1")), self._partitions)
-            if found == EARLIER_FORMAT:
-                self._rewrite(environment, transaction)
             epoch = int(transaction.get(b"epoch", b"0")) + 1
             self._identity = transaction.get(b"identity", b"").decode() or secrets.token_hex(IDENTITY_BYTES)
             self._shards = int(transaction.get(b"shards", b"%d" % SHARDS))
-            transaction.put(b"format", FORMAT if self._partitions == 1 else IN_PARTITIONS)
+            transaction.put(b"format", FORMAT)
             transaction.put(b"partitions", b"%d" % self._partitions)
             transaction.put(b"shards", b"%d" % self._shards)
             transaction.put(b"identity", self._identity.encode())
             transaction.put(b"epoch", b"%d" % epoch)
         return epoch
-
-    def _rewrite(self, environment: _Environment, transaction: Any) -> None:
-        """Records of an earlier release. What were blocks becomes segments in the background."""
-        records = environment.lmdb.open_db(b"records", txn=transaction)
-        with transaction.cursor(records) as cursor:
-            for key, value in cursor:
-                transaction.put(RECORDS + key, value, db=environment.values)
-        transaction.drop(records)
 
     def _tell(self, follower: Follower) -> None:
         while not self._closing.is_set():
@@ -202,7 +187,7 @@ class LmdbCatalog(Catalog):
                 if key.startswith(SEGMENTS):
                     follower.take(segments.first_read(key, value))
                 else:
-                    follower.take(as_changes(key, value))
+                    follower.take([Op(key.removeprefix(RECORDS), value)])
             follower.owned_by(None)
             self._committer.admit(_Ownership(segments, Merging(segments, self)))
             follower.elected(self._epoch)
@@ -307,3 +292,12 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except lmdb.Error as error:
         raise CatalogUnavailable(f"lmdb:{folder}: not written: {error}") from error
+
+
+def _why_no_folder(folder: Path, error: OSError) -> str:
+    """Why the folder cannot be made or opened, and what to do. A parent is not made: it may be a disk that is not mounted."""
+    if not folder.parent.exists():
+        return f"its parent {folder.parent} does not exist: mkdir -p {folder.parent}, or name another folder"
+    if not folder.is_dir() and folder.exists():
+        return "this is a file: name a folder"
+    return f"this folder cannot be made or written: {error.strerror}"

@@ -24,8 +24,9 @@ from kvstore.master.directory.heat import Heat
 from kvstore.master.directory.hot_block import HotBlock
 from kvstore.master.directory.hot_copies import HotCopies
 from kvstore.master.directory.last_copies import LastCopies
+from kvstore.master.directory.last_reads import LastReads
 from kvstore.master.directory.limits import Limits, Timing
-from kvstore.master.directory.membership import SYNCING, LinkReport, Member, Membership, NodeInfo, TenantReport, TierReport
+from kvstore.master.directory.membership import LinkReport, Member, Membership, NodeInfo, SlowReport, TenantReport, TierReport
 from kvstore.master.directory.operator_quotas import OperatorQuotas
 from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
@@ -43,11 +44,13 @@ from kvstore.master.directory.shares import Share, unshared
 from kvstore.master.directory.spilling import Spilling
 from kvstore.master.directory.targets import Targets
 from kvstore.master.directory.tenants import Tenants
+from kvstore.master.directory.weights import WeightsTable
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import BUSY, GRANTED, MAX_LINKS, PRESENT
+from kvstore.protocol.message import BUSY, GRANTED, MAX_LINKS, MAX_SLOW, PRESENT
+from kvstore.protocol.node_states import SYNCING
 from kvstore.security.quotas.quota import RESERVATIONS
 
 NS_PER_S: Final = 1_000_000_000
@@ -124,6 +127,11 @@ class Directory:
         )
         self._removals = Removals(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
+        self.audit = followed.audit
+        """Of all partitions, at the owner of the first."""
+        self.weights = WeightsTable(followed.weights(), followed.namespaces(), now_ns=now_ns, wall_ns=wall_ns)
+        """Of all partitions, at the owner of the first."""
+        self.last_reads = LastReads()
         self.queries = Queries(self._rows, self._tenants)
         self.claiming = Claiming(self._rows, self._tenants, self._reservations)
         self.pins = Pins(
@@ -154,6 +162,8 @@ class Directory:
             self.pins.load(self._tenants.of(pin.tenant), pin)
         for drain in followed.drains():
             self.members.set_drain(drain.name, drain.to)
+        for stopped in followed.stopped():
+            self.members.set_stopped(stopped.name)
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
                 self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
@@ -180,6 +190,7 @@ class Directory:
     ) -> tuple[Member, list[Op]]:
         """The node under its new registration, and catalog operations that need no waiting for. See Membership.register."""
         known = self.members.named(info.name)
+        was_stopping = known is not None and known.is_stopping
         same_process = known is not None and known.info.instance == info.instance
         former = known.description if known else NO_DESCRIPTION
         node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
@@ -188,6 +199,8 @@ class Directory:
         node.known_blocks = self._rows.sets.blocks_at(node.node_id)
         self._set_live()
         ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []
+        if was_stopping:
+            ops.append(records.delete_stopped(info.name))
         return node, ops + records.put_description(info.name, description, former)
 
     def forget(self, name: str) -> tuple[Member, list[Op]]:
@@ -199,6 +212,8 @@ class Directory:
         self._publishing.write_off(node.node_id)
         if node.drain:
             ops.append(records.delete_drain(name))
+        if node.is_stopping:
+            ops.append(records.delete_stopped(name))
         return node, ops + records.put_description(name, NO_DESCRIPTION, node.description)
 
     def floors_written(self) -> list[Op]:
@@ -209,6 +224,17 @@ class Directory:
         """See Membership.describe; catalog operations that need no waiting for."""
         node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
         return records.put_description(node.info.name, node.description, former)
+
+    def slowed(self, node_id: int, epoch: int, slow: Sequence[SlowReport]) -> None:
+        """The slowest requests at the node, in place of those that it told of before. Raises StaleEpoch, InvalidArgument."""
+        node = self.members.check(node_id, epoch)
+        if len(slow) > MAX_SLOW:
+            raise InvalidArgument(f"a node tells of {len(slow)} slow requests: at most {MAX_SLOW}")
+        node.slow = slow
+
+    def stopping(self, node_id: int, epoch: int) -> list[Op]:
+        """See Membership.stopping; catalog operations that need no waiting for."""
+        return [records.put_stopped(self.members.stopping(node_id, epoch).info.name)]
 
     def heartbeat(
         self,

@@ -16,7 +16,7 @@ from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
 from kvstore.master.directory.copying import LOOK_COST, Copying, CopyOrder, Pace
 from kvstore.master.directory.holders import HINT
-from kvstore.master.directory.membership import ALIVE, Member, Membership
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.records import DRAINS, TO_NVME, TO_PEERS
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
@@ -25,6 +25,7 @@ from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.message import TIER_BITS
+from kvstore.protocol.node_states import ALIVE
 
 LOOK_NS: Final = 500_000_000
 """How often what is left is counted."""

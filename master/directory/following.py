@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory import records
+from kvstore.master.directory.audit_log import AuditLog, is_audit
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.records import (
     Description,
@@ -20,11 +21,13 @@ from kvstore.master.directory.records import (
     PinRecord,
     QuotaRecord,
     RemovedRecord,
+    StoppedRecord,
     StrangersRecord,
     TargetRecord,
 )
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import FOR_GOOD, Tenants
+from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.security.quotas.tables import NamedLimits
 
 
@@ -41,14 +44,18 @@ class Followed:
         """No owner has granted a newer one."""
         self.loans: Mapping[str, LoansRecord] = {}
         """By tenant; another mapping after each change, so that whoever looks again and again sees whether there was one."""
+        self.audit = AuditLog()
         self._nodes: dict[bytes, NodeRecord] = {}
         """By the record's key, as what follows."""
         self._drains: dict[bytes, DrainRecord] = {}
+        self._stopped: dict[bytes, StoppedRecord] = {}
         self._ending: dict[bytes, PinRecord] = {}
         """Pins that have an end, by the wall clock; those that have none are in Tenant.pins."""
         self._quotas: dict[bytes, QuotaRecord] = {}
         self._limits: Mapping[str, NamedLimits] | None = None
         """Made of `_quotas`; None: they have changed."""
+        self._weights: dict[bytes, WeightsRecord] = {}
+        self._namespaces: dict[bytes, NamespaceRecord] = {}
         self._parts: dict[str, dict[bytes, DescriptionPart]] = {}
         """Of the description of each node."""
 
@@ -61,6 +68,8 @@ class Followed:
                     self.rows.replay(self.tenants.of(change.tenant), change)
             elif isinstance(change, BlockDeletes):
                 self._delete_blocks(change)
+            elif is_audit(change.key):
+                self.audit.take(change.key, change.value)
             elif change.value is None:
                 self._delete(change.key)
             else:
@@ -82,6 +91,10 @@ class Followed:
         """Which nodes are drained."""
         return iter(self._drains.values())
 
+    def stopped(self) -> Iterator[StoppedRecord]:
+        """Nodes whose process ended in an orderly way."""
+        return iter(self._stopped.values())
+
     def operator_quotas(self) -> Mapping[str, NamedLimits]:
         """What operators have set of tenants' limits, by tenant; another mapping after each change, as `loans`."""
         if self._limits is None:
@@ -95,6 +108,14 @@ class Followed:
     def ending_pins(self) -> Iterator[PinRecord]:
         """The pins that have an end."""
         return iter(self._ending.values())
+
+    def weights(self) -> Iterator[WeightsRecord]:
+        """Versions of weights."""
+        return iter(self._weights.values())
+
+    def namespaces(self) -> Iterator[NamespaceRecord]:
+        """Namespaces that engines reported."""
+        return iter(self._namespaces.values())
 
     def _delete_blocks(self, change: BlockDeletes) -> None:
         rows = self.tenants.asked(change.tenant).rows
@@ -115,8 +136,14 @@ class Followed:
             self.granted_generation = record.generation
         elif isinstance(record, DrainRecord):
             self._drains[key] = record
+        elif isinstance(record, StoppedRecord):
+            self._stopped[key] = record
         elif isinstance(record, QuotaRecord):
             self._quotas[key], self._limits = record, None
+        elif isinstance(record, WeightsRecord):
+            self._weights[key] = record
+        elif isinstance(record, NamespaceRecord):
+            self._namespaces[key] = record
         elif isinstance(record, LoansRecord):
             self.loans = {**self.loans, record.tenant: record}
         elif isinstance(record, TargetRecord):
@@ -132,7 +159,7 @@ class Followed:
                 self.tenants.of(record.tenant).pins[record.key] = FOR_GOOD
 
     def _delete(self, key: bytes) -> None:
-        for kept in (self._nodes, self._drains, self._ending):
+        for kept in (self._nodes, self._drains, self._stopped, self._ending, self._weights, self._namespaces):
             kept.pop(key, None)
         if self._quotas.pop(key, None) is not None:
             self._limits = None

@@ -20,10 +20,11 @@ from kvstore.master.directory.hot_block import HotBlock
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.limits import Spread
 from kvstore.master.directory.load import shares
-from kvstore.master.directory.membership import ALIVE, Member, Membership
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.node_states import ALIVE
 
 ROUND_NS: Final = 1_000_000_000
 """From the beginning of one round to that of the next, or longer where there is more to look at."""

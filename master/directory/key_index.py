@@ -162,6 +162,18 @@ class KeyIndex:
             for other in spilled:
                 self._insert(hash(self._keys[other]), other)
 
+    def remove_all(self, keys: Sequence[bytes], rows: Words) -> None:
+        """As `remove`, of different keys."""
+        hashes = _hashes(keys)
+        buckets = self._gather(hashes)
+        is_spilled = buckets[:, WAYS - 1] == SPILLED
+        for number in np.flatnonzero(is_spilled).tolist():
+            self.remove(keys[number], int(rows[number]))
+        hashes, buckets, rows = hashes[~is_spilled], buckets[~is_spilled], rows[~is_spilled]
+        nothing = np.zeros(len(rows), np.uint32)
+        self._write(self._numbers(hashes), (buckets[:, WAYS:] == rows[:, None]).argmax(axis=1), nothing, nothing)
+        self._count -= len(rows)
+
     def check_integrity(self) -> None:
         """Assert that each key is found where it is, and is counted. For tests; O(rows)."""
         items = list(self.items())

@@ -104,6 +104,14 @@ class Keys:
         self._alike[self._lengths[row]].free.append(self._places[row])
         self._lengths[row] = 0
 
+    def clear_all(self, rows: RowNumbers) -> None:
+        """As `clear`, of different rows; there is at least one."""
+        of_rows = np.frombuffer(self._lengths, np.uint8)[rows]
+        places = np.frombuffer(self._places, np.uint32)[rows]
+        for length in np.unique(of_rows).tolist():
+            self._alike[length].free.frombytes(places[of_rows == length].tobytes())
+        np.frombuffer(self._lengths, np.uint8)[rows] = 0
+
     def are(self, rows: RowNumbers, keys: "npt.NDArray[np.bytes_]", length: int) -> Bools:
         """Whether each row, which has a key, has the one at the same position of `keys`, all of `length` bytes."""
         alike = self._alike.get(length)

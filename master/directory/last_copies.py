@@ -12,9 +12,10 @@ from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.hot_block import HotBlock
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.membership import ALIVE, Membership
+from kvstore.master.directory.membership import Membership
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.node_states import ALIVE
 
 
 class LastCopies:

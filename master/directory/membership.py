@@ -25,8 +25,7 @@ from kvstore.master.directory.records import (
 )
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 from kvstore.protocol.message import MAX_TENANT_USES
-
-DEAD, SYNCING, ALIVE = "dead", "syncing", "alive"
+from kvstore.protocol.node_states import ALIVE, AWAY, DEAD, STOPPED, SYNCING
 
 
 class TierReport(Protocol):
@@ -60,6 +59,13 @@ class TenantReport(Protocol):
     def dram_bytes(self) -> int: ...
 
 
+class SlowReport(Protocol):
+    """A slow request at a node; kvstore.v1.SlowRequest is one. The master looks at none of it."""
+
+    @property
+    def duration_us(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """Who a node is. `instance` differs in every process; `unix` ("" for none) works where it is the socket of that `host_id`."""
@@ -77,7 +83,8 @@ class NodeInfo:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A node that was ever seen. `changed_ns` is when it registered or died."""
+    """A node that was ever seen. `changed_ns` is when it registered, died or stopped. A stopped one is as dead as others, but for what
+    operators are told: its process ended in an orderly way."""
 
     node_id: int
     info: NodeInfo
@@ -92,6 +99,8 @@ class Member:
     links: Sequence[LinkReport] = ()
     """What its host's NICs have carried, as of the last heartbeat."""
     tenants: Sequence[TenantReport] = ()
+    slow: Sequence[SlowReport] = ()
+    """The slowest requests there, as it told last."""
     rates: Rates = field(default_factory=Rates)
     """At which it received from other nodes lately, as it measured."""
     load: Load = field(default_factory=Load)
@@ -105,6 +114,12 @@ class Member:
     """What it has up to this generation must go, unless the directory lists it there; 0 for nothing."""
     drain: str = ""
     """Where what only it has is to go (records.DRAINS), for it is to be stopped; "": it is not."""
+    is_stopping: bool = False
+    """Its process has announced its end."""
+    is_new: bool = False
+    """No node of this name was known when it registered: it is new, or was forgotten."""
+    dropped: int = 0
+    """Blocks of its inventory that had to go, since its last registration."""
     known_blocks: int = 0
     """That it was thought to have when it registered."""
     owed: int = 0
@@ -112,7 +127,7 @@ class Member:
 
     @property
     def is_live(self) -> bool:
-        return self.state != DEAD
+        return self.state not in AWAY
 
     @property
     def takes_blocks(self) -> bool:
@@ -202,6 +217,18 @@ class Membership:
         if node is not None:
             node.drain = to
 
+    def set_stopped(self, name: str) -> None:
+        """The process of the node of that name has ended in an orderly way, as the catalog has it."""
+        node = self._by_name.get(name)
+        if node is not None:
+            node.state, node.is_stopping = STOPPED, True
+
+    def stopping(self, node_id: int, epoch: int) -> Member:
+        """The node's process announces its end. Raises StaleEpoch."""
+        node = self.check(node_id, epoch)
+        node.is_stopping = True
+        return node
+
     def register(
         self, info: NodeInfo, tiers: Sequence[TierReport], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[Member, bool]:
@@ -220,10 +247,12 @@ class Membership:
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state, node.counters, node.tenants = info, tiers, SYNCING, {}, ()
+        node.slow = ()
         node.epoch = self._next()
         self._set_description(node, description)
         node.changed_ns = node.heartbeat_ns = now_ns
         node.reserved_bytes, node.written_off, node.owed, node.load = 0, False, 0, Load()
+        node.is_stopping, node.is_new, node.dropped = False, is_new, 0
         return node, is_new
 
     def check(self, node_id: int, epoch: int) -> Member:
@@ -268,14 +297,14 @@ class Membership:
         node = self._by_id.get(node_id)
         if node is None or node.epoch != epoch or not node.is_live:
             return False
-        node.state, node.changed_ns = DEAD, now_ns
+        _end(node, now_ns)
         return True
 
     def expire(self, now_ns: int) -> list[Member]:
         """The nodes that died of silence by now."""
         silent = [node for node in self.live() if node.heartbeat_ns + self._node_ttl_ns <= now_ns]
         for node in silent:
-            node.state, node.changed_ns = DEAD, now_ns
+            _end(node, now_ns)
         return silent
 
     def write_off(self, now_ns: int, after_ns: int) -> list[Member]:
@@ -345,6 +374,10 @@ class Membership:
         node.drain = self._drains.get(node.info.name, "")
         self._by_id[node.node_id] = self._by_name[node.info.name] = node
         return node
+
+
+def _end(node: Member, now_ns: int) -> None:
+    node.state, node.changed_ns = STOPPED if node.is_stopping else DEAD, now_ns
 
 
 def _check(description: Description) -> None:

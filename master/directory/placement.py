@@ -11,6 +11,7 @@ from typing import Final
 from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import Member
 from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.protocol.settings import format_size
 
 FULL_SHARE: Final = 0.05
 """Of its capacity a full node still counts as free: it can evict, and its cold blocks deserve eviction as much as others'."""
@@ -33,7 +34,7 @@ def place(
         raise Unavailable("no node is registered that could take the blocks")
     largest_bytes = max(node.largest_bytes for node in nodes)
     if sizes and max(sizes) > largest_bytes:
-        raise InvalidArgument(f"a value of {max(sizes)} bytes is larger than every node's largest tier ({largest_bytes} bytes)")
+        raise InvalidArgument(f"a value of {format_size(max(sizes))} is larger than any node's largest tier ({format_size(largest_bytes)})")
     local = next((node for node in nodes if node.node_id == local_node), None)
     local_bytes = local.dram_bytes if local else 0
     placed: list[int] = []

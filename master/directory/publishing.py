@@ -19,9 +19,10 @@ import numpy as np
 from kvstore.master.catalogs.interface import BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
-from kvstore.master.directory.holders import HINT, TIERS, with_holder, without_holder
+from kvstore.master.directory.holders import HINT, TIERS, has_holder, with_holder, without_holder
+from kvstore.master.directory.key_index import FEW, Found
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.membership import ALIVE, SYNCING, Member, Membership
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.pending import Pending, PendingBatch
 from kvstore.master.directory.recording import DURABLE_TIERS, Recording
 from kvstore.master.directory.records import Version
@@ -31,6 +32,7 @@ from kvstore.master.directory.tenants import Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.node_states import ALIVE, SYNCING
 
 MIN_NEW: Final = 4
 """Commits that are taken in together where they can be: one takes half as long by itself."""
@@ -148,11 +150,38 @@ class Publishing:
             return []
         ops = self._recording.ops(tenant, key)
         if key not in tenant.pending and not self._rows.pairs(tenant.rows.get(key, NO_ROW)):
-            # The block itself is gone, not only out of reach: a later block of this key is another one.
-            if tenant.pins.pop(key, None) is not None:
-                ops.append(records.unpin(tenant.prefix, key))
-            if tenant.targets.pop(key, None) is not None:
-                ops.append(records.delete_target(tenant.prefix, key))
+            ops += self._forget_marks(tenant, key)
+        return ops
+
+    def gone_all(self, node_id: int, tenant: Tenant, keys: Sequence[bytes], generations: Sequence[int]) -> list[Change]:
+        """As `gone`, one after the other. Blocks that are nowhere else go together."""
+        if len(keys) <= FEW or tenant.pending.has_any(keys) or len(set(keys)) < len(keys):
+            return [op for key, generation in zip(keys, generations, strict=True) for op in self.gone(node_id, tenant, key, generation)]
+        rows = tenant.rows.find(keys)
+        is_held = np.frombuffer(self._rows.generations, np.uint64)[rows] <= np.array(generations, np.uint64)
+        held = np.frombuffer(self._rows.holders, np.uint32)[rows]
+        theirs = [index for index in np.unique(held).tolist() if has_holder(self._rows.sets[index], node_id)]
+        is_held &= np.isin(held, theirs)
+        is_last = is_held & np.isin(held, [index for index in theirs if len(self._rows.sets[index]) == 1])
+        left = np.flatnonzero(is_held & ~is_last).tolist()
+        ops = self._last_gone(tenant, list(compress(keys, is_last.tolist())), rows[is_last])
+        return ops + [op for number in left for op in self.gone(node_id, tenant, keys[number], generations[number])]
+
+    def _last_gone(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
+        """These blocks, of which nothing is pending, are nowhere any more."""
+        ops = self._recording.gone(tenant, keys, rows)
+        self._rows.remove_all(tenant, rows.astype(np.uint32))
+        for key in keys if tenant.pins or tenant.targets else ():
+            ops += self._forget_marks(tenant, key)
+        return ops
+
+    def _forget_marks(self, tenant: Tenant, key: bytes) -> list[Change]:
+        """The block itself is gone, not only out of reach: a later block of this key is another one."""
+        ops: list[Change] = []
+        if tenant.pins.pop(key, None) is not None:
+            ops.append(records.unpin(tenant.prefix, key))
+        if tenant.targets.pop(key, None) is not None:
+            ops.append(records.delete_target(tenant.prefix, key))
         return ops
 
     def strip(self, tenant: Tenant, key: bytes, node_ids: Iterable[int]) -> list[Change]:
@@ -185,12 +214,16 @@ class Publishing:
         floor = node.floor
         if self._plan_new(plan, node, message, tenants):
             return
+        if len(tenants) == 1 and message.kinds.count(EVENT_GONE) == len(message.keys):
+            plan.ops += self.gone_all(plan.node_id, tenants[0], message.keys, message.generations)
+            return
         left = self._plan_held(node, message, tenants)
         for kind, key, tenant, namespace, size, checksum, generation, tiers, parent in columns if left is None else compress(columns, left):
             if kind == EVENT_COMMIT:
                 version = Version(size, checksum, generation, namespace, parent)
                 if (generation <= floor or tenant.removed) and self._is_removed(tenant, key, node, version):
                     plan.owed += 1
+                    node.dropped += 1
                     plan.commands.drop(plan.node_id, tenant, key, generation, force=True)
                 else:
                     self._commit(plan, tenant, key, version, tiers & TIERS)

@@ -8,11 +8,16 @@ But for ALL it keeps a bit a row of whether there is a record, so that what neve
 former setting go as nodes tell of their blocks.
 """
 
+from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
-from kvstore.master.catalogs.interface import BlockPuts, Change
+import numpy as np
+
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory import records
 from kvstore.master.directory.holders import HINT
+from kvstore.master.directory.key_index import Found
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenant
@@ -77,6 +82,13 @@ class Recording:
         """The row of the block is about to go: `ops` follows."""
         if not self.is_all and self._rows.recorded[tenant.rows.get(key, NO_ROW)]:
             self._left.add((tenant.name, key))
+
+    def gone(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
+        """As `leaves` and `ops`, of blocks whose rows go, of which nothing else is known."""
+        if not self.is_all:
+            is_recorded = np.frombuffer(self._rows.recorded, np.uint8)[rows]
+            keys = list(compress(keys, is_recorded.tolist()))
+        return [BlockDeletes(tenant.name, keys)] if keys else []
 
     def check_integrity(self) -> None:
         """Assert that no deletion was forgotten, and that what is worth a record has one. For tests; O(rows)."""

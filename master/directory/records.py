@@ -8,11 +8,14 @@ Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The s
                                                     generation, and no node gets this id or one below it
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
     b"e"                                            <u64 generation>: up to it generations may have been granted, by any owner
+    b"s" + node name                                empty: the node's process ended in an orderly way, and has not come back
     b"g" + node name                                "peers" or "nvme": the node is drained, and what only it has goes there
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
     b"t" + u8 tenant length + tenant + block key    <u8>: at so many nodes the block is to be
     b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
     b"q" + tenant                                   <u8 field of TenantQuota, u64 limit> of each limit that an operator has set
+    b"w" and b"i"                                   weights_records.py
+    b"a"                                            audit_log.py
     b"l" + tenant                                   <u32 number, u64 amount> of what this partition asked others for last, of each shared
                                                     limit; <u8 shared limit, u8 partition, u64 amount> of each that it has given another
 
@@ -28,6 +31,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
+from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord, read_namespace, read_weights
 from kvstore.protocol.errors import Corrupt, InvalidArgument
 from kvstore.security.quotas.quota import NAMES
 from kvstore.security.quotas.tables import NamedLimits
@@ -97,6 +101,13 @@ class DrainRecord:
 
     name: str
     to: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedRecord:
+    """The process of node `name` ended in an orderly way."""
+
+    name: str
 
 
 class Description(NamedTuple):
@@ -258,6 +269,14 @@ def delete_drain(name: str) -> Op:
     return Op(b"g" + name.encode(), None)
 
 
+def put_stopped(name: str) -> Op:
+    return Op(b"s" + name.encode(), b"")
+
+
+def delete_stopped(name: str) -> Op:
+    return Op(b"s" + name.encode(), None)
+
+
 def pin(prefix: bytes, key: bytes, *, until_ms: int = 0) -> Op:
     """See PinRecord."""
     return Op(b"p" + prefix + key, _UNTIL.pack(until_ms) if until_ms else b"")
@@ -317,11 +336,14 @@ Record = (
     | GrantedRecord
     | DescriptionPart
     | DrainRecord
+    | StoppedRecord
     | PinRecord
     | TargetRecord
     | RemovedRecord
     | QuotaRecord
     | LoansRecord
+    | WeightsRecord
+    | NamespaceRecord
 )
 
 
@@ -341,6 +363,8 @@ def decode(key: bytes, value: bytes) -> Record:
             return DescriptionPart(key[2:].decode(), key[1], value)
         if key[:1] == b"g" and value.decode() in DRAINS:
             return DrainRecord(key[1:].decode(), value.decode())
+        if key[:1] == b"s" and not value:
+            return StoppedRecord(key[1:].decode())
         if key[:1] == b"p":
             return PinRecord(*block_of(key), *(_UNTIL.unpack(value) if value else ()))
         if key[:1] == b"t":
@@ -351,6 +375,10 @@ def decode(key: bytes, value: bytes) -> Record:
             return QuotaRecord(key[1:].decode(), _limits(value))
         if key[:1] == b"l":
             return _loans(key[1:].decode(), value)
+        if key[:1] == b"w":
+            return read_weights(key, value)
+        if key[:1] == b"i":
+            return read_namespace(*block_of(key), key, value)
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise Corrupt(f"the catalog's record {key!r} is damaged: {error}") from None
     raise Corrupt(f"the catalog's record {key!r} is not one of kvstore's: is the catalog shared with something else?")
@@ -362,11 +390,14 @@ KINDS: Final[dict[bytes, type[Record]]] = {
     b"f": StrangersRecord,
     b"d": DescriptionPart,
     b"g": DrainRecord,
+    b"s": StoppedRecord,
     b"p": PinRecord,
     b"t": TargetRecord,
     b"r": RemovedRecord,
     b"q": QuotaRecord,
     b"l": LoansRecord,
+    b"w": WeightsRecord,
+    b"i": NamespaceRecord,
 }
 """Which record a key is one of, by its first byte."""
 

@@ -32,12 +32,16 @@ class Removals:
         """How often floors have risen without being durable yet: `floors_written` is to be called as often."""
         return self._unwritten
 
+    def are_kept(self, generation: int) -> bool:
+        """Whether `remember` has anything to do for removals up to `generation`: a node is not settled."""
+        return any(node.floor < generation and not node.is_settled for node in self._members)
+
     def remember(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
         """A block is being removed, with all its versions up to `generation`; operations that must be durable before that is said.
 
         If floors rise for it, so does `unwritten`. Until they are written more than `limit` may be kept: those of the calls under way.
         """
-        if not any(node.floor < generation and not node.is_settled for node in self._members):
+        if not self.are_kept(generation):
             return []
         if key not in tenant.removed:
             if self._count >= self._limit and not self._unwritten:

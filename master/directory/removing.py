@@ -5,6 +5,7 @@ A block is gone once its holders have said that they dropped it. What nodes hold
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
@@ -59,29 +60,29 @@ class Removing:
 
         Pinned blocks are refused, unless `force`, which also unpins them.
         """
-        owner, unwritten = self._tenants.asked(tenant), self._removals.unwritten
+        owner, unwritten, generation = self._tenants.asked(tenant), self._removals.unwritten, self._reservations.last_generation
         removal = Removal(bytearray(self._queries.exists(tenant, keys)), [], Commands(self._master_epoch))
-        for index, key in enumerate(keys):
+        are_kept = self._removals.are_kept(generation)
+        drops = _Drops(self._rows, owner)
+        for index, (key, row) in enumerate(zip(keys, owner.rows.find(keys).tolist(), strict=True)):
             if key in owner.pins:
                 if not force:
                     removal.flags[index] = 0
                     continue
                 del owner.pins[key]
                 removal.ops.append(records.unpin(owner.prefix, key))
-            if key in owner.rows or key in owner.pending:
-                removal.ops += self._removals.remember(owner, key, self._reservations.last_generation)
-            self._plan_one(removal, owner, key, force=force)
+            if are_kept and (row != NO_ROW or key in owner.pending):
+                removal.ops += self._removals.remember(owner, key, generation)
+            self._plan_one(removal, owner, drops, key, row, force=force)
         removal.raises_floors = self._removals.unwritten > unwritten
         return removal
 
     def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Change]:
         """A node's answer to a Drop: what it dropped is gone now, before its own event says so; operations for the catalog."""
         owner = self._tenants.asked(tenant)
-        ops: list[Change] = []
+        ops: list[Change] = self._publishing.gone_all(node_id, owner, list(compress(keys, flags)), list(compress(generations, flags)))
         for key, generation, flag in zip(keys, generations, flags, strict=True):
-            if flag:
-                ops += self._publishing.gone(node_id, owner, key, generation)
-            else:
+            if not flag:
                 ops += self._removals.refused(owner, key, generation)
         return ops
 
@@ -93,16 +94,16 @@ class Removing:
             left = owner.removing.pop(key) - 1
             if left:
                 owner.removing[key] = left
-            self._targets.look_again(tenant, key)
+            if owner.targets:
+                self._targets.look_again(tenant, key)
 
-    def _plan_one(self, removal: Removal, owner: Tenant, key: bytes, *, force: bool) -> None:
+    def _plan_one(self, removal: Removal, owner: Tenant, drops: "_Drops", key: bytes, row: int, *, force: bool) -> None:
         self._replication.cancel(owner, key)
-        row = owner.rows.get(key, NO_ROW)
-        dead = [node_id for node_id, _state in self._rows.pairs(row) if node_id not in self._rows.sets.live_nodes]
-        removal.ops.extend(self._publishing.strip(owner, key, dead))
-        waiting = {one.node_id: one.version.generation for one in owner.pending[key]}
-        held = dict.fromkeys(self._rows.readable_at(owner, key), self._rows.generations[row])
-        asked = waiting | held
+        readable, dead = drops.holders(row)
+        if dead:
+            removal.ops.extend(self._publishing.strip(owner, key, dead))
+            drops.forget_sets()
+        asked = drops.generations(key, row, readable)
         if asked:
             # What a node answers is taken in when all have answered: it must not have come by the block again meanwhile.
             owner.removing[key] = owner.removing.get(key, 0) + 1
@@ -111,3 +112,28 @@ class Removing:
             removal.ops.append(records.delete_target(owner.prefix, key))
         for node_id, generation in asked.items():
             removal.commands.drop(node_id, owner, key, generation, force=force)
+
+
+class _Drops:
+    """Which nodes are asked to drop a tenant's blocks. Most blocks of a batch have the same set of holders, which is looked at once."""
+
+    def __init__(self, rows: Rows, owner: Tenant) -> None:
+        self._rows, self._owner = rows, owner
+        self._of_set: dict[int, tuple[list[int], list[int]]] = {}
+
+    def holders(self, row: int) -> tuple[list[int], list[int]]:
+        """The row's holders that can be asked, and those that cannot."""
+        index = self._rows.holders[row]
+        if index not in self._of_set:
+            readable = self._rows.sets.readable_at(index)
+            self._of_set[index] = readable, [node_id for node_id, _state in self._rows.sets[index] if node_id not in readable]
+        return self._of_set[index]
+
+    def forget_sets(self) -> None:
+        """Rows were given other sets of holders: the number of one may be another's by now."""
+        self._of_set.clear()
+
+    def generations(self, key: bytes, row: int, readable: Sequence[int]) -> dict[int, int]:
+        """By node the generation up to which it is asked to drop the key: of what it holds, or else of what waits for the catalog."""
+        waiting = {one.node_id: one.version.generation for one in self._owner.pending[key]} if self._owner.pending else {}
+        return waiting | dict.fromkeys(readable, self._rows.generations[row])

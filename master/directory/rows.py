@@ -305,6 +305,41 @@ class Rows:
                 self.children[parent] -= 1
             row = parent
 
+    def remove_all(self, tenant: Tenant, rows: Numbers) -> None:
+        """As `remove`, of different rows of one tenant."""
+        held = np.frombuffer(self.holders, np.uint32)[rows]
+        for index, count in zip(*(found.tolist() for found in np.unique(held, return_counts=True)), strict=True):
+            self.sets.leave(index, count)
+        np.frombuffer(self.holders, np.uint32)[rows] = 0
+        np.frombuffer(self.recorded, np.uint8)[rows] = 0
+        self._release_all(tenant, self._childless(rows.tolist()))
+
+    def _childless(self, rows: Sequence[int]) -> Numbers:
+        """Those of these rows, held by nobody, that have no children, and their ancestors that only waited for them: no child counts them
+        any more."""
+        holders, parents, children = self.holders, self.parents, self.children
+        found: dict[int, None] = {}
+        for first in rows:
+            row = first
+            while row != NO_ROW and not holders[row] and not children[row] and row not in found:
+                found[row] = None
+                row = parents[row]
+                if row != NO_PARENT:
+                    children[row] -= 1
+        return np.fromiter(found, np.uint32, len(found))
+
+    def _release_all(self, tenant: Tenant, rows: Numbers) -> None:
+        """As `_release`, of different rows of the tenant."""
+        if not len(rows):
+            return
+        tenant.rows.remove_all(list(map(self.keys.__getitem__, rows.tolist())), rows)
+        namespaces = np.frombuffer(self.namespace_indexes, np.uint32)[rows]
+        for index, count in zip(*(found.tolist() for found in np.unique(namespaces, return_counts=True)), strict=True):
+            self.namespaces.leave(index, count)
+        self.keys.clear_all(rows)
+        np.frombuffer(self.parents, np.uint32)[rows] = NO_PARENT
+        self._free.frombytes(rows.tobytes())
+
     def check_integrity(self) -> None:
         """assert that rows, indexes, holders' sets and children counts agree. For tests; O(rows)."""
         named = {row: tenant for tenant in self.tenants for _key, row in tenant.rows.items()}

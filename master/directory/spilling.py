@@ -15,10 +15,11 @@ from kvstore.master.directory.copying import LOOK_COST, Copying, CopyOrder, Pace
 from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.membership import ALIVE, Member, Membership
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.node_states import ALIVE
 
 MAX_OFFERED: Final = 1 << 16
 """Blocks that wait to be looked at: what is beyond is offered again."""

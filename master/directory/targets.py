@@ -13,12 +13,13 @@ from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.copying import LOOK_COST, Copying, CopyOrder, Pace, Receivers
 from kvstore.master.directory.holders import HINT
-from kvstore.master.directory.membership import ALIVE, Member, Membership
+from kvstore.master.directory.membership import Member, Membership
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
+from kvstore.protocol.node_states import ALIVE
 
 PAUSE_NS: Final = 1_000_000_000
 """Before what has found no room is looked at again."""

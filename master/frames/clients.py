@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+from kvstore.master.audit.change import Change
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
@@ -21,7 +23,7 @@ from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
 from kvstore.master.frames.turns import Turns
 from kvstore.protocol.catalog_messages import Drop
-from kvstore.protocol.errors import KVStoreError, Unauthorized
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -41,7 +43,8 @@ from kvstore.protocol.master_messages import (
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
-from kvstore.security.identity import Identity
+from kvstore.security.actor import CLIENT, Actor, host_of
+from kvstore.security.identity import Identity, Kind
 from kvstore.security.quotas.quota import PINS, RESERVATIONS
 
 Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
@@ -78,10 +81,12 @@ class ClientFrames:
         arrivals: Arrivals,
         borrowing: Borrowing,
         *,
+        trail: AuditTrail,
         order_copies: Callable[[int], None],
     ) -> None:
         """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. What is
-        asked about blocks of nodes that have yet to come waits in `arrivals`, what a tenant's share is too small for in `borrowing`."""
+        asked about blocks of nodes that have yet to come waits in `arrivals`, what a tenant's share is too small for in `borrowing`.
+        `trail` gets removals of whole namespaces, and what operators pin and remove."""
         self._directory = directory
         self._committer = committer
         self._links = links
@@ -89,6 +94,7 @@ class ClientFrames:
         self._counters = counters
         self._causes = causes
         self._arrivals, self._borrowing = arrivals, borrowing
+        self._trail = trail
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: Header, message: Lookup) -> None:
@@ -103,7 +109,7 @@ class ClientFrames:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.exists):
             return
         self._counters["keys"] += len(message.keys)
-        session.reply(header.request_id, Flags(self._directory.queries.exists(_tenant(session), message.keys)))
+        session.reply(header.request_id, Flags(self._directory.queries.exists(_named_tenant(session), message.keys)))
 
     def match_prefix(self, session: Session, header: Header, message: MatchPrefix) -> None:
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.match_prefix):
@@ -165,7 +171,7 @@ class ClientFrames:
         """Answered when the pins are durable and the nodes have been told."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
             return
-        tenant, pins = _tenant(session), self._directory.pins
+        tenant, pins = _named_tenant(session), self._directory.pins
 
         def pin() -> None:
             pinning = pins.pin(tenant, message.keys, pinned=bool(message.pinned))
@@ -178,7 +184,7 @@ class ClientFrames:
         """As `pin`."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
             return
-        tenant, pins, ttl_ns = _tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
+        tenant, pins, ttl_ns = _named_tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
 
         def pin() -> None:
             pinning = pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns())
@@ -217,7 +223,9 @@ class ClientFrames:
         tenant = _tenant(session)
 
         def told(answers: Answers) -> None:
-            session.reply(header.request_id, Flags(self._held(tenant, message.keys, pinning, answers) if pinned else pinning.flags))
+            flags = self._held(tenant, message.keys, pinning, answers) if pinned else pinning.flags
+            self._audit_keys(session, "pin" if pinned else "unpin", flags)
+            session.reply(header.request_id, Flags(flags))
 
         def durable() -> None:
             self._command(session.span(header.request_id), pinning.commands, told)
@@ -237,7 +245,7 @@ class ClientFrames:
         """Answered when every node that holds a block has dropped it, or said that it is in use."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
             return
-        tenant, span, gone = _tenant(session), session.span(header.request_id), dict[bytes, int]()
+        tenant, span, gone = _named_tenant(session), session.span(header.request_id), dict[bytes, int]()
         keys = list(dict.fromkeys(message.keys))
 
         def remove(part: Sequence[bytes], done: Callable[[int], None]) -> None:
@@ -247,7 +255,9 @@ class ClientFrames:
         def removed(part: Sequence[bytes], flags: bytes) -> None:
             gone.update(zip(part, flags, strict=True))
             if len(gone) == len(keys):
-                session.reply(header.request_id, Flags(bytes(map(gone.__getitem__, message.keys))))
+                flags = bytes(map(gone.__getitem__, message.keys))
+                self._audit_keys(session, "remove", flags)
+                session.reply(header.request_id, Flags(flags))
 
         if keys:
             Turns(session.reactor.call_soon, lambda: True).of(_slices(keys), remove, lambda _count: None)
@@ -257,16 +267,29 @@ class ClientFrames:
     def remove_matching(self, session: Session, header: Header, message: RemoveMatching) -> None:
         """Answered when all has been looked at, and each block that was there removed as by `remove`."""
         check_pattern(message.pattern)
+        tenant = _named_tenant(session)
         if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.remove_matching, session, header, message)):
             return
-        self.remove_all(
-            _tenant(session),
-            None if message.any_namespace else message.namespace,
-            message.pattern,
-            is_forced=bool(message.force),
-            turns=Turns(session.reactor.call_soon, lambda: session.is_open),
-            then=lambda removed: session.reply(header.request_id, Count(removed)),
-        )
+        namespace = None if message.any_namespace else message.namespace
+
+        def removed(count: int) -> None:
+            of = "all namespaces" if namespace is None else f"namespace {namespace or '(none)'}"
+            which = "" if message.pattern == "*" else f", keys {message.pattern}"
+            self._audit(session, "remove", f"{of} of tenant {tenant or '(none)'}{which}", f"{count:,} blocks")
+            session.reply(header.request_id, Count(count))
+
+        turns = Turns(session.reactor.call_soon, lambda: session.is_open)
+        self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), turns=turns, then=removed)
+
+    def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
+        """What an operator's credential did to single blocks; what engines do to theirs is no change of an operator's."""
+        identity = _client(session).identity
+        if identity.operates and identity.kind is not Kind.EVERYBODY:
+            self._audit(session, action, f"keys of tenant {_tenant(session) or '(none)'}", f"{flags.count(1):,} of {len(flags):,} keys")
+
+    def _audit(self, session: Session, action: str, target: str, detail: str) -> None:
+        actor = Actor.of(_client(session).identity, peer=host_of(session.peer()), via=CLIENT)
+        self._trail.repeated(Change(actor, action, target), detail)
 
     def remove_all(
         self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: Turns, then: Callable[[int], None]
@@ -363,3 +386,11 @@ def _client(session: Session) -> ClientPeer:
 
 def _tenant(session: Session) -> str:
     return _client(session).tenant
+
+
+def _named_tenant(session: Session) -> str:
+    """The tenant of a request that operators may send, too. Raises InvalidArgument: an operator has named none."""
+    peer = _client(session)
+    if not peer.tenant and peer.identity.kind is Kind.OPERATOR:
+        raise InvalidArgument("an operator has no blocks of its own: name the tenant whose blocks are meant (--tenant NAME)")
+    return peer.tenant

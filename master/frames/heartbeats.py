@@ -1,5 +1,4 @@
-"""Heartbeats: that a node lives, and what it tells of itself each time. They come over its link; those of nodes of a release before, as
-calls of the control plane."""
+"""Heartbeats: that a node lives, and what it tells of itself each time, over its link."""
 
 from collections.abc import Callable
 
@@ -7,9 +6,14 @@ from google.protobuf.message import DecodeError
 
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.last_reads import NamespaceRead
 from kvstore.master.frames.links import NodeLinks
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
+
+Newer = Callable[[int, int], tuple[pb.Quotas | None, pb.Retired | None]]
+"""What a node is told that has the quotas and the retired namespaces of these versions; None: they are the ones in force, or partition 0
+tells them."""
 
 
 def parse(body: bytes) -> pb.HeartbeatRequest:
@@ -30,14 +34,14 @@ class Heartbeats:
         links: NodeLinks,
         *,
         master_epoch: int,
-        newer_quotas: Callable[[int], pb.Quotas | None],
+        newer: Newer,
     ) -> None:
-        """`newer_quotas` are what a node is told that has those of that version."""
+        """`newer`: see Newer."""
         self._directory = directory
         self._committer = committer
         self._links = links
         self._master_epoch = master_epoch
-        self._newer_quotas = newer_quotas
+        self._newer = newer
         self._why_over: KVStoreError | None = None
 
     def end(self, why: KVStoreError) -> None:
@@ -51,6 +55,9 @@ class Heartbeats:
         if self._why_over is not None:
             raise Unavailable(f"this master is cut off from its catalog, which another one may own by now: {self._why_over}")
         directory, node_id, epoch = self._directory, said.node_id, said.registration_epoch
+        if said.stopped:
+            self._committer.commit(directory.stopping(node_id, epoch))
+            return pb.HeartbeatReply(master_epoch=self._master_epoch)
         directory.heartbeat(node_id, epoch, list(said.tiers), dict(said.counters), now_ns, tenants=list(said.tenants))
         topology = said.topology if said.HasField("topology") else None
         transfer = said.transfer if said.HasField("transfer") else None
@@ -58,10 +65,11 @@ class Heartbeats:
             self._committer.commit(directory.describe(node_id, epoch, topology=topology, transfer=transfer))
         directory.measured(node_id, epoch, said.rates, now_ns)
         directory.carried(node_id, epoch, list(said.links))
+        if said.HasField("slow"):
+            directory.slowed(node_id, epoch, list(said.slow.requests))
+        directory.last_reads.take((NamespaceRead(one.tenant, one.namespace, one.age_s) for one in said.reads), now_ns)
         if said.hot:
             directory.heat.take(node_id, said.hot, now_ns)
-        return pb.HeartbeatReply(
-            master_epoch=self._master_epoch,
-            hot_blocks=directory.heat.ask(node_id, len(self._links), now_ns),
-            quotas=self._newer_quotas(said.quotas_version),
-        )
+        quotas, retired = self._newer(said.quotas_version, said.retired_version)
+        hot_blocks = directory.heat.ask(node_id, len(self._links), now_ns)
+        return pb.HeartbeatReply(master_epoch=self._master_epoch, hot_blocks=hot_blocks, quotas=quotas, retired=retired)

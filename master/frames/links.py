@@ -81,9 +81,9 @@ class NodeLinks:
 
     def say(self, node_id: int, message: Word, answer: type[Message], then: Callable[[bool], None]) -> None:
         """Tell a node something that is about no blocks; call `then` with whether it has said, with such an answer, that it knows: not
-        without a link, nor of a release that knows no such message."""
+        without a link."""
         link = self._links.get(node_id)
-        if link is None or link.peer_version < message.SINCE:
+        if link is None:
             then(False)
             return
 

@@ -6,9 +6,13 @@ It turns messages into calls of the directory, and gives what must be durable to
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from kvstore.master.audit.change import Change
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.membership import Member
 from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.comparing import Comparing
 from kvstore.master.frames.heartbeats import Heartbeats, parse
@@ -35,6 +39,7 @@ from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.session import Session
+from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity
 from kvstore.security.rules import MASTER_FRAMES, allowed
 from kvstore.telemetry.logs.events import named
@@ -46,6 +51,7 @@ log = logging.getLogger("kvstore.master")
 class NodePeer:
     """The context of a node's session, under one registration."""
 
+    name: str
     node_id: int
     epoch: int
     identity: Identity
@@ -65,7 +71,10 @@ class NodeFrames:
         counters: dict[str, int],
         heartbeats: Heartbeats,
         arrivals: Arrivals,
+        trail: AuditTrail,
     ) -> None:
+        """`trail` gets what nodes that return have lost by that."""
+        self._trail = trail
         self._directory = directory
         self._committer = committer
         self._links = links
@@ -82,7 +91,7 @@ class NodeFrames:
         node = self._directory.members.named(message.name)
         if node is None or node.epoch != message.epoch or not node.is_live:
             raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
-        session.context = NodePeer(node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
+        session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
         session.met(takes_traces=node.info.takes_traces)
         self._links.enter(node.node_id, session)
         return node.node_id
@@ -99,6 +108,19 @@ class NodeFrames:
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
         if message.phase == PHASE_SYNC_BEGIN:
             self._arrivals.came(peer.node_id)
+        elif message.phase == PHASE_SYNC_END:
+            self._tell_dropped(session, peer.node_id)
+
+    def _tell_dropped(self, session: Session, node_id: int) -> None:
+        """The audit trail has what a node that returned has lost by that."""
+        node = self._directory.members.get(node_id)
+        if node is None or not node.dropped:
+            return
+        why = "the node had been forgotten" if node.is_new else "they were removed while the node was away"
+        actor = Actor("node", node.info.name, peer=host_of(session.peer()), via=CLIENT)
+        detail = f"{node.dropped:,} blocks that it held are dropped: {why}"
+        self._trail.done(Change(actor, "return", f"node {node.info.name}", detail=detail))
+        node.dropped = 0
 
     def digests(self, session: Session, header: Header, message: Digests) -> None:
         """Answered once the inventory is compared."""
@@ -162,9 +184,8 @@ class NodeFrames:
         return ordered
 
     def takes_guests(self, node_id: int) -> bool:
-        """It has a link, and is of a release that knows what guests are."""
-        link = self._links.get(node_id)
-        return link is not None and link.peer_version >= Copy.SINCE
+        """It has a link."""
+        return self._links.get(node_id) is not None
 
     def copied(self, session: Session, header: Header, message: Copied) -> None:
         """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
@@ -207,9 +228,8 @@ class NodeFrames:
         now_ns = session.reactor.now_ns()
         if self._links.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
             node = self._directory.members.get(peer.node_id)
-            name = node.info.name if node is not None else ""
-            event = named("node_died", node=name, node_id=peer.node_id)
-            log.warning("node %s (%d) counts as dead: its link broke", name, peer.node_id, extra=event)
+            if node is not None:
+                log_end(node, "its link broke")
 
     def _take_in(self, node_id: int, message: Publish, then: Callable[[], None], *, is_answered_first: bool = False) -> None:
         """Enter a node's events; `then` when they are durable and visible, or about to be so before anything else is done."""
@@ -232,6 +252,15 @@ class NodeFrames:
                 then()
 
         self._committer.commit(plan.ops, durable)
+
+
+def log_end(node: Member, why: str) -> None:
+    """Log that a node stopped, or that it counts as dead and why."""
+    about: dict[str, Any] = {"node": node.info.name, "node_id": node.node_id}
+    if node.is_stopping:
+        log.info("node %s (%d) has stopped", node.info.name, node.node_id, extra=named("node_stopped", **about))
+    else:
+        log.warning("node %s (%d) counts as dead: %s", node.info.name, node.node_id, why, extra=named("node_died", **about))
 
 
 def _node(session: Session, purpose: str) -> NodePeer:

@@ -6,9 +6,8 @@ The loop is the only caller.
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.protocol.errors import InvalidArgument, ProtocolError
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import Header
-from kvstore.protocol.partitions import SINCE
 from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.handler import Handler
 from kvstore.rpc.server import Server
@@ -33,7 +32,7 @@ class Reception:
 
     def frame(self, session: Session, header: Header, body: memoryview) -> None:
         if header.type == Hello.TYPE and session not in self._handlers:  # who is known stays where he is
-            self._choose(session, Hello.unpack_of(header.version, body).partition)
+            self._choose(session, Hello.unpack(body).partition)
         handler = self.handler_of(session)
         handler.frame(session, header, body)
         if session.context is not None:
@@ -59,12 +58,7 @@ class Reception:
             session.close(DEPOSED)
 
     def _choose(self, session: Session, partition: int) -> None:
-        """Raises ProtocolError for a peer that knows no partitions where there are several, InvalidArgument for one that there is not."""
-        if self._count > 1 and session.peer_version < SINCE:
-            raise ProtocolError(
-                f"this cluster's key space has {self._count} partitions, of which a peer of protocol version {session.peer_version} knows "
-                f"nothing: it has to be of a release that speaks {SINCE}"
-            )
+        """Raises InvalidArgument for a partition that there is not."""
         if partition >= self._count:
             raise InvalidArgument(f"there is no partition {partition}: this cluster's key space has {self._count}")
         self._chosen[session] = partition

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.arrivals import Arrivals
@@ -12,12 +13,11 @@ from kvstore.master.frames.borrowing import Borrowing
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.drains import Drains
-from kvstore.master.frames.heartbeats import Heartbeats
+from kvstore.master.frames.heartbeats import Heartbeats, Newer
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Publish, Seek, TicketKey, Want
+from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Publish, Seek, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
 from kvstore.protocol.frames import MAX_BATCH, Header
 from kvstore.protocol.master_messages import (
@@ -41,9 +41,12 @@ from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.rpc.tracing import on_behalf
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
-from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal
+from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal, wanted
 from kvstore.security.tls.identities import of_client, of_node
 
+NOTHING_SHOWN: Final = (
+    "no token came, and over a Unix socket no certificate can: name the master as HOST:PORT to show the certificate, or set a token"
+)
 STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
 
 
@@ -82,11 +85,11 @@ class FramesService:
         loads: TenantLoads,
         arrivals: Arrivals,
         borrowing: Borrowing,
-        newer_quotas: Callable[[int], pb.Quotas | None],
+        newer: Newer,
+        trail: AuditTrail,
     ) -> None:
         """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`, what tenants want
-        beyond this partition's share of their limits in `borrowing`; `newer_quotas` are what a node is told that has those of that
-        version."""
+        beyond this partition's share of their limits in `borrowing`; `newer`: see Newer."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
@@ -105,13 +108,14 @@ class FramesService:
             self.tickets = Tickets(
                 self.links, master_epoch=master_epoch, holds=guard.holds, ticket_ttl_s=ticket_ttl_s, key_ttl_s=ticket_key_ttl_s
             )
-        self.heartbeats = Heartbeats(directory, committer, self.links, master_epoch=master_epoch, newer_quotas=newer_quotas)
-        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats, arrivals)
+        self.heartbeats = Heartbeats(directory, committer, self.links, master_epoch=master_epoch, newer=newer)
+        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats, arrivals, trail)
         self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
         self._arrivals, self._borrowing = arrivals, borrowing
         self.clients = clients = ClientFrames(
             *(directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals, borrowing),
+            trail=trail,
             order_copies=partial(self.make_replicas, is_tick=False),
         )
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
@@ -142,10 +146,11 @@ class FramesService:
         if handler is None:
             raise ProtocolError(f"a master takes no message of type {header.type}")
         self.counters["requests"] += 1
+        session.requests += 1
         peer = session.context
         if header.type not in (STRANGERS_SAY if peer is None else peer.allowed):
             raise _refused(header.type, peer)
-        handler(session, header, MESSAGES[header.type].unpack_of(header.version, body))
+        handler(session, header, MESSAGES[header.type].unpack(body))
 
     def payload(self, session: Session, header: Header, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError("values go to nodes, not to the master")
@@ -205,12 +210,9 @@ class FramesService:
             node_id = self.nodes.meet(session, message, identity)
         elif message.role == ROLE_CLIENT:
             node_id = 0
+            if session.is_local and not (message.token or self._guard.lets_everybody_in):
+                raise Unauthorized(NOTHING_SHOWN)
             identity = self._guard.identify(message.tenant, message.token, of_client(session.certified, message.tenant, message.token))
-            if self.tickets is not None and session.peer_version < TicketKey.SINCE:
-                raise Unauthorized(
-                    f"{message.name or 'the client'} speaks protocol version {session.peer_version}, which knows no tickets: where tokens "
-                    f"are configured it has to be of a release that speaks {TicketKey.SINCE}"
-                )
             session.belongs_to(self.loads.enter(session, message.tenant))
             known, peer = session.context, ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
             if isinstance(known, ClientPeer):
@@ -240,4 +242,4 @@ def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:
 
 def _refused(kind: int, peer: ClientPeer | NodePeer | None) -> KVStoreError:
     rule, name = MASTER_FRAMES[kind], MESSAGES[kind].__name__
-    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"say Hello first: {name} needs {rule.text}")
+    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"say Hello first: {wanted(rule, name)}")

@@ -14,8 +14,6 @@ from kvstore.security.guard import Guard
 from kvstore.security.tls.identities import of_client, of_node
 
 NOBODY: Final = "no master owns the catalog now"
-OWNERS_SINCE: Final = 4
-"""The protocol version in which a Welcome names the owner."""
 
 
 def refusal(owner: Owner | None) -> Unavailable:
@@ -35,7 +33,7 @@ class StandbyFrames:
         message = MESSAGES.get(header.type)
         if message is not Hello:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
-        hello = Hello.unpack_of(header.version, body)
+        hello = Hello.unpack(body)
         if hello.role == ROLE_CLIENT:
             self._guard.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
         elif hello.role == ROLE_NODE:
@@ -43,7 +41,7 @@ class StandbyFrames:
         else:
             raise InvalidArgument(f"there is no role {hello.role}")
         owner = self._owner()
-        if owner is None or session.peer_version < OWNERS_SINCE:  # who knows no owners asks the next master that it was given
+        if owner is None:
             raise refusal(owner)
         at = self._reachable
         welcome = Welcome(SERVER_MASTER, at.name, 0, 0, at.host_id, at.unix, at.control(session), owner.address, at.partitions)

@@ -13,7 +13,6 @@ from typing import Final
 from kvstore.master.frames.links import NodeLinks
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Copy, Revoke, TicketKey
-from kvstore.protocol.errors import Unauthorized
 from kvstore.protocol.session_messages import Count, Ok
 from kvstore.security.identity import Identity
 from kvstore.security.tickets.issuing import Issuer, NodeKey
@@ -44,14 +43,6 @@ class Tickets:
         self._holds = holds
         self._wall_s = wall_s
         self._issuer = Issuer(ticket_ttl_s=ticket_ttl_s, key_ttl_s=key_ttl_s, random_bytes=secrets.token_bytes)
-
-    def check_version(self, protocol_version: int) -> None:
-        """Raises Unauthorized for a node of a release that knows no tickets: it would let everybody in."""
-        if protocol_version < TicketKey.SINCE:
-            raise Unauthorized(
-                f"the node speaks a protocol version before {TicketKey.SINCE}, which knows no tickets: where tokens are configured "
-                "nodes have to be of this release"
-            )
 
     def key_for(self, node_id: int, now_ns: int) -> pb.TicketKey:
         """A new key, of a node that registers."""

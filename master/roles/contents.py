@@ -7,6 +7,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from kvstore.kvcache.explained import layout
+from kvstore.kvcache.namespace import Namespace
 from kvstore.master.directory.contents import LIVE, Columns, Indexes, copied, joined
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.keys import NO_ROW
@@ -14,7 +16,8 @@ from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.segments import Reads, segments
 from kvstore.master.directory.tenants import Tenants
-from kvstore.master.directory.usage import Held, usage
+from kvstore.master.directory.usage import Held, Usage, usage
+from kvstore.master.directory.weights import KnownNamespace, WeightsTable, named
 from kvstore.master.roles.standing import Standing
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.partitions import split
@@ -24,6 +27,8 @@ SLICE_ROWS: Final = 32_768
 SLICE_KEYS: Final = 4096
 """Keys that are looked for in one turn."""
 MAX_NAMESPACES: Final = 1000
+MAX_USERS: Final = 8
+"""Engines named with a namespace: with all texts as long as they may be 1,000 namespaces are 3 MiB."""
 MAX_SEGMENTS: Final = 2000
 """A message of 200 kB."""
 
@@ -67,7 +72,7 @@ def contents(
 
     keys = in_loop(lambda: [key_at(segment.row) for segment in chosen])
     return pb.ContentsReply(
-        namespaces=[pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, held=_held(one.held), pinned=one.pinned) for one in used],
+        namespaces=_with_layouts(*in_loop(lambda: _namespaces(directory, used, tenant, now_ns()))),
         segments=[
             pb.PrefixSegment(
                 parent=one.parent,
@@ -152,6 +157,52 @@ def _reads(
             is_copied = (rows != NO_ROW) & (rows < ends[number] - begins[number])
             np.add.at(reads, rows[is_copied] + begins[number], rates_of_part[places][is_copied])
     return reads
+
+
+def _with_layouts(found: list[pb.NamespaceUsage], forms: list[bytes]) -> list[pb.NamespaceUsage]:
+    """Fill in `layout`, here and not in the loop: to read a thousand forms takes it tens of milliseconds."""
+    for one, form in zip(found, forms, strict=True):
+        one.layout = _layout(form) if form else ""
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(form: bytes) -> str:
+    return layout(Namespace.from_canonical(form))
+
+
+def _namespaces(
+    directory: Directory, used: Sequence[Usage], tenant: str | None, now_ns: int
+) -> tuple[list[pb.NamespaceUsage], list[bytes]]:
+    """What namespaces hold, with what engines and nodes told of them; then those that hold nothing and that engines use. Beside each its
+    canonical form, b"" where none was reported."""
+    table = directory.weights
+    found = [pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, held=_held(one.held), pinned=one.pinned) for one in used]
+    there = {(one.tenant, one.namespace) for one in used}
+    for key, row in table.of(tenant):
+        ids = sorted(row.namespaces) if row.users else []
+        empty = ((key.weights.tenant, id.hex()) for id in ids)
+        found += [pb.NamespaceUsage(tenant=owner, namespace=name) for owner, name in empty if (owner, name) not in there]
+    del found[MAX_NAMESPACES:]
+    forms = []
+    for one in found:
+        known = table.known(one.tenant, one.namespace)
+        forms.append(known.form if known is not None else b"")
+        _explain(one, known, table)
+        age_s = directory.last_reads.age_s(one.tenant, one.namespace, now_ns)
+        if age_s is not None:
+            one.read_age_s = age_s
+    return found, forms
+
+
+def _explain(one: pb.NamespaceUsage, known: KnownNamespace | None, table: WeightsTable) -> None:
+    """Fill in what is known of the namespace's identity and of its engines."""
+    if known is not None:
+        key = known.version
+        row = table.rows[key]
+        one.model, one.weights = known.model, named(key.weights.base, key.version)
+        one.users.extend(row.last_users[:MAX_USERS])
+        one.is_used, one.is_retired = bool(row.users), table.is_retired(key)
 
 
 def _held(held: Held) -> pb.Held:

@@ -8,8 +8,11 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
+from kvstore.master.audit.change import Change
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.committing import Committer
 from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.master.config import MasterSettings
@@ -20,21 +23,26 @@ from kvstore.master.directory.lending import Lending, Loans
 from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Description
+from kvstore.master.directory.weights import ReportedNamespace
+from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.borrowing import Borrowing
+from kvstore.master.frames.nodes import log_end
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
 from kvstore.master.roles.node_status import node_status
+from kvstore.master.roles.weights_messages import retired_message
 from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
 from kvstore.master.scheduling.scheduling import FindPrefixes
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.frames import VERSION
 from kvstore.protocol.partitions import partition_of
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tenant_loads import TenantLoads
+from kvstore.security.actor import Actor
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.quota import limits_shown
 from kvstore.security.quotas.tables import NamedLimits
 from kvstore.security.quotas.telling import as_message
 from kvstore.telemetry.logs.events import named
@@ -53,6 +61,10 @@ class MasterSeen(NamedTuple):
 
     catalog: str
     epoch: int
+
+
+def _drain_shown(to: str) -> str:
+    return f"drained to {to}" if to else "takes blocks"
 
 
 def _share(limit: int, count: int) -> int:
@@ -76,6 +88,7 @@ class Leading:
         guard: Guard,
         quotas: QuotasInForce,
         loads: TenantLoads,
+        trail: AuditTrail,
         partition: int = 0,
         prefixes: FindPrefixes | None = None,
         blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0,
@@ -85,8 +98,10 @@ class Leading:
         all partitions, where there are several; `blocks_elsewhere`: see Arrivals; `loans` are those of all partitions (Lending). Raises
         Corrupt."""
         self.epoch = epoch
+        self._partition = partition
         self._is_first = not partition
-        count = reachable.partitions
+        self._trail = trail
+        count = self._count = reachable.partitions
         self._reactor = reactor
         self._catalog = catalog
         self._settings = settings
@@ -142,7 +157,8 @@ class Leading:
             loads=loads,
             arrivals=self._arrivals,
             borrowing=self._borrowing,
-            newer_quotas=self.newer_quotas,
+            newer=self.newer,
+            trail=trail,
         )
         self.frames.loads.hold_to(quotas.now)
         estimators = make_estimators(settings)
@@ -178,13 +194,7 @@ class Leading:
         """Let time pass: nodes, instances and pins expire, and rows are swept."""
         now_ns = self._reactor.now_ns()
         for node in self.directory.tick(now_ns):
-            log.warning(
-                "node %s (%d) is silent for %g s and counts as dead",
-                node.info.name,
-                node.node_id,
-                self._settings.node_ttl_s,
-                extra=named("node_died", node=node.info.name, node_id=node.node_id),
-            )
+            log_end(node, f"it was silent for {self._settings.node_ttl_s:g} s")
         for node in self.directory.members.surplus():
             log.warning(
                 "node %s is forgotten: more than %d nodes are away",
@@ -204,6 +214,8 @@ class Leading:
         self.frames.tick(now_ns)
         self.frames.clients.expire_pins(now_ns)
         changes = [*self.directory.sweep(self._settings.sweep_rows), *self.directory.grants_ahead()]
+        if self._is_first:
+            changes += self.directory.weights.expire(now_ns)
         if changes:
             self._committer.commit(changes)
 
@@ -213,19 +225,17 @@ class Leading:
         tiers: Sequence[pb.TierStatus],
         seen: MasterSeen,
         description: Description,
-        protocol_version: int,
-        quotas_version: int,
+        quotas_version: int = 0,
+        retired_version: int = 0,
         *,
         node_id: int = 0,
     ) -> pb.RegisterReply:
         """`node_id` is what partition 0 has given the node, 0 where that is asked. Raises StaleEpoch (the node has heard of a later owner),
-        Unauthorized (its release knows no tickets, which are needed), InvalidArgument (it should have an id, or have none; another node has
+        InvalidArgument (it should have an id, or have none; another node has
         it), and what Directory.register raises."""
         tickets, now_ns = self.frames.tickets, self._reactor.now_ns()
         if bool(node_id) is self._is_first:
             raise InvalidArgument("partition 0 gives nodes their ids, and they say them to the others")
-        if tickets is not None:
-            tickets.check_version(protocol_version)
         if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
             raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
         if node_id:
@@ -239,6 +249,7 @@ class Leading:
             info.tcp,
             extra=named("node_registered", node=info.name, node_id=node.node_id, at=info.tcp),
         )
+        quotas, retired = self.newer(quotas_version, retired_version)
         return pb.RegisterReply(
             node_id=node.node_id,
             registration_epoch=node.epoch,
@@ -246,10 +257,12 @@ class Leading:
             catalog=self._catalog.identity,
             heartbeat_interval_s=self._settings.heartbeat_interval_s,
             ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
-            quotas=self.newer_quotas(quotas_version),
-            protocol_version=VERSION,
+            quotas=quotas,
+            retired=retired,
             spill_at_share=self.directory.spilling.at_share,
             known_blocks=node.known_blocks,
+            floor=node.floor,
+            is_new=node.is_new,
         )
 
     def _make_way(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
@@ -263,11 +276,15 @@ class Leading:
                 self.directory.disconnected(known.node_id, known.epoch, now_ns)
             self._forget(known.info.name, lambda: None)
 
-    def newer_quotas(self, version: int) -> pb.Quotas | None:
-        """What a node is told that has the quotas of this version; None: they are the ones in force, or partition 0 tells them."""
-        if not self._is_first or version == self._quotas.version:
-            return None
-        return as_message(self._quotas.now, self._quotas.version)
+    def newer(self, quotas_version: int, retired_version: int) -> tuple[pb.Quotas | None, pb.Retired | None]:
+        """See heartbeats.Newer."""
+        if not self._is_first:
+            return None, None
+        quotas, retired = self._quotas, self.directory.weights.retired
+        return (
+            None if quotas_version == quotas.version else as_message(quotas.now, quotas.version),
+            None if retired_version == retired.version else retired_message(retired),
+        )
 
     def show(self, reply: pb.StatusReply) -> None:
         """Fill in what an owner alone knows of the cluster."""
@@ -290,46 +307,78 @@ class Leading:
             (pins, reservations), (connections, requests) = given.get(tenant, (0, 0)), loads.of(tenant)
             yield pb.TenantGrants(tenant=tenant, pins=pins, reservations=reservations, requests_in_flight=requests, connections=connections)
 
-    def forget(self, name: str) -> "Future[None]":
+    def forget(self, name: str, by: Actor) -> "Future[None]":
         """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
 
         def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
             self._forget(name, lambda: then(None))
-            if self._is_first:  # which an operator's word reaches last, of all partitions'
-                log.warning("node %s is forgotten: an operator says so", name, extra=named("node_forgotten", node=name, why="an operator"))
 
-        return self._promise(begin)
+        return self._of_node(begin, Change(by, "forget", f"node {name}", self._known(name)))
 
-    def drain(self, name: str, to: str) -> "Future[None]":
+    def drain(self, name: str, to: str, by: Actor) -> "Future[None]":
         """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
 
         def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
             self.frames.drains.drain(name, to, lambda: then(None))
-            if self._is_first:
-                what = f"is to be emptied, to {to}" if to else "takes blocks again"
-                log.info("node %s %s: an operator says so", name, what, extra=named("node_drain", node=name, to=to))
 
-        return self._promise(begin)
+        node = self.directory.members.named(name)
+        return self._of_node(begin, Change(by, "drain", f"node {name}", _drain_shown(node.drain if node else ""), _drain_shown(to)))
 
-    def set_quota(self, tenant: str, limits: NamedLimits) -> "Future[None]":
+    def _of_node(self, begin: Callable[[Callable[[None], None], Refuse], None], change: Change) -> "Future[None]":
+        """A change of a node, which an operator's call brings to partition 0 last: that one is recorded."""
+        return self._audited(begin, change) if self._is_first else self._promise(begin)
+
+    def _known(self, name: str) -> str:
+        """State and number of blocks of a node, for the audit trail."""
+        node = self.directory.members.named(name)
+        return f"{node.state}, {self.directory.blocks_at(node.node_id):,} blocks" if node is not None else ""
+
+    def set_quota(self, tenant: str, limits: NamedLimits, by: Actor) -> "Future[None]":
         """See OperatorQuotas.set: in force at once, done when it is durable; fails with Unavailable at the end. Raises InvalidArgument,
         Full."""
-        return self._promise(
-            lambda then, _refuse: self._quota_written(tenant, self.directory.operator_quotas.set(tenant, limits), lambda: then(None))
-        )
+        return self._change_quota(tenant, limits, lambda: self.directory.operator_quotas.set(tenant, limits), Change(by, "quota_set"))
 
-    def clear_quota(self, tenant: str, names: Collection[str]) -> "Future[None]":
+    def clear_quota(self, tenant: str, names: Collection[str], by: Actor) -> "Future[None]":
         """See OperatorQuotas.clear; as `set_quota`."""
-        return self._promise(
-            lambda then, _refuse: self._quota_written(tenant, self.directory.operator_quotas.clear(tenant, names), lambda: then(None))
-        )
+        changed = names or self.directory.operator_quotas.tenants.get(tenant, {})
+        return self._change_quota(tenant, changed, lambda: self.directory.operator_quotas.clear(tenant, names), Change(by, "quota_clear"))
 
-    def _quota_written(self, tenant: str, ops: Sequence[Op], then: Callable[[], None]) -> None:
-        self._quotas.overlay(self.directory.operator_quotas.tenants)
-        log.info("an operator has changed the quota of tenant %r", tenant, extra=named("quota_changed", tenant=tenant))
-        self._committer.commit(ops, then)
+    def _change_quota(self, tenant: str, names: Collection[str], write: Callable[[], Sequence[Op]], change: Change) -> "Future[None]":
+        """`names`: limits that change."""
 
-    def pin_all(self, tenant: str, namespace: str, *, pinned: bool) -> "Future[int]":
+        def begin(then: Callable[[None], None], _refuse: Refuse) -> None:
+            ops = write()
+            self._quotas.overlay(self.directory.operator_quotas.tenants)
+            self._committer.commit(ops, lambda: then(None))
+
+        def shown() -> str:
+            return limits_shown(self._quotas.now.of(tenant), names)
+
+        change = replace(change, target=f"tenant {tenant or '(none)'}", old=shown())
+        return self._audited(begin, change, lambda _result: replace(change, new=shown()))
+
+    def report_weights(self, request: pb.WeightsReport) -> None:
+        """See WeightsTable.report and leave; durable soon. Raises InvalidArgument, Full."""
+        table, now_ns = self.directory.weights, self._reactor.now_ns()
+        if request.ends:
+            changes = table.leave(request.tenant, request.engine)
+        else:
+            namespaces = [ReportedNamespace(one.id, one.form) for one in request.namespaces]
+            changes = table.report(request.tenant, request.engine, request.base, request.version, namespaces, now_ns)
+        if changes:
+            self._committer.commit(changes)
+
+    def retire_weights(self, tenant: str, base: str, version: str, by: Actor) -> "Future[int]":
+        """See WeightsTable.retire: number of rows, once that is durable. Raises InvalidArgument."""
+
+        def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
+            count, changes = self.directory.weights.retire(tenant, base, version)
+            self._committer.commit(changes, lambda: then(count))
+
+        change = Change(by, "weights_retire", f"weights {named_weights(base, version)} of tenant {tenant or '(none)'}")
+        return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} versions"))
+
+    def pin_all(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> "Future[int]":
         """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
         with Unavailable at the end, and with QuotaExceeded where others give too little of the tenant's limit."""
 
@@ -337,19 +386,67 @@ class Leading:
             pin_all = self.frames.clients.pin_all
             self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then, refuse=refuse))
 
-        return self._promise(begin)
+        return self._of_blocks(begin, Change(by, "pin" if pinned else "unpin", self._space(tenant, namespace)))
 
-    def remove_all(self, tenant: str, namespace: str) -> "Future[int]":
+    def remove_all(self, tenant: str, namespace: str, by: Actor) -> "Future[int]":
         """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
 
         def begin(then: Callable[[int], None], _refuse: Refuse) -> None:
             remove_all = self.frames.clients.remove_all
             self._arrivals.once_all_came(lambda: remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then))
 
-        return self._promise(begin)
+        return self._of_blocks(begin, Change(by, "remove", self._space(tenant, namespace)))
+
+    def _of_blocks(self, begin: Callable[[Callable[[int], None], Refuse], None], change: Change) -> "Future[int]":
+        return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} blocks"))
+
+    def _space(self, tenant: str, namespace: str) -> str:
+        """A namespace, for the audit trail. Each partition records its own part."""
+        part = f", partition {self._partition}" if self._count > 1 else ""
+        return f"namespace {namespace or '(none)'} of tenant {tenant or '(none)'}{part}"
+
+    def slow_requests(self) -> Iterator[pb.SlowRequest]:
+        """At nodes, as they told with their heartbeats; for partition 0."""
+        for node in self.directory.members:
+            for slow in node.slow:
+                assert isinstance(slow, pb.SlowRequest)
+                yield pb.SlowRequest(
+                    tenant=slow.tenant,
+                    operation=slow.operation,
+                    duration_us=slow.duration_us,
+                    time_s=slow.time_s,
+                    at=node.info.name,
+                    peer=slow.peer,
+                )
+
+    def record_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
+        """Add entries to the audit trail of partition 0; durable soon. False: nothing is written for this epoch any more."""
+        if not self._is_ended:
+            self._committer.commit([op for entry in entries for op in self.directory.audit.add(entry)])
+        return not self._is_ended
 
     def _turns(self) -> Turns:
         return Turns(self._reactor.call_soon, lambda: not self._is_ended)
+
+    def _audited(
+        self, begin: Callable[[Callable[[T], None], Refuse], None], change: Change, outcome: Callable[[T], Change] | None = None
+    ) -> "Future[T]":
+        """As `_promise`; the audit trail gets the change once its result is known. `outcome` completes it with that result."""
+
+        def ended(done: "Future[T]") -> None:
+            error = done.exception()
+            if error is not None:
+                self._trail.failed(change, error)
+            else:
+                self._trail.done(outcome(done.result()) if outcome is not None else change)
+
+        try:
+            promise = self._promise(begin)
+        except KVStoreError as error:
+            self._trail.failed(change, error)
+            raise
+        promise.add_done_callback(ended)
+        return promise
 
     def _promise(self, begin: Callable[[Callable[[T], None], Refuse], None]) -> "Future[T]":
         """Done when the first of what `begin` is given is called, and failed when the other is."""

@@ -9,9 +9,10 @@ import enum
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.master.catalogs.interface import Change, Owner
+from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.lending import Loans
 from kvstore.master.directory.queries import Queries
@@ -24,6 +25,8 @@ from kvstore.security.quotas.tables import NamedLimits
 from kvstore.telemetry.logs.events import named
 
 log = logging.getLogger("kvstore.master")
+
+IS_CUT_OFF: Final = "this master is cut off from its catalog, so nothing can be changed: `kvstore status` says why"
 
 
 class Role(enum.StrEnum):
@@ -73,7 +76,7 @@ class Standing:
     def leading(self) -> Leading:
         """The owner that this master is. Raises Unavailable, which names the one to ask instead."""
         if self._is_cut_off:
-            raise Unavailable("this master is cut off from its catalog, which another one may own by now")
+            raise Unavailable(IS_CUT_OFF)
         return self.answering()
 
     def answering(self) -> Leading:
@@ -95,6 +98,10 @@ class Standing:
         if self._leading is not None:
             return _Limits(self._leading.directory.operator_quotas.tenants, self._leading.lending.durable)
         return self._former or _Limits(self._followed.operator_quotas(), self._followed.loans)
+
+    def audit(self) -> AuditLog:
+        """The audit trail, as the catalog has it; complete in partition 0 only."""
+        return self._followed.audit if self._leading is None else self._leading.directory.audit
 
     def queries(self, live: Iterable[int]) -> Queries:
         """What is asked of the directory, whoever owns it: of another's as its records are, with these nodes taken to be alive."""

@@ -74,7 +74,7 @@ class SchedulerService(SchedulerServicer):
 
     def Schedule(self, request: pb.ScheduleRequest, context: grpc.ServicerContext) -> pb.ScheduleReply:  # noqa: N802
         try:
-            identity = self._callers.identify(context, request)
+            identity = self._callers.identify(context)
             if not identity.is_tenant(request.tenant):
                 raise Denied(f"{identity} may not have requests of tenant {request.tenant!r} scheduled")
             prompt = _prompt(request)
@@ -87,7 +87,7 @@ class SchedulerService(SchedulerServicer):
 
     def _check_name(self, context: grpc.ServicerContext, request: "pb.ReportRequest | pb.LeaveRequest") -> None:
         """Raises Denied unless this engine may speak as the instance of this name."""
-        identity = self._callers.identify(context, request)
+        identity = self._callers.identify(context)
         if identity.kind is Kind.INSTANCE and not identity.goes_by(request.name):
             raise Denied(f"{identity} may not speak as instance {request.name!r}: its token is of that name only")
 

@@ -1,6 +1,6 @@
-"""The HTTP face of stand-in engines: the engine's side of docs/router.md, as far as the router uses it. Of one event loop.
+"""The HTTP side of stand-in engines: the engine's side of docs/router.md, as far as the router uses it. Of one event loop.
 
-It is no server for clients: it takes token ids only, and one sequence a request.
+It serves completions of one sequence. A prompt is a list of token ids, or a text, a byte of which is a token.
 """
 
 import uuid
@@ -13,8 +13,8 @@ from aiohttp import web
 from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
-from kvstore.router.answers import problem_of
-from kvstore.router.orders import parse_json
+from kvstore.router.problems import problem_of
+from kvstore.router.requests import COMPLETIONS, parse_json
 from kvstore.router.serving import hang_up
 from kvstore.router.sse import done, event
 from kvstore.router.standin.blocks import BlockStore
@@ -23,6 +23,9 @@ from kvstore.router.standin.prefill import PrefillEngine, load
 from kvstore.router.standin.tokens import continuation, text_of
 
 MAX_BODY_BYTES: Final = 64 << 20
+DEFAULT_MAX_TOKENS: Final = 16
+"""As vLLM's, of completions."""
+REFUSED: Final = "a stand-in engine takes one prompt (a text or token ids), max_tokens and kv_transfer_params"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class _Asked:
 
     tokens: list[int]
     max_tokens: int
+    is_streamed: bool
     params: Mapping[str, Any]
 
     @property
@@ -56,15 +60,9 @@ class PrefillApp:
         )
         self._reporter.prefilled(input_tokens=len(asked.tokens), prefix_tokens=prefilled.prefix_tokens, duration_s=prefilled.duration_s)
         token = next(continuation(asked.tokens))
-        usage = {
-            "prompt_tokens": len(asked.tokens),
-            "completion_tokens": 1,
-            "total_tokens": len(asked.tokens) + 1,
-            "prompt_tokens_details": {"cached_tokens": prefilled.prefix_tokens},
-        }
+        usage = {**_usage(asked, 1), "prompt_tokens_details": {"cached_tokens": prefilled.prefix_tokens}}
         params = {"do_remote_prefill": True, "do_remote_decode": False, "prefill": self._name, "blocks": prefilled.blocks}
-        answer = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "choices": [_choice([token], "length")]}
-        return web.json_response({**answer, "usage": usage, "kv_transfer_params": params})
+        return web.json_response({**_head(), "choices": [_choice([token], "length")], "usage": usage, "kv_transfer_params": params})
 
 
 class DecodeApp:
@@ -85,18 +83,22 @@ class DecodeApp:
         sequence = self._engine.join(asked.tokens, asked.max_tokens)
         try:
             self._reporter.saw(asked.request_id)
-            return await self._stream(request, sequence, asked.max_tokens)
+            return await (self._stream(request, sequence, asked) if asked.is_streamed else self._whole(sequence, asked))
         finally:
             self._engine.leave(sequence)
 
-    async def _stream(self, request: web.Request, sequence: Joined, count: int) -> web.StreamResponse:
+    async def _whole(self, sequence: Joined, asked: _Asked) -> web.StreamResponse:
+        made = [await sequence.made.get() for _ in range(asked.max_tokens)]
+        return web.json_response({**_head(), "choices": [_choice(made, "length")], "usage": _usage(asked, len(made))})
+
+    async def _stream(self, request: web.Request, sequence: Joined, asked: _Asked) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        answer = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion"}
+        head = _head()
         try:
             await response.prepare(request)
-            for left in reversed(range(count)):
+            for left in reversed(range(asked.max_tokens)):
                 choice = _choice([await sequence.made.get()], None if left else "length")
-                await response.write(event({**answer, "choices": [choice]}))
+                await response.write(event({**head, "choices": [choice]}))
             await response.write(done())
         except ConnectionError:
             hang_up(request)
@@ -105,7 +107,7 @@ class DecodeApp:
 
 def _application(complete: Any) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_with_problems])
-    app.add_routes([web.post("/v1/completions", complete)])
+    app.add_routes([web.post(COMPLETIONS, complete), web.post("/tokenize", _tokenize)])
     return app
 
 
@@ -119,13 +121,37 @@ async def _with_problems(request: web.Request, handler: Any) -> web.StreamRespon
         return web.json_response(problem.body(), status=problem.status)
 
 
+async def _tokenize(request: web.Request) -> web.StreamResponse:
+    """As an engine's /tokenize. Raises InvalidArgument: there is no prompt of one text."""
+    tokens = _tokens(parse_json(await request.read()).get("prompt"))
+    return web.json_response({"count": len(tokens), "tokens": tokens})
+
+
 async def _asked(request: web.Request) -> _Asked:
-    """Raises InvalidArgument: not what the router sends."""
+    """Raises InvalidArgument: the router does not send this."""
     body = parse_json(await request.read())
-    tokens, max_tokens, params = body.get("prompt"), body.get("max_tokens"), body.get("kv_transfer_params")
-    if not isinstance(tokens, list) or not tokens or not isinstance(max_tokens, int) or max_tokens < 1 or not isinstance(params, dict):
-        raise InvalidArgument("a stand-in engine takes token ids, max_tokens and kv_transfer_params")
-    return _Asked(tokens, max_tokens, params)
+    max_tokens, params = body.get("max_tokens", DEFAULT_MAX_TOKENS), body.get("kv_transfer_params")
+    if not isinstance(max_tokens, int) or max_tokens < 1 or not isinstance(params, dict):
+        raise InvalidArgument(REFUSED)
+    return _Asked(_tokens(body.get("prompt")), max_tokens, bool(body.get("stream")), params)
+
+
+def _tokens(prompt: Any) -> list[int]:
+    """Of a text, its bytes."""
+    if isinstance(prompt, str):
+        prompt = list(prompt.encode(errors="replace"))
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
+        raise InvalidArgument(REFUSED)
+    return prompt
+
+
+def _head() -> dict[str, Any]:
+    return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion"}
+
+
+def _usage(asked: _Asked, completion_tokens: int) -> dict[str, Any]:
+    prompt_tokens = len(asked.tokens)
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": prompt_tokens + completion_tokens}
 
 
 def _choice(tokens: Sequence[int], finish_reason: str | None) -> dict[str, Any]:

@@ -1,16 +1,12 @@
 """The quotas that are in force at a master: those of its file, read again when it has changed, below what operators have set, which the
 catalog keeps. The loop is the only caller."""
 
-import logging
 from collections.abc import Mapping
 
-from kvstore.protocol.errors import ConfigError
 from kvstore.security.file_signature import signature
 from kvstore.security.quotas.quota import Quotas
 from kvstore.security.quotas.reading import read_tables
 from kvstore.security.quotas.tables import NamedLimits, Origins, in_force, origins
-
-log = logging.getLogger("kvstore.security")
 
 
 class QuotasInForce:
@@ -31,17 +27,11 @@ class QuotasInForce:
         return signature(self._path) != self._seen
 
     def reread(self) -> Quotas:
-        """Read the file again, if there is one, and tell the log; one that is no good changes nothing. What is in force now."""
-        if not self._path:
-            return self.now
-        self._seen = signature(self._path)
-        try:
+        """Read the file again, if there is one. What is in force now. Raises ConfigError for a bad file; then nothing has changed."""
+        if self._path:
+            self._seen = signature(self._path)
             self._file = read_tables(self._path)
-        except ConfigError as error:
-            log.error("the quotas stay as they were: %s", error)
-            return self.now
-        self._make()
-        log.info("the quotas file was read again: %d tenants have a quota of their own", len(self._file.tenants))
+            self._make()
         return self.now
 
     def overlay(self, operators: Mapping[str, NamedLimits]) -> None:

@@ -3,12 +3,14 @@
 Values; never changed. Who holds a tenant to them: the block table (store/blocks/quotas.py), the directory, and both daemons' sessions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Final
 
 import xxhash
+
+from kvstore.protocol.settings import format_size
 
 BYTES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes")
 """Those counted in bytes, by tier from the fastest down: each at each node, slot rounding included."""
@@ -77,3 +79,17 @@ class Quotas:
 
 
 UNLIMITED: Final = Quotas()
+
+
+def limits_shown(quota: Quota, names: Collection[str]) -> str:
+    """These limits for people, in the order of NAMES: `dram_bytes 4 GiB, blocks no limit`. Bytes that are no whole unit are exact."""
+    return ", ".join(f"{name} {_shown(name, getattr(quota, name))}" for name in NAMES if name in names)
+
+
+def _shown(name: str, limit: int | None) -> str:
+    if limit is None:
+        return "no limit"
+    if name not in BYTES:
+        return f"{limit:,}"
+    text = format_size(limit)
+    return text if "." not in text else f"{limit:,} B"

@@ -10,7 +10,8 @@
     26      16    nonce: no two tickets are alike
     42      1     length of the tenant's name in bytes
     43      4     number of blocks, of a pass
-    47            the tenant's name in UTF-8; for each block 8 bytes, `fingerprint`
+    47      32    SHA-256 of the certificate upon which it was issued; zeros: upon a token alone
+    79            the tenant's name in UTF-8; for each block 8 bytes, `fingerprint`
             32    HMAC-SHA256 under the key of all bytes before
 
 All integers are little-endian. It says nothing of the token, and a node's key opens no other node. Whoever overhears one can use it at that
@@ -32,17 +33,20 @@ from kvstore.security.identity import Role
 FORM: Final = 1
 NONCE_BYTES: Final = 16
 SECRET_BYTES: Final = 32
+CERTIFICATE_BYTES: Final = 32
+_NO_CERTIFICATE: Final = bytes(CERTIFICATE_BYTES)
 MAC_BYTES: Final = 32
 PASS: Final = 0
 """In place of a role: another node may read the blocks named."""
-_HEAD: Final = struct.Struct("<BIIQBQ16sBI")
+_HEAD: Final = struct.Struct("<BIIQBQ16sBI32s")
 _GENERATION: Final = struct.Struct("<Q")
 _FINGERPRINT: Final = np.dtype("<u8")
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """`ends_ms` counts from the making of the key. `blocks` are a pass's, as fingerprints."""
+    """`ends_ms` counts from the making of the key. `blocks` are a pass's, as fingerprints. `certificate` is the fingerprint of the
+    bearer's certificate, b"" where it was issued upon a token alone."""
 
     key_id: int
     node_id: int
@@ -52,6 +56,7 @@ class Ticket:
     nonce: bytes
     tenant: str
     blocks: frozenset[int] = frozenset()
+    certificate: bytes = b""
 
 
 def fingerprint(key: bytes, generation: int) -> int:
@@ -64,7 +69,8 @@ def seal(ticket: Ticket, secret: bytes) -> bytes:
     """The bytes to be shown."""
     tenant = ticket.tenant.encode()
     head = _HEAD.pack(
-        FORM, ticket.key_id, ticket.node_id, ticket.ends_ms, ticket.role, ticket.credential, ticket.nonce, len(tenant), len(ticket.blocks)
+        *(FORM, ticket.key_id, ticket.node_id, ticket.ends_ms, ticket.role, ticket.credential, ticket.nonce),
+        *(len(tenant), len(ticket.blocks), ticket.certificate or _NO_CERTIFICATE),
     )
     body = head + tenant + np.fromiter(ticket.blocks, _FINGERPRINT, len(ticket.blocks)).tobytes()
     return body + _mac(body, secret)
@@ -82,7 +88,7 @@ def unseal(data: bytes, secret: bytes) -> Ticket:
     end = len(data) - MAC_BYTES
     if not hmac.compare_digest(_mac(data[:end], secret), data[end:]):
         raise InvalidTicket("this ticket is not of this cluster's master, or was changed")
-    _form, key_id, node_id, ends_ms, role, credential, nonce, tenant_bytes, count = _HEAD.unpack_from(data)
+    _form, key_id, node_id, ends_ms, role, credential, nonce, tenant_bytes, count, certificate = _HEAD.unpack_from(data)
     at = _HEAD.size + tenant_bytes
     if role > Role.ADMIN or count > MAX_BATCH or at + count * _FINGERPRINT.itemsize != end:
         raise InvalidTicket("this ticket is of another form: run releases next to each other")
@@ -91,7 +97,8 @@ def unseal(data: bytes, secret: bytes) -> Ticket:
         tenant = data[_HEAD.size : at].decode()
     except UnicodeDecodeError:
         raise InvalidTicket("this ticket names no tenant that is text") from None
-    return Ticket(key_id, node_id, ends_ms, role, credential, nonce, tenant, blocks)
+    shown = certificate if certificate != _NO_CERTIFICATE else b""
+    return Ticket(key_id, node_id, ends_ms, role, credential, nonce, tenant, blocks, shown)
 
 
 def _mac(body: bytes, secret: bytes) -> bytes:

@@ -7,7 +7,7 @@ from when it was given the key, so that clocks need not agree, and neither may j
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvstore.security.identity import Identity
@@ -19,6 +19,8 @@ PASS_TTL_S: Final = 60.0
 """As long as an order to copy stands: what is fetched waits in the node's queue before."""
 MAX_REVOKED: Final = 65_536
 """Revoked credentials that are remembered for nodes out of reach, as many as a node remembers: an operator revokes a few a day."""
+MAX_CERTIFICATES: Final = 1024
+"""Certificates of one bearer whose tickets are kept to be given out again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class _Keys:
 
     current: NodeKey
     next: NodeKey | None = None
-    tickets: dict[Identity, tuple[int, bytes]] = field(default_factory=dict)
-    """By bearer: when it was made, and the ticket."""
+    tickets: dict[Identity, dict[bytes, tuple[int, bytes]]] = field(default_factory=dict)
+    """By bearer, and by the certificate that was shown: when the ticket was made, and the ticket."""
 
 
 @dataclass(slots=True)
@@ -114,18 +116,24 @@ class Issuer:
     # --- tickets ---
 
     def ticket(self, node_id: int, bearer: Identity, *, left_s: float, now_ns: int) -> bytes:
-        """For a tenant, whose credential is good for another `left_s`. b"" for a node without a key."""
+        """For a tenant, whose credential is good for another `left_s`. b"" for a node without a key.
+
+        Numbers go by the bearer without its certificate: nodes find in the ticket itself whether that is revoked.
+        """
         keys = self._nodes.get(node_id)
         if keys is None:
             return b""
-        made_ns, ticket = keys.tickets.get(bearer, (0, b""))
+        certificate, bearer = bearer.certificate, replace(bearer, certificate=b"")
+        of_bearer = keys.tickets.setdefault(bearer, {})
+        made_ns, ticket = of_bearer.get(certificate, (0, b""))
         if not ticket or now_ns - made_ns >= self._ticket_ttl_ns // REUSED_SHARE:
             ends_ns = now_ns + min(self._ticket_ttl_ns, int(min(left_s, 1e9) * 1e9))
             if bearer not in self._numbers:
                 self._numbers[bearer] = int.from_bytes(self._random_bytes(8), "little")
-            credential = self._numbers[bearer]
-            ticket = self._seal(keys.current, node_id, ends_ns, bearer.name, role=int(bearer.role), credential=credential)
-            keys.tickets[bearer] = now_ns, ticket
+            ticket = self._seal(keys.current, node_id, ends_ns, bearer, certificate=certificate)
+            if len(of_bearer) >= MAX_CERTIFICATES:
+                of_bearer.clear()
+            of_bearer[certificate] = now_ns, ticket
         return ticket
 
     def pass_for(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
@@ -133,14 +141,25 @@ class Issuer:
         found = self._nodes.get(source)
         if found is None:
             return b""
-        blocks = frozenset(map(fingerprint, keys, generations))
-        return self._seal(found.current, source, now_ns + int(PASS_TTL_S * 1e9), tenant, role=PASS, blocks=blocks)
+        key, blocks = found.current, frozenset(map(fingerprint, keys, generations))
+        ends_ms = self._ends_ms(key, now_ns + int(PASS_TTL_S * 1e9))
+        return seal(Ticket(key.key_id, source, ends_ms, PASS, 0, self._random_bytes(NONCE_BYTES), tenant, blocks), key.secret)
 
-    def _seal(
-        self, key: NodeKey, node_id: int, ends_ns: int, tenant: str, *, role: int, credential: int = 0, blocks: frozenset[int] = frozenset()
-    ) -> bytes:
-        ends_ms = (ends_ns - key.made_ns) // 1_000_000
-        return seal(Ticket(key.key_id, node_id, ends_ms, role, credential, self._random_bytes(NONCE_BYTES), tenant, blocks), key.secret)
+    def _seal(self, key: NodeKey, node_id: int, ends_ns: int, bearer: Identity, *, certificate: bytes) -> bytes:
+        ticket = Ticket(
+            key.key_id,
+            node_id,
+            self._ends_ms(key, ends_ns),
+            int(bearer.role),
+            self._numbers[bearer],
+            self._random_bytes(NONCE_BYTES),
+            bearer.name,
+            certificate=certificate,
+        )
+        return seal(ticket, key.secret)
+
+    def _ends_ms(self, key: NodeKey, ends_ns: int) -> int:
+        return (ends_ns - key.made_ns) // 1_000_000
 
     # --- revoking ---
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
-from kvstore.security.tls.own import own_certificate
+from kvstore.security.tls.own import OwnRole, check_role, own_certificate
 from kvstore.security.tls.pair import load_pair
 from kvstore.security.tls.revoked import read_revoked
 from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
@@ -62,8 +62,11 @@ class Certificates:
             raise ConfigError(
                 "tls_require_client_cert needs tls_ca, the authorities of those who connect; or say tls_require_client_cert=false"
             )
+        self.on_changed: Callable[[ConfigError | None], None] = lambda _error: None
+        """Called when files have changed: with None once they are in use, else with why they are not. In the thread that looked."""
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
+        self._role: OwnRole | None = None
         self._seen = self._signature()
         self._current = self._read()
         self._look_ns = clock_ns() + int(settings.tls_reload_interval_s * 1e9)
@@ -102,7 +105,11 @@ class Certificates:
 
     def is_revoked(self, peer: CertifiedPeer | None) -> bool:
         """The certificate that it has shown is named in that file by now."""
-        return self.revokes and peer is not None and peer.fingerprint in self._now().revoked
+        return peer is not None and self.names_revoked(peer.fingerprint)
+
+    def names_revoked(self, fingerprint: bytes) -> bool:
+        """Whether that file names the certificate of this fingerprint by now."""
+        return self.revokes and fingerprint in self._now().revoked
 
     @property
     def requires_client_cert(self) -> bool:
@@ -114,6 +121,16 @@ class Certificates:
         own = self._now().own
         assert own is not None, "this program does not both connect and serve"
         return own.subjects
+
+    def require_role(self, role: OwnRole) -> None:
+        """Hold this program's certificate, now and whenever its file changes, to what its peers will ask of it. Raises ConfigError. Nothing
+        is asked of a program that does not both connect and serve."""
+        self._role = role
+        self._check_role(self._current)
+
+    def _check_role(self, found: _Current) -> None:
+        if self._role is not None and found.own is not None and found.server is not None and found.client is not None:
+            check_role(found.own, self._role, found.server, found.client)
 
     def reload(self) -> None:
         """Look at the files with the next connection. Safe within a signal handler."""
@@ -193,8 +210,10 @@ class Certificates:
             self._current = self._read()
         except ConfigError as error:
             log.warning("the certificates have changed and cannot be used, the former go on: %s", error)
+            self.on_changed(error)
         else:
             log.info("the certificates have changed and are in use")
+            self.on_changed(None)
 
     def _files(self) -> dict[str, str]:
         settings = self._settings
@@ -217,7 +236,9 @@ class Certificates:
         unnamed = self._context(ssl.PROTOCOL_TLS_CLIENT, names=False) if self.connects else None
         server = self._context(ssl.PROTOCOL_TLS_SERVER) if self.serves else None
         own = own_certificate(server, unnamed) if server and unnamed else None
-        return _Current(pems, client, unnamed, server, own, read_revoked(self._settings.tls_revoked))
+        found = _Current(pems, client, unnamed, server, own, read_revoked(self._settings.tls_revoked))
+        self._check_role(found)
+        return found
 
     def _context(self, protocol: int, *, names: bool = True) -> ssl.SSLContext:
         settings = self._settings

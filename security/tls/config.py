@@ -29,6 +29,11 @@ class TlsSettings:
     )
 
 
+def names_tls(settings: TlsSettings) -> bool:
+    """Whether any of them is set, but how often files are read."""
+    return bool(settings.tls_ca or settings.tls_cert or settings.tls_key or settings.tls_revoked)
+
+
 def tls_of(settings: TlsSettings) -> dict[str, Any]:
     """Those of who connects, by name: for the settings of a client that a program makes."""
     return {field.name: getattr(settings, field.name) for field in fields(TlsSettings)}

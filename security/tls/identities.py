@@ -16,12 +16,12 @@ def of_client(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity |
     no tenant."""
     if peer is None or not peer.is_a(CLIENT, tenant) or (token and not tenant):
         return None
-    return Identity(Kind.TENANT, _role(peer), tenant)
+    return Identity(Kind.TENANT, _role(peer), tenant, certificate=peer.fingerprint)
 
 
 def of_node(peer: CertifiedPeer | None, name: str) -> Identity | None:
     """For a node that says that it is the one of this name."""
-    return Identity(Kind.NODE, name=name) if peer is not None and peer.is_a(NODE, name) else None
+    return Identity(Kind.NODE, name=name, certificate=peer.fingerprint) if peer is not None and peer.is_a(NODE, name) else None
 
 
 def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
@@ -39,7 +39,8 @@ def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
         names = [subject.name for subject in peer.subjects if subject.kind == kind]
         if names:
             name = "" if ANY in names else names[0]
-            return Identity(Kind.NODE, name=name) if kind == NODE else Identity(Kind.TENANT, _role(peer), name)
+            role = Role.NONE if kind == NODE else _role(peer)
+            return Identity(Kind.NODE if kind == NODE else Kind.TENANT, role, name, certificate=peer.fingerprint)
     return STRANGER
 
 

@@ -47,7 +47,7 @@ class TlsSocket(ssl.SSLSocket):
     _peer_name = "the peer"
     _failure: Untrusted | None = None
     _retried: "bytes | memoryview | None" = None
-    _has_begun = _begins_plainly = False
+    _has_begun = _begins_plainly = _is_encrypted = False
     reads_on: int = READ
     """What a receive that could not go on waits for: the socket to be readable (READ), or writable (WRITE)."""
     sends_on: int = WRITE
@@ -140,12 +140,13 @@ class TlsSocket(ssl.SSLSocket):
             raise self._translated(error, self._turn) from None
         finally:
             self._waits, self._timeout_s = waits  # it sets the time limit anew
+        self._is_encrypted = True
         try:
             found = self.getpeercert()
             self.certified = peer_of(names_of(found), fingerprint_of(self.getpeercert(True) or b"")) if found else None
             self._check(self.certified)
             if self._is_revoked is not None and self._is_revoked(self.certified):
-                raise Untrusted(f"the certificate of {self._peer_name} has been revoked (tls_revoked): give it another one")
+                raise Untrusted(f"the certificate of {self._peer_name} has been revoked (tls_revoked): use another one")
         except ValueError:
             self._failure = Untrusted(f"the certificate of {self._peer_name} has names that are no text: make another one")
             raise self._failure from None
@@ -162,11 +163,20 @@ class TlsSocket(ssl.SSLSocket):
             self._begins_plainly = True
             raise self._failure
 
-    def answer_plainly(self, data: bytes) -> None:
-        """For a peer that does not speak TLS, and only for one: what it can read, as far as its socket takes it now."""
-        if self._begins_plainly:
-            with contextlib.suppress(OSError):
+    @property
+    def peer_name(self) -> str:
+        """The peer's address, as errors have it."""
+        return self._peer_name
+
+    def answer_refused(self, data: bytes) -> None:
+        """Send `data` to a peer that was refused, as far as its socket takes it now: plainly to one that does not speak TLS, encrypted to
+        one that TLS itself has accepted. To any other nothing: an alert of TLS has told it why."""
+        with contextlib.suppress(OSError):
+            if self._begins_plainly:
                 socket.socket.send(self, data)
+            elif self._is_encrypted:
+                with self._lock:
+                    super().send(data)
 
     def discard(self) -> int | None:
         """Throw away what has come after the handshake failed: how many bytes, 0 at the end of the stream (or of the connection), None for
@@ -190,7 +200,9 @@ class TlsSocket(ssl.SSLSocket):
             turn(WRITE)
             return BlockingIOError(errno.EAGAIN, "the peer does not read")
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return ConnectionResetError(errno.ECONNRESET, "the peer hung up" + ("" if self._is_ready else " in the TLS handshake"))
+            return ConnectionResetError(
+                errno.ECONNRESET, "the peer hung up" + ("" if self._is_ready else " in the TLS handshake: its log says why")
+            )
         self._failure = refusal(error, self._peer_name)
         return self._failure
 

@@ -1,10 +1,10 @@
-"""A block as a node knows it: its identity, where its copies are, and who is using it. What is known of it is a row of columns."""
+"""A block as a node knows it: its identity, where its copies are, and who is using it. It is the number of a row of columns."""
 
 from functools import partial
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from kvstore.protocol.message import TIER_BITS
-from kvstore.store.blocks.columns import GONE, GUEST, MOVING, PINNED, STAYS_RAW, Columns, Loss, Others
+from kvstore.store.blocks.columns import GONE, GUEST, MOVING, ON_HOLD, PINNED, STAYS_RAW, Columns, Loss, Others
 from kvstore.tiers.tier import Slot
 
 TIERS: Final = ("hbm", "dram", "nvme")
@@ -13,13 +13,14 @@ HBM, DRAM, NVME = range(3)
 HELD: Final = (1 << HBM, 1 << DRAM, 1 << NVME)
 """By tier, its bit among those that hold a copy."""
 _HBM, _DRAM, _NVME = HELD
-IN_USE: Final = PINNED | MOVING
-"""Of the states, those in which it must stay where it is, as it must while it is read."""
+IN_USE: Final = tuple(PINNED | MOVING | bit for bit in ON_HOLD)
+"""By tier: of the states, those in which its copy there must stay where it is, as it must while it is read."""
+_ANY_HOLD: Final = sum(ON_HOLD)
 _MAX_HITS: Final = (1 << 32) - 1
 """They are counted up to here."""
 _ALL_HELD: Final = range(1 << len(TIERS))
 TIER_MASKS: Final = [sum(TIER_BITS[name] for name, bit in zip(TIERS, HELD, strict=True) if held & bit) for held in _ALL_HELD]
-_FASTEST: Final = [DRAM if held & _DRAM else HBM if held & _HBM else NVME if held else None for held in _ALL_HELD]
+FASTEST: Final = [DRAM if held & _DRAM else HBM if held & _HBM else NVME if held else None for held in _ALL_HELD]
 _HOLDING: Final = [tuple(tier for tier, bit in enumerate(HELD) if held & bit) for held in _ALL_HELD]
 """By `held`: the bits of TIER_BITS, the fastest tier, all of them."""
 _NOTHING: Final = Others()
@@ -27,9 +28,10 @@ _new_slot = partial(tuple.__new__, Slot)
 """As Slot._make, in a third of the time."""
 
 
-class Block:
-    """One value under one key of one tenant: the name of a row, which it keeps for as long as anybody knows the block. Made by BlockRows;
-    owned by the BlockTable; compared and hashed by identity.
+class Block(int):
+    """One value under one key of one tenant: the number of its row, which it keeps as long as anybody knows the block. Made by BlockRows;
+    owned by the BlockTable. A subclass for each tenant and namespace (`block_type`) names the columns. Compared and hashed as the number
+    is, which no two blocks of a node have at a time; never 0. It takes 48 bytes, an object that keeps its number, key and columns 96.
 
     `hbm`, `dram` and `nvme`, by index `slots[tier]`, are its complete copies, or None. `readers` counts leases and copies in flight: while
     it is above zero no slot of the block is reused. `moving` is set while a copy to another tier is being made, `leaving` then is the tier
@@ -41,51 +43,30 @@ class Block:
     codec has refused it. `is_guest`: another node has spilled it here, and it is not spilled again.
     """
 
-    __slots__ = ("columns", "key", "parent", "row")
+    __slots__ = ()
 
-    def __init__(self, columns: Columns, row: int, key: bytes, parent: bytes) -> None:
-        self.columns = columns
-        self.row = row
-        self.key = key
-        self.parent = parent
+    columns: ClassVar[Columns]
+    tenant: ClassVar[str]
+    namespace: ClassVar[str]
+    key: bytes
+    parent: bytes
+    size_bytes: int
+    generation: int
+    checksum: int
+    readers: int
+    last_access: int
+    event_seq: int
+    shown: int
 
     def __del__(self) -> None:
         # In whatever thread: one instruction gives the row back, and one takes it.
-        self.columns.free.append(self.row)
-
-    # --- what it is ---
-
-    @property
-    def tenant(self) -> str:
-        return self.columns.tenant
-
-    @property
-    def namespace(self) -> str:
-        return self.columns.namespace
-
-    @property
-    def size_bytes(self) -> int:
-        return self.columns.sizes[self.row]
-
-    @property
-    def generation(self) -> int:
-        return self.columns.generations[self.row]
-
-    @generation.setter
-    def generation(self, generation: int) -> None:
-        self.columns.generations[self.row] = generation
-
-    @property
-    def checksum(self) -> int:
-        return self.columns.checksums[self.row]
-
-    @checksum.setter
-    def checksum(self, checksum: int) -> None:
-        self.columns.checksums[self.row] = checksum
+        columns = self.columns
+        columns.keys[self] = columns.parents[self] = b""
+        columns.free.append(int(self))
 
     @property
     def is_guest(self) -> bool:
-        return bool(self.columns.states[self.row] & GUEST)
+        return bool(self.columns.states[self] & GUEST)
 
     @is_guest.setter
     def is_guest(self, is_guest: bool) -> None:
@@ -95,18 +76,18 @@ class Block:
 
     @property
     def hbm(self) -> Slot | None:
-        return self.columns.others[self.row].hbm if self.columns.held[self.row] & _HBM else None
+        return self.columns.others[self].hbm if self.columns.held[self] & _HBM else None
 
     @property
     def dram(self) -> Slot | None:
-        columns, row = self.columns, self.row
-        if not columns.held[row] & _DRAM:
+        columns = self.columns
+        if not columns.held[self] & _DRAM:
             return None
-        return _new_slot((columns.places[row], columns.slot_generations[row], columns.sizes[row], columns.groups[row]))
+        return _new_slot((columns.places[self], columns.slot_generations[self], columns.sizes[self], columns.groups[self]))
 
     @property
     def nvme(self) -> Slot | None:
-        return self.columns.nvme[self.row] if self.columns.held[self.row] & _NVME else None
+        return self.columns.nvme[self] if self.columns.held[self] & _NVME else None
 
     @property
     def slots(self) -> tuple[Slot | None, Slot | None, Slot | None]:
@@ -118,62 +99,54 @@ class Block:
 
     def set_slot(self, tier: int, slot: Slot | None) -> None:
         """Its copy in that tier is there from now on, of the block's size where it is DRAM; None: it has none."""
-        columns, row = self.columns, self.row
+        columns = self.columns
         if slot is None:
-            columns.held[row] &= ~HELD[tier]
+            columns.held[self] &= ~HELD[tier]
             return
-        columns.held[row] |= HELD[tier]
+        columns.held[self] |= HELD[tier]
         if tier == DRAM:
-            columns.places[row], columns.slot_generations[row], size_bytes, columns.groups[row] = slot
-            assert size_bytes == columns.sizes[row]
+            columns.places[self], columns.slot_generations[self], size_bytes, columns.groups[self] = slot
+            assert size_bytes == columns.sizes[self]
         elif tier == NVME:
-            if row >= len(columns.nvme):
-                columns.nvme.extend([None] * (row + 1 - len(columns.nvme)))
-            columns.nvme[row] = slot
+            if self >= len(columns.nvme):
+                columns.nvme.extend([None] * (self + 1 - len(columns.nvme)))
+            columns.nvme[self] = slot
         else:
             self._others().hbm = slot
 
     def group_in(self, tier: int) -> int:
         """The group of its slot in a tier that has a copy."""
         if tier == DRAM:
-            return self.columns.groups[self.row]
+            return self.columns.groups[self]
         slot = self.slot_in(tier)
         assert slot is not None
         return slot.group
 
     def is_in(self, tier: int) -> bool:
         """Whether there is a copy in that tier."""
-        return bool(self.columns.held[self.row] & HELD[tier])
+        return bool(self.columns.held[self] & HELD[tier])
 
     def is_also_outside(self, tier: int) -> bool:
         """Whether there is a copy in another tier."""
-        return bool(self.columns.held[self.row] & ~HELD[tier])
+        return bool(self.columns.held[self] & ~HELD[tier])
 
     def tiers(self) -> tuple[int, ...]:
         """Those that have a copy, from the fastest down."""
-        return _HOLDING[self.columns.held[self.row]]
+        return _HOLDING[self.columns.held[self]]
 
     def fastest(self) -> int | None:
         """Index of the fastest tier for a reader on a CPU: DRAM can be mapped, HBM has to be copied out, NVMe read."""
-        return _FASTEST[self.columns.held[self.row]]
+        return FASTEST[self.columns.held[self]]
 
     def tier_mask(self) -> int:
         """Bits of TIER_BITS for the tiers that hold a copy; none for a block that is gone, whose slots may still wait for readers."""
-        return 0 if self.is_gone else TIER_MASKS[self.columns.held[self.row]]
+        return 0 if self.is_gone else TIER_MASKS[self.columns.held[self]]
 
     # --- who uses it ---
 
     @property
-    def readers(self) -> int:
-        return self.columns.readers[self.row]
-
-    @readers.setter
-    def readers(self, readers: int) -> None:
-        self.columns.readers[self.row] = readers
-
-    @property
     def pinned(self) -> bool:
-        return bool(self.columns.states[self.row] & PINNED)
+        return bool(self.columns.states[self] & PINNED)
 
     @pinned.setter
     def pinned(self, pinned: bool) -> None:
@@ -181,11 +154,20 @@ class Block:
 
     @property
     def moving(self) -> bool:
-        return bool(self.columns.states[self.row] & MOVING)
+        return bool(self.columns.states[self] & MOVING)
 
     @moving.setter
     def moving(self, moving: bool) -> None:
         self._set_state(MOVING, moving)
+
+    @property
+    def hold_bits(self) -> int:
+        """Those of ON_HOLD: the tiers whose copy stays for a lookup that found it."""
+        return self.columns.states[self] & _ANY_HOLD
+
+    @hold_bits.setter
+    def hold_bits(self, bits: int) -> None:
+        self.columns.states[self] = self.columns.states[self] & ~_ANY_HOLD | bits
 
     @property
     def leaving(self) -> int | None:
@@ -197,61 +179,37 @@ class Block:
 
     @property
     def is_gone(self) -> bool:
-        return bool(self.columns.states[self.row] & GONE)
+        return bool(self.columns.states[self] & GONE)
 
     @is_gone.setter
     def is_gone(self, is_gone: bool) -> None:
         if is_gone:  # one call less for each that leaves
-            self.columns.states[self.row] |= GONE
+            self.columns.states[self] |= GONE
         else:
-            self.columns.states[self.row] &= ~GONE
+            self.columns.states[self] &= ~GONE
 
     @property
     def hits(self) -> int:
-        return self.columns.hits[self.row]
+        return self.columns.hits[self]
 
     @hits.setter
     def hits(self, hits: int) -> None:
-        self.columns.hits[self.row] = min(hits, _MAX_HITS)
-
-    @property
-    def last_access(self) -> int:
-        return self.columns.last_accesses[self.row]
-
-    @last_access.setter
-    def last_access(self, number: int) -> None:
-        self.columns.last_accesses[self.row] = number
-
-    @property
-    def event_seq(self) -> int:
-        return self.columns.event_seqs[self.row]
-
-    @event_seq.setter
-    def event_seq(self, seq: int) -> None:
-        self.columns.event_seqs[self.row] = seq
-
-    @property
-    def shown(self) -> int:
-        return self.columns.shown[self.row]
-
-    @shown.setter
-    def shown(self, entry: int) -> None:
-        self.columns.shown[self.row] = entry
+        self.columns.hits[self] = min(hits, _MAX_HITS)
 
     def _set_state(self, bit: int, is_set: bool) -> None:
         if is_set:
-            self.columns.states[self.row] |= bit
+            self.columns.states[self] |= bit
         else:
-            self.columns.states[self.row] &= ~bit
+            self.columns.states[self] &= ~bit
 
     def _known_others(self) -> Others:
         """To look at only."""
         others = self.columns.others
-        return others.get(self.row, _NOTHING) if others else _NOTHING
+        return others.get(self, _NOTHING) if others else _NOTHING
 
     def _others(self) -> Others:
         """To change."""
-        return self.columns.others.setdefault(self.row, Others())
+        return self.columns.others.setdefault(int(self), Others())
 
     # --- what its copies give ---
 
@@ -261,7 +219,7 @@ class Block:
 
     @property
     def stays_raw(self) -> bool:
-        return bool(self.columns.states[self.row] & STAYS_RAW)
+        return bool(self.columns.states[self] & STAYS_RAW)
 
     @stays_raw.setter
     def stays_raw(self, stays_raw: bool) -> None:
@@ -299,4 +257,22 @@ class Block:
         assert all(slot is not None or self.loss_in(tier) is None for tier, slot in enumerate(self.slots))
         assert {loss.checksum for loss in self.lossy if loss is not None} <= {self.lossy_checksum()}
         assert any(self.lossy) == bool(self.lossy)
-        assert self.row not in self.columns.free
+        assert self not in self.columns.free
+
+
+def block_type(columns: Columns) -> type[Block]:
+    """The class of the blocks of these columns. Its fields are the columns' own methods: Python's take three times as long."""
+    fields: dict[str, Any] = {
+        "key": columns.keys,
+        "parent": columns.parents,
+        "size_bytes": columns.sizes,
+        "generation": columns.generations,
+        "checksum": columns.checksums,
+        "readers": columns.readers,
+        "last_access": columns.last_accesses,
+        "event_seq": columns.event_seqs,
+        "shown": columns.shown,
+    }
+    properties = {name: property(column.__getitem__, column.__setitem__) for name, column in fields.items()}
+    names = {"columns": columns, "tenant": columns.tenant, "namespace": columns.namespace}
+    return type("Block", (Block,), {"__slots__": (), **names, **properties})

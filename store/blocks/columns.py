@@ -1,13 +1,13 @@
 """What a node knows of its blocks, in columns: a row a block. Who makes rows is rows.py, and what one means says Block, which is its name.
 
-An object with all of that took 200 bytes a block, its slot in DRAM 110, and numbers too large to be shared 140: here they are 70. What few
-blocks have is beside the columns. What happens to many blocks at once is an assignment a column, in a C loop.
+An object with all of that took 200 bytes a block, its slot in DRAM 110, and numbers too large to be shared 140: here they are 90, the key
+beside. What few blocks have is beside the columns. What happens to many blocks at once is an assignment a column, in a C loop.
 """
 
 from array import array
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import Encoding
@@ -18,7 +18,8 @@ PINNED: Final = 2
 MOVING: Final = 4
 STAYS_RAW: Final = 8
 GUEST: Final = 16
-"""Bits of `Columns.states`."""
+ON_HOLD: Final = (32, 64, 128)
+"""Bits of `Columns.states`; the last ones by tier, for the copy that a hold keeps there (holds.py)."""
 
 
 class Loss(NamedTuple):
@@ -44,7 +45,8 @@ class Columns:
     """The columns, and a tenant and namespace whose blocks they are: `named` gives the same columns for others. A number by row each.
 
     `held` has a bit a tier for the copies that there are. Of that in DRAM `places`, `slot_generations` and `groups` are what its Slot is,
-    besides the block's size; `nvme` has that in NVMe, and is no longer than it must be. `free` are rows that are nobody's.
+    besides the block's size; `nvme` has that in NVMe, and is no longer than it must be. `policy_states` is what eviction policies know of
+    it in DRAM (policy_states.py). `free` are rows that are nobody's.
     """
 
     __slots__ = (
@@ -55,11 +57,14 @@ class Columns:
         "groups",
         "held",
         "hits",
+        "keys",
         "last_accesses",
         "namespace",
         "nvme",
         "others",
+        "parents",
         "places",
+        "policy_states",
         "readers",
         "shown",
         "sizes",
@@ -75,6 +80,9 @@ class Columns:
         self.places, self.slot_generations, self.groups = array("Q"), array("Q"), array("I")
         self.shown, self.readers, self.hits = array("i"), array("I"), array("I")
         self.held, self.states = bytearray(), bytearray()
+        self.keys: list[bytes] = []
+        self.parents: list[bytes] = []
+        self.policy_states: list[Any] = []
         self.nvme: list[Slot | None] = []
         self.others: dict[int, Others] = {}
         self.free: list[int] = []
@@ -93,6 +101,9 @@ class Columns:
             narrow.frombytes(bytes(4 * count))
         for byte in (self.held, self.states):
             byte.extend(bytes(count))
+        for objects in (self.keys, self.parents):
+            objects.extend([b""] * count)
+        self.policy_states.extend([None] * count)
 
     def __len__(self) -> int:
         """Rows that there are."""
@@ -101,7 +112,8 @@ class Columns:
     def check_integrity(self) -> None:
         """Assert that all are of one length. For tests."""
         columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations)
-        narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states)
+        narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
         assert {len(column) for column in (*columns, *narrow)} == {len(self)}
         assert len(self.nvme) <= len(self)
         assert len(set(self.free)) == len(self.free)
+        assert not any(self.policy_states[row] is not None for row in self.free)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.store.blocks.block import DRAM, HELD, Block
-from kvstore.store.blocks.columns import MOVING
+from kvstore.store.blocks.columns import GONE, MOVING
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.rows import have_gone, have_left, read, rows_of, slots_of
@@ -71,6 +71,13 @@ class Copies:
         if index == DRAM:
             self._showing.show(block)
 
+    def stage(self, copy: Block, slot: Slot) -> None:
+        """Give `copy`, which is never visible, this slot in DRAM for one reader: it has been acquired, and its slot is free once it is
+        released. No order and no index knows it."""
+        copy.set_slot(DRAM, slot)
+        copy.is_gone, copy.readers = True, 1
+        self._levels[DRAM].tier.quarantine(slot)
+
     # --- being read ---
 
     def acquire(self, block: Block) -> None:
@@ -85,20 +92,19 @@ class Copies:
 
     def is_looked_at(self, block: Block) -> bool:
         """Whether a client of this host looks at its copy in DRAM without having asked for it."""
-        columns, row = block.columns, block.row
-        return bool(columns.held[row] & HELD[DRAM]) and self._showing.is_looked_at(columns.tenant, columns.places[row])
+        columns = block.columns
+        return bool(columns.held[block] & HELD[DRAM]) and self._showing.is_looked_at(columns.tenant, columns.places[block])
 
     # --- leaving ---
 
     def drop(self, block: Block) -> None:
         """Make the block invisible and free its slots, or quarantine them until its readers and the copy under way are done."""
-        self._visible.remove(block)
-        block.is_gone = True
+        columns = block.columns
+        columns.states[block] |= GONE
         self._showing.hide(block)
-        columns, row = block.columns, block.row
         if columns.others:
             self.stop_leaving(block)
-        is_used = columns.readers[row] or columns.states[row] & MOVING
+        is_used = _is_used(block)
         for index in block.tiers():
             level, slot = self._levels[index], block.slot_in(index)
             assert slot is not None
@@ -107,14 +113,26 @@ class Copies:
                 level.tier.quarantine(slot)
             else:
                 self._let_go(block, index, slot)
+        self._visible.remove(block)  # policies have found it by its key until now
         if not is_used:
-            columns.held[row] = 0
+            columns.held[block] = 0
         if self._events.is_recording:
             self._events.removed(block)
-        if columns.generations[row] == UNDECIDED:
+        if columns.generations[block] == UNDECIDED:
             self._undecided.remove(block)
         else:
             self._emit(EVENT_GONE, block)
+
+    def drop_each(self, blocks: Sequence[Block]) -> None:
+        """As `drop`, of different blocks of one tenant. Those in DRAM alone that nobody uses go together."""
+        plain = [block for block in blocks if _is_plain(block)]
+        order = self._levels[DRAM].order
+        for block in plain:
+            order.remove(block, block.columns.groups[block])
+        self.drop_all(plain)
+        if len(plain) < len(blocks):
+            for block in set(blocks).difference(plain):
+                self.drop(block)
 
     def drop_all(self, blocks: Sequence[Block]) -> None:
         """As `drop`, of blocks of one tenant that have no copy but in DRAM, that nobody uses, and that have left the order there."""
@@ -204,3 +222,14 @@ class Copies:
         for block in self._visible:
             block.check_integrity()
         assert set(self._undecided.blocks()) == {block for block in self._visible if block.generation == UNDECIDED}
+
+
+def _is_used(block: Block) -> bool:
+    """Whether a reader or a copy under way has the block's memory."""
+    columns = block.columns
+    return bool(columns.readers[block] or columns.states[block] & MOVING)
+
+
+def _is_plain(block: Block) -> bool:
+    """Whether the block is in DRAM alone and not used."""
+    return not _is_used(block) and block.columns.held[block] == HELD[DRAM] and block not in block.columns.others

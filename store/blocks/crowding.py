@@ -52,7 +52,8 @@ class Crowding:
             if (left < 0 and not self._room.may_take(1)) or not self._evict_of(tenant):
                 return False
         while self._max_blocks is not None and len(self._visible) + len(self._puts) >= self._max_blocks:
-            if not self._evict(lambda level: level.order.coldest(level.may_leave_now()), for_quota=False):
+            has_left = self._evict(lambda level: level.order.coldest(level.may_leave_now()), for_quota=False)
+            if not (has_left or any(self._room.holds_give_way(level, None) for level in self._lowest_first)):
                 return False
         return True
 

@@ -9,11 +9,13 @@ first, and at most one slab with warm blocks in it is flushed for one slab's wor
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.policy_states import BlockStates
 from kvstore.store.blocks.rows import keys_of
+from kvstore.tiers.policies.block_values import BlockValues, block_of_value, is_of_values
 from kvstore.tiers.policies.interface import EvictionPolicy
 
 MAX_UNTOLD: Final = 64
@@ -24,17 +26,19 @@ MAX_GROUPS_ASKED: Final = 256
 """Groups asked for their coldest block at one eviction, in turn: a few us each. Thousands of small tenants would stop the loop."""
 
 
+MAX_RETIRED_ASKED: Final = 256
+"""Retired blocks of a group that are looked at for one victim; those that may not leave are looked at again last."""
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
     """The order of a group's keys. The policy knows keys and no blocks: a block that comes back is a new Block and the same key. Whose they
-    are says the tenant's table of visible blocks."""
+    are says the tenant's table of visible blocks. `retired` are those of the policy's keys whose namespaces were retired (retired.py), in
+    the order in which they were put: the last leaves first, so that the beginning of a prompt stays longest."""
 
     policy: EvictionPolicy[bytes]
     tenant: str
-
-    def victim(self, blocks: Mapping[bytes, Block], evictable: Callable[[Block], bool]) -> Block | None:
-        key = self.policy.victim(lambda key: evictable(blocks[key]))
-        return blocks[key] if key is not None else None
+    retired: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
 
 class EvictionOrder:
@@ -50,12 +54,15 @@ class EvictionOrder:
         blocks_of: Callable[[str], Mapping[bytes, Block]],
         *,
         max_remembered: int | None = None,
+        is_of_dram: bool = False,
     ) -> None:
         """`blocks_of` gives a tenant's visible blocks by key: a second table of them would cost 100 bytes a block and tier. All policies
-        together remember no more than `max_remembered` blocks that left; None: as many as they like."""
+        together remember no more than `max_remembered` blocks that left; None: as many as they like. `is_of_dram`: what they know of
+        a block is in its columns."""
         self._make_policy = make_policy
         self._blocks_of = blocks_of
         self._max_remembered = max_remembered
+        self._is_of_dram = is_of_dram
         self.remembered = 0
         """Blocks that left and that the policies of groups that are there remember."""
         self._groups: OrderedDict[int, _Group] = OrderedDict()
@@ -63,30 +70,63 @@ class EvictionOrder:
         """By tenant, its groups. None of them empty."""
         self._debts: dict[int, tuple[int, int]] = {}
         """Group to (bytes it is owed, bytes at which they are paid)."""
+        self.is_retired: Callable[[Block], bool] | None = None
+        """Whether a block's namespace is retired: it leaves before others of its group. None: none is."""
         self._untold: list[tuple[int, bytes]] = []
         """Groups and keys that were read: the policies hear of them before anything else is told or asked."""
 
     def insert(self, block: Block, group: int) -> None:
         """A block whose key is not in the group."""
         self.tell()
-        policy = self._group_for(block, group).policy
+        members = self._group_for(block, group)
+        policy = members.policy
         self.remembered -= policy.remembered
-        policy.insert(block.key, block.parent or None)
+        self._insert(members, block)
         self.remembered += policy.remembered
+        if self.is_retired is not None and self.is_retired(block):
+            members.retired[block.key] = None
 
     def insert_all(self, blocks: Sequence[Block], group: int) -> None:
         """As `insert`, one after the other."""
         self.tell()
-        parents = [block.parent for block in blocks]
-        policy = self._group_for(blocks[0], group).policy
+        parents = list(map(blocks[0].columns.parents.__getitem__, blocks))
+        members = self._group_for(blocks[0], group)
+        policy = members.policy
         self.remembered -= policy.remembered
-        policy.insert_all(keys_of(blocks), [parent or None for parent in parents] if any(parents) else None)
+        if any(map(is_of_values, {block.namespace for block in blocks})):
+            for block in blocks:
+                self._insert(members, block)
+        else:
+            policy.insert_all(keys_of(blocks), [parent or None for parent in parents] if any(parents) else None)
         self.remembered += policy.remembered
+        if self.is_retired is not None:
+            members.retired.update(dict.fromkeys(block.key for block in blocks if self.is_retired(block)))
+
+    def retire(self, block: Block, group: int) -> None:
+        """The block's namespace was retired: it leaves before others of its group."""
+        members = self._groups.get(group)
+        if members is not None and block.key in members.policy:
+            members.retired[block.key] = None
+
+    @staticmethod
+    def _insert(members: _Group, block: Block) -> None:
+        key, label = block.key, block.namespace
+        whole = block_of_value(label, key) if is_of_values(label) else None
+        if whole is None:
+            members.policy.insert(key, block.parent or None)
+            return
+        if not isinstance(members.policy, BlockValues):
+            members.policy = BlockValues(members.policy)
+        above = block_of_value(label, block.parent) if block.parent else None
+        members.policy.insert_value(key, whole, above)
 
     def _group_for(self, block: Block, group: int) -> _Group:
         members = self._groups.get(group)
         if members is None:
-            members = self._groups[group] = _Group(self._make_policy(), block.tenant)
+            policy = self._make_policy()
+            if self._is_of_dram:
+                policy.keep_in(BlockStates(group, self._blocks_of(block.tenant), block.columns))
+            members = self._groups[group] = _Group(policy, block.tenant)
             self._groups_of.setdefault(block.tenant, {})[group] = None
         return members
 
@@ -106,9 +146,12 @@ class EvictionOrder:
 
     def remove(self, block: Block, group: int) -> None:
         self.tell()
-        policy = self._groups[group].policy
+        members = self._groups[group]
+        policy = members.policy
         self.remembered -= policy.remembered
         policy.remove(block.key)
+        if members.retired:
+            members.retired.pop(block.key, None)
         self._have_left(group, 1)
 
     def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_go: Callable[[Block], bool]) -> list[Block]:
@@ -120,7 +163,19 @@ class EvictionOrder:
             return []
         blocks, policy = self._blocks_of(members.tenant), members.policy
         self.remembered -= policy.remembered
-        found = policy.take_victims(count, lambda key: evictable(blocks[key]), lambda key: may_go(blocks[key]))
+        found: list[bytes] = []
+        is_over = False
+        while len(found) < count and not is_over and (block := self._retired_in(members, evictable)) is not None:
+            is_over = not may_go(block)
+            if not is_over:
+                policy.remove(block.key)
+                del members.retired[block.key]
+                found.append(block.key)
+        if len(found) < count and not is_over:
+            more = policy.take_victims(count - len(found), lambda key: evictable(blocks[key]), lambda key: may_go(blocks[key]))
+            for key in more if members.retired else ():
+                members.retired.pop(key, None)
+            found += more
         self._have_left(group, len(found))
         return [blocks[key] for key in found]
 
@@ -160,7 +215,34 @@ class EvictionOrder:
         """The group's next block to leave; None when it has none that may."""
         self.tell()
         members = self._groups.get(group)
-        return members.victim(self._blocks_of(members.tenant), evictable) if members is not None else None
+        return self._victim(members, evictable) if members is not None else None
+
+    def retired_victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
+        """The next block of the group to leave whose namespace is retired; None when it has none that may."""
+        members = self._groups.get(group)
+        return self._retired_in(members, evictable) if members is not None else None
+
+    def _victim(self, members: _Group, evictable: Callable[[Block], bool]) -> Block | None:
+        if (retired := self._retired_in(members, evictable)) is not None:
+            return retired
+        blocks = self._blocks_of(members.tenant)
+        key = members.policy.victim(lambda key: evictable(blocks[key]))
+        return blocks[key] if key is not None else None
+
+    def _retired_in(self, members: _Group, evictable: Callable[[Block], bool]) -> Block | None:
+        """A retired block of the group that may leave. Those whose namespace is used again are retired no more; those that may not leave
+        are looked at again last."""
+        retired, is_retired = members.retired, self.is_retired
+        for _ in range(min(len(retired), MAX_RETIRED_ASKED)):
+            key = next(reversed(retired))
+            block = self._blocks_of(members.tenant)[key]
+            if is_retired is not None and is_retired(block):
+                if evictable(block):
+                    return block
+                retired.move_to_end(key, last=False)
+            else:
+                del retired[key]
+        return None
 
     def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int) -> list[Block]:
         """Up to `count` blocks of the group, in about the order in which they would leave."""
@@ -173,8 +255,10 @@ class EvictionOrder:
                 found.append(block)
             return len(found) == count
 
-        if members is not None:
-            members.victim(self._blocks_of(members.tenant), look)
+        if members is not None and self._retired_in(members, look) is None:
+            first = {block.key for block in found}
+            blocks = self._blocks_of(members.tenant)
+            members.policy.victim(lambda key: key not in first and look(blocks[key]))
         return found
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
@@ -186,13 +270,14 @@ class EvictionOrder:
                 break
             other, members = next(iter(self._groups.items()))
             self._groups.move_to_end(other)  # whoever was asked is asked again last
-            block = members.victim(self._blocks_of(members.tenant), evictable) if other != group else None
+            block = self._victim(members, evictable) if other != group else None
             if block is not None and (coldest is None or block.last_access < coldest.last_access):
                 coldest = block
         return coldest
 
     def coldest_of(self, tenant: str, evictable: Callable[[Block], bool]) -> Block | None:
-        """Of the next victims of a tenant's groups the one read longest ago; where it has more than MAX_GROUPS_ASKED, of those asked."""
+        """Of the next victims of a tenant's groups a retired one, else the one read longest ago; where it has more than MAX_GROUPS_ASKED,
+        of those asked."""
         self.tell()
         coldest: Block | None = None
         groups = self._groups_of.get(tenant, {})
@@ -201,10 +286,14 @@ class EvictionOrder:
                 break
             if len(groups) > MAX_GROUPS_ASKED:
                 groups[group] = groups.pop(group)  # whoever was asked is asked again last
-            block = self._groups[group].victim(self._blocks_of(tenant), evictable)
-            if block is not None and (coldest is None or block.last_access < coldest.last_access):
+            block = self._victim(self._groups[group], evictable)
+            if block is not None and (coldest is None or self._coldness(block) < self._coldness(coldest)):
                 coldest = block
         return coldest
+
+    def _coldness(self, block: Block) -> tuple[bool, int]:
+        """Of a tenant's blocks the least leaves first."""
+        return self.is_retired is None or not self.is_retired(block), block.last_access
 
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
         """Of all groups' next victims the one read longest ago."""
@@ -226,7 +315,8 @@ class EvictionOrder:
             blocks = self.next_victims(group, evictable, share)
             if blocks:
                 found.append(blocks)
-        heads = [(blocks[0].last_access, number, 0) for number, blocks in enumerate(found)]
+        rank: Callable[[Block], Any] = (lambda block: block.last_access) if tenant is None else self._coldness
+        heads = [(rank(blocks[0]), number, 0) for number, blocks in enumerate(found)]
         heapq.heapify(heads)
         coldest: list[Block] = []
         while heads and len(coldest) < count:
@@ -234,7 +324,7 @@ class EvictionOrder:
             blocks = found[number]
             coldest.append(blocks[at])
             if at + 1 < len(blocks):
-                heapq.heapreplace(heads, (blocks[at + 1].last_access, number, at + 1))
+                heapq.heapreplace(heads, (rank(blocks[at + 1]), number, at + 1))
             elif len(blocks) == share:
                 break
             else:
@@ -268,6 +358,7 @@ class EvictionOrder:
         for members in self._groups.values():
             members.policy.check_integrity()
             assert len(members.policy)
+            assert all(key in members.policy for key in members.retired)
         assert self._debts.keys() <= self._groups.keys()
         assert {group: members.tenant for group, members in self._groups.items()} == {
             group: tenant for tenant, groups in self._groups_of.items() for group in groups

@@ -47,10 +47,11 @@ class FreeSlots:
             return None
         return next(iter(self.spare_slots(tenant, size_bytes, 1)), None)
 
-    def free_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
-        """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other."""
+    def free_slots(self, tenant: str, size_bytes: int, count: int, *, may_drop: bool = False) -> list[Slot]:
+        """As `spare_slots`; and where those are too few, of blocks that leave for these as they would for one after the other. `may_drop`:
+        see `Room.make`."""
         found = self.spare_slots(tenant, size_bytes, count)
-        while len(found) < count and self._room.free_at_once(self._landing, size_bytes, tenant, count - len(found)):
+        while len(found) < count and self._room.free_at_once(self._landing, size_bytes, tenant, count - len(found), may_drop=may_drop):
             more = self.spare_slots(tenant, size_bytes, count - len(found))
             if not more:
                 break

@@ -4,7 +4,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block
@@ -89,7 +89,7 @@ class Level:
         self.high_bytes = tier.capacity_bytes * high
         self.low_bytes = tier.capacity_bytes * low
         self.counts = TierCounts()
-        self.order = EvictionOrder(make_policy, blocks_of, max_remembered=max_remembered)
+        self.order = EvictionOrder(make_policy, blocks_of, max_remembered=max_remembered, is_of_dram=index == DRAM)
         self.spares = Spares(index)
         """Of the lowest tier: what leaves another one leaves no node."""
         self.leaving_bytes = 0
@@ -115,11 +115,11 @@ class Level:
 
     def add(self, block: Block) -> None:
         """The block's slot here holds its value from now on."""
-        columns, row = block.columns, block.row  # for DRAM, where each put comes by: a method each would be a microsecond together
-        self.order.insert(block, columns.groups[row] if self.index == DRAM else block.group_in(self.index))
+        columns = block.columns  # for DRAM, where each put comes by: a method each would be a microsecond together
+        self.order.insert(block, columns.groups[block] if self.index == DRAM else block.group_in(self.index))
         self._count += 1
         if self._slabs is not None:
-            self._by_slot.add(columns.places[row] if self.index == DRAM else self._place(block), block)
+            self._by_slot.add(columns.places[block] if self.index == DRAM else self._place(block), block)
         if columns.others:
             self.encoded.count(block, block.loss_in(self.index), 1)
 
@@ -138,11 +138,11 @@ class Level:
         """The block's slot here is about to go, as is what `lossy` says of it."""
         if block.columns.others:
             self.encoded.count(block, block.loss_in(self.index), -1)
-        columns, row = block.columns, block.row
-        self.order.remove(block, columns.groups[row] if self.index == DRAM else block.group_in(self.index))
+        columns = block.columns
+        self.order.remove(block, columns.groups[block] if self.index == DRAM else block.group_in(self.index))
         self._count -= 1
         if self._slabs is not None:
-            self._by_slot.remove(columns.places[row] if self.index == DRAM else self._place(block))
+            self._by_slot.remove(columns.places[block] if self.index == DRAM else self._place(block))
 
     def take_coldest(self, group: int, tenant: str, count: int) -> list[Block]:
         """Up to `count` blocks of the tenant that `victims` would give for newcomers of its `group`, one after the other, as long as those
@@ -151,11 +151,14 @@ class Level:
             return []
         colder = self.order.coldest_elsewhere(group, self.may_leave_now())
         colder_access = colder.last_access if colder is not None else None
-        elsewhere = ~HELD[self.index]
+        elsewhere, is_retired = ~HELD[self.index], self.order.is_retired
 
         def may_go(block: Block) -> bool:
-            columns, row = block.columns, block.row
-            return (colder_access is None or colder_access >= columns.last_accesses[row]) and not columns.held[row] & elsewhere
+            columns = block.columns
+            is_coldest = (
+                colder_access is None or colder_access >= columns.last_accesses[block] or (is_retired is not None and is_retired(block))
+            )
+            return is_coldest and not columns.held[block] & elsewhere
 
         found = self.order.take_victims(group, count, self._may_leave_of(tenant), may_go)
         self.spares.have_left(group, len(found))
@@ -222,8 +225,9 @@ class Level:
         return self._coldest_whole_slab(tenant, functools.partial(self.order.coldest_of, tenant))
 
     def victims(self, group: int) -> list[Block]:
-        """Who leaves for a newcomer of `group`: all blocks of a slab of a tenant above its limit; else its own coldest block, or all blocks
-        of the slab that another group owes it, MAX_PART at once. None while those before are being copied down."""
+        """Who leaves for a newcomer of `group`: all blocks of a slab of a tenant above its limit; else a block of the group whose namespace
+        is retired, its coldest block, or all blocks of the slab that another group owes it, MAX_PART at once. None while those before are
+        being copied down."""
         if (part := self._next_part(group)) is not None:
             return part
         for limits in (self.limits, self.slab_limits):
@@ -231,6 +235,8 @@ class Level:
                 if limits.is_above(tenant) and (found := self.own_slab(tenant)):
                     return found
         may_leave = self._may_make_room()
+        if (retired := self.order.retired_victim(group, may_leave)) is not None:
+            return [retired]
         own = self.spares.next(group, may_leave) or self.order.victim(group, may_leave)
         if own is None and self._goes_down is not None:
             own = self.order.victim(group, self.may_leave_now())  # it is waited for, and does not take the memory of others for nothing
@@ -254,6 +260,15 @@ class Level:
         """Those of the group that leave next and that the master knows, so many at most."""
         may_leave = self.may_leave_now()
         return self.order.next_victims(group, lambda block: block.generation != UNDECIDED and may_leave(block), count)
+
+    def coldest_of_all(self, group: int, count: int) -> list[Block]:
+        """As `coldest`, as far as no block of another group is colder and no tenant is above its limit. One look finds them all: one for
+        each would pass by all that are on their way down again."""
+        if self.limits.surplus or self.slab_limits.surplus:
+            return []
+        colder = self.order.coldest_elsewhere(group, self.may_leave_now())
+        blocks = self.coldest(group, count)
+        return blocks if colder is None else list(takewhile(lambda block: block.last_access <= colder.last_access, blocks))
 
     def coldest_group(self) -> int | None:
         """The group whose next block to leave was read longest ago; None: nothing may leave."""
@@ -352,7 +367,7 @@ class Level:
 
     def _place(self, block: Block) -> int:
         """The index of its slot here."""
-        return block.columns.places[block.row] if self.index == DRAM else self._slot(block).index
+        return block.columns.places[block] if self.index == DRAM else self._slot(block).index
 
     def __len__(self) -> int:
         """Blocks with a copy here."""
@@ -386,6 +401,12 @@ class Level:
         self.slab_limits.check_integrity()
 
 
-def is_evictable(block: Block) -> bool:
-    columns, row = block.columns, block.row  # asked for each that leaves: a property would be a third more
-    return not (columns.readers[row] or columns.states[row] & IN_USE)
+def evictable_in(tier: int) -> MayLeave:
+    """Whether nobody uses a block's copy in that tier, or holds it there."""
+    in_use = IN_USE[tier]
+
+    def is_evictable(block: Block) -> bool:
+        columns = block.columns  # asked for each that leaves: a property would be a third more
+        return not (columns.readers[block] or columns.states[block] & in_use)
+
+    return is_evictable

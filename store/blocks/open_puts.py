@@ -150,6 +150,10 @@ class OpenPuts:
                 break
         return found[:most]
 
+    def has_any_of(self, owner: object) -> bool:
+        """Whether the owner has open puts, or expired ones whose slots wait for it."""
+        return owner in self._of_owner or owner in self._stranded
+
     def add(self, block: Block, owner: object, *, now_ns: int) -> OpenPut:
         """Begin a put of a block that has its slot; nobody else may be writing its key."""
         put = OpenPut(self._next_id, block, owner, now_ns + self._ttl_ns)

@@ -14,6 +14,7 @@ from kvstore.protocol.errors import QuotaExceeded
 from kvstore.protocol.settings import format_size
 from kvstore.security.quotas.quota import SLABS, UNLIMITED, Quotas
 from kvstore.store.blocks.block import DRAM, TIERS
+from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.open_puts import OpenPuts
 from kvstore.store.blocks.visible import VisibleBlocks
@@ -33,7 +34,8 @@ NO_USE: Final = Use()
 class BlockQuotas:
     """See the module. A part of the block table."""
 
-    def __init__(self, visible: VisibleBlocks, puts: OpenPuts, levels: Mapping[int, Level]) -> None:
+    def __init__(self, visible: VisibleBlocks, puts: OpenPuts, levels: Mapping[int, Level], holds: Holds) -> None:
+        self._holds = holds
         self._visible = visible
         self._puts = puts
         self._levels = levels
@@ -44,6 +46,7 @@ class BlockQuotas:
     def set(self, quotas: Quotas) -> None:
         """These are in force from now on."""
         self._quotas = UNLIMITED if quotas == UNLIMITED else quotas
+        self._holds.set_quotas(self._quotas)
         for index, level in self._levels.items():
             level.limits.set({name: quota.of_tier(index) for name, quota in quotas.tenants.items()}, quotas.default.of_tier(index))
             slabs = {name: quota.slabs_of_tier(index) for name, quota in quotas.tenants.items()}
@@ -74,7 +77,8 @@ class BlockQuotas:
         limit = quota.of_tier(DRAM)
         if limit is not None and self._levels[DRAM].tier.slot_bytes(size_bytes, tenant=tenant) > limit:
             raise QuotaExceeded(
-                f"a value of {size_bytes} bytes is larger than what tenant {tenant!r} may have in DRAM, {format_size(limit)} (dram_bytes)"
+                f"a value of {format_size(size_bytes)} is larger than what tenant {tenant!r} may have in DRAM, "
+                f"{format_size(limit)} (dram_bytes)"
             )
         for name in ("blocks", SLABS[DRAM]):
             if getattr(quota, name) == 0:
@@ -86,7 +90,7 @@ class BlockQuotas:
         if left is not None and left <= 0:
             what = f"{self._quotas.of(tenant).blocks} blocks (blocks)"
         elif level.slab_limits.lacks(size_bytes, tenant):
-            what = f"{self._quotas.of(tenant).dram_slabs} slabs of DRAM (dram_slabs), none with room for {size_bytes} bytes"
+            what = f"{self._quotas.of(tenant).dram_slabs} slabs of DRAM (dram_slabs), none with room for {format_size(size_bytes)}"
         elif level.lacks_bytes(size_bytes, tenant):
             what = f"{format_size(self._quotas.of(tenant).of_tier(DRAM) or 0)} in DRAM (dram_bytes)"
         else:

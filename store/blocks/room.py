@@ -11,6 +11,7 @@ from itertools import islice
 from kvstore.protocol.errors import KVStoreError
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.copies import Copies
+from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.rows import read, rows_of
@@ -52,8 +53,10 @@ class Room:
         levels: Mapping[int, Level],
         copies: Copies,
         encoding_of: Callable[[Block], Encoding | None] | None,
+        holds: Holds,
     ) -> None:
         """`levels` by index, fastest first; the rest as in BlockTable."""
+        self._holds = holds
         self._levels = levels
         self._copies = copies
         self._encoding_of = encoding_of
@@ -68,9 +71,12 @@ class Room:
         self._is_cut_short = False
         """Somebody wanted more in this turn."""
 
-    def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True) -> Slot | None:
+    def make(self, level: Level, size_bytes: int, tenant: str, *, may_wait: bool = True, may_drop: bool = False) -> Slot | None:
         """A slot in the tier, evicting until there is one; of a tenant at its limit only its own blocks leave for it. None: nothing can
-        leave at once (demotions may have been planned), or enough has left in this turn."""
+        leave at once (demotions may have been planned), or enough has left in this turn.
+
+        With `may_drop` a victim that no lower tier holds leaves the node, instead of being copied down first. Not for a quota, nor all
+        blocks of a slab: no watermark makes room ahead for these, and NVMe would get none of them."""
         is_over, is_first = False, True
         while True:
             try:
@@ -81,18 +87,26 @@ class Room:
             except TierFull:
                 victims = level.own_slab(tenant) if is_over else level.victims(level.tier.group(size_bytes, tenant=tenant))
             if not victims:
+                if self.holds_give_way(level, tenant if is_over else None):
+                    continue
                 return None
             # While enough is leaving already, another copy down would make no room sooner: each retry would plan one more.
             leaving_bytes = level.limits.leaving_bytes(tenant) if is_over else level.leaving_bytes
             is_patient = not may_wait or leaving_bytes >= size_bytes
-            if is_patient and not all(self._can_leave_now(block, level) for block in victims):
+            is_dropped = may_drop and not is_over and len(victims) == 1
+            if is_patient and not is_dropped and not all(self._can_leave_now(block, level) for block in victims):
                 return None
             if (len(victims) > 1 or not is_first) and not self.may_take(len(victims)):
                 return None
             is_first = False
-            still_here = [block for block in victims if not self.evict(block, level, for_quota=is_over)]
+            still_here = [block for block in victims if not self.evict(block, level, for_quota=is_over, is_dropped=is_dropped)]
             if still_here:
                 return None
+
+    def holds_give_way(self, level: Level, tenant: str | None) -> bool:
+        """Whether holds, of the tenant or of all, have ended for a newcomer for which nothing else can leave: it is worth another search.
+        Not while something is on its way down, which makes room without that."""
+        return not level.leaving_blocks and self._holds.give_way(level.index, tenant)
 
     def may_take(self, count: int) -> bool:
         """Whether so many blocks may leave beyond one for each newcomer: they are counted. False: not in this turn any more."""
@@ -107,24 +121,25 @@ class Room:
         is_cut_short, self._is_cut_short, self._extra_left = self._is_cut_short, False, EXTRA_BLOCKS
         return is_cut_short
 
-    def free_at_once(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
+    def free_at_once(self, level: Level, size_bytes: int, tenant: str, count: int, *, may_drop: bool = False) -> bool:
         """Have up to `count` blocks leave as `make` would for one value after the other, or all of another group's slab, if they need not
-        be copied first. False: none has left."""
+        be copied first. False: none has left. `may_drop` is as for `make`: one look passes by all that are on their way down."""
         if level.lacks_quota(size_bytes, tenant):
             return self._free_own(level, size_bytes, tenant, count)
         group = level.tier.group(size_bytes, tenant=tenant)
         is_lowest = self._lower(level.index) is None
-        left = self._free_coldest(level, group, tenant, count) if is_lowest else 0
+        left = self._free_coldest(level, group, tenant, count) if is_lowest else self._drop_coldest(level, group, count) if may_drop else 0
         has_left = left > 0
         for _ in range(count - left):
             victims = level.victims(group)
-            if not victims or not (is_lowest or all(block.is_also_outside(level.index) for block in victims)):
+            is_dropped = may_drop and len(victims) == 1 and victims[0].generation != UNDECIDED
+            if not victims or not (is_lowest or is_dropped or all(block.is_also_outside(level.index) for block in victims)):
                 break
             if len(victims) > 1 and not self.may_take(len(victims)):
                 break
             other = victims[0].group_in(level.index)
             for block in victims:
-                self.evict(block, level)
+                self.evict(block, level, is_dropped=is_dropped)
             has_left = True
             if other != group:
                 break
@@ -142,6 +157,13 @@ class Room:
             left += len(blocks)
         return left
 
+    def _drop_coldest(self, level: Level, group: int, count: int) -> int:
+        """As `_free_coldest`, where they could go down and no time is left for it."""
+        blocks = level.coldest_of_all(group, count)
+        for block in blocks:
+            self.evict(block, level, is_dropped=True)
+        return len(blocks)
+
     def _free_own(self, level: Level, size_bytes: int, tenant: str, count: int) -> bool:
         """As `free_at_once`, of the tenant's own blocks: until its limit has room for so many."""
         has_left, due = False, count
@@ -156,16 +178,16 @@ class Room:
                 has_left |= self.evict(block, level, for_quota=True)
         return has_left
 
-    def evict(self, block: Block, level: Level, *, for_quota: bool = False) -> bool:
-        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first. `for_quota`: for its
-        tenant has all that its quota gives it."""
+    def evict(self, block: Block, level: Level, *, for_quota: bool = False, is_dropped: bool = False) -> bool:
+        """Have the block leave the tier. True when its slot is free now, False when it has to be copied down first; with `is_dropped` it
+        leaves the node instead. `for_quota`: for its tenant has all that its quota gives it."""
         if block.is_also_outside(level.index):
             self._copies.drop_copy(block, level.index)
             return True
         lower = self._lower(level.index)
         if lower is not None and block.generation == UNDECIDED:
             return False  # it goes down once the master has decided
-        if lower is not None and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
+        if lower is not None and not is_dropped and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
             return False  # cut short: there may be room for it in the next turn
         level.counts.evict(block.last_access)
         level.counts.quota_evictions += for_quota

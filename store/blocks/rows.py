@@ -6,14 +6,13 @@ may end in any thread.
 
 from array import array
 from collections.abc import Sequence
-from itertools import compress, repeat
-from operator import attrgetter
+from itertools import compress
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.store.blocks.block import DRAM, HELD, TIER_MASKS, Block
+from kvstore.store.blocks.block import DRAM, HELD, TIER_MASKS, Block, block_type
 from kvstore.store.blocks.columns import GONE, NOT_SHOWN, Columns
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.slabs import new_slot
@@ -29,9 +28,9 @@ MADE_ROWS: Final = 1024
 """Rows that the columns are lengthened by: one at a time takes ten times as long."""
 _TIER_MASKS: Final = np.array(TIER_MASKS, np.uint8)
 MAX_NAMES: Final = 4096
-"""Tenants' namespaces whose blocks have their names in common: beyond that all are forgotten, and blocks that come have others."""
-_row_of = attrgetter("row")
-_key_of = attrgetter("key")
+"""Tenants' namespaces whose blocks have their class in common: beyond that all are forgotten, and blocks that come have others."""
+FIRST_ROW: Final = 1
+"""No block is false."""
 
 
 class BlockRows:
@@ -39,22 +38,25 @@ class BlockRows:
 
     def __init__(self) -> None:
         self._columns = Columns()
-        self._named: dict[tuple[str, str], Columns] = {}
-        self._made = 0
+        self._columns.lengthen(FIRST_ROW)
+        self._named: dict[tuple[str, str], type[Block]] = {}
+        self._made = FIRST_ROW
         """Rows that were anybody's so far; the others of the columns are still to be used."""
 
     def make(
         self, tenant: str, key: bytes, size_bytes: int, generation: int, namespace: str = "", parent: bytes = b"", checksum: int = 0
     ) -> Block:
         """A new block that is nowhere."""
-        columns = self._named.get((tenant, namespace)) or self._name(tenant, namespace)
+        block_of = self._named.get((tenant, namespace)) or self._name(tenant, namespace)
+        columns = block_of.columns
         row = columns.free.pop() if columns.free else self._new_row()
         columns.sizes[row], columns.generations[row], columns.checksums[row] = size_bytes, generation, checksum
         columns.event_seqs[row] = columns.readers[row] = columns.held[row] = columns.states[row] = columns.hits[row] = 0
         columns.shown[row] = NOT_SHOWN
+        columns.keys[row], columns.parents[row] = key, parent
         if columns.others:
             columns.others.pop(row, None)
-        return Block(columns, row, key, parent)
+        return block_of(row)
 
     def make_all(
         self,
@@ -67,7 +69,8 @@ class BlockRows:
         slots: Sequence[Slot],
     ) -> list[Block]:
         """As `make`, of many blocks of one size that have these slots in DRAM; there is at least one."""
-        columns, numbers = self._named.get((tenant, namespace)) or self._name(tenant, namespace), self._take(len(keys))
+        block_of, numbers = self._named.get((tenant, namespace)) or self._name(tenant, namespace), self._take(len(keys))
+        columns = block_of.columns
         rows = np.frombuffer(array("q", numbers), np.int64)
         places, slot_generations, _, groups = zip(*slots, strict=True)
         for wide, values in (
@@ -85,15 +88,21 @@ class BlockRows:
         np.frombuffer(columns.shown, np.int32)[rows] = NOT_SHOWN
         np.frombuffer(columns.held, np.uint8)[rows] = HELD[DRAM]
         np.frombuffer(columns.states, np.uint8)[rows] = 0
+        if (np.diff(rows) == 1).all():
+            columns.keys[numbers[0] : numbers[-1] + 1], columns.parents[numbers[0] : numbers[-1] + 1] = keys, parents
+        else:
+            for row, key, parent in zip(numbers, keys, parents, strict=True):
+                columns.keys[row], columns.parents[row] = key, parent
         if columns.others:
             for row in numbers:
                 columns.others.pop(row, None)
-        return list(map(Block, repeat(columns), numbers, keys, parents))
+        return list(map(block_of, numbers))
 
-    def _name(self, tenant: str, namespace: str) -> Columns:
+    def _name(self, tenant: str, namespace: str) -> type[Block]:
+        """The blocks of these."""
         if len(self._named) >= MAX_NAMES:
             self._named.clear()
-        found = self._named[tenant, namespace] = self._columns.named(tenant, namespace)
+        found = self._named[tenant, namespace] = block_type(self._columns.named(tenant, namespace))
         return found
 
     def _new_row(self) -> int:
@@ -117,21 +126,22 @@ class BlockRows:
     @property
     def in_use(self) -> int:
         """Rows that are a block's."""
-        return self._made - len(self._columns.free)
+        return self._made - FIRST_ROW - len(self._columns.free)
 
     def check_integrity(self) -> None:
         """Assert that every row is free, a block's, or still to be used. For tests."""
         self._columns.check_integrity()
-        assert all(0 <= row < self._made <= len(self._columns) for row in self._columns.free)
+        assert all(FIRST_ROW <= row < self._made <= len(self._columns) for row in self._columns.free)
 
 
 def rows_of(blocks: Sequence[Block]) -> Numbers:
     """Those of blocks made by one BlockRows."""
-    return np.fromiter(map(_row_of, blocks), np.int64, len(blocks))
+    return np.frombuffer(array("q", blocks), np.int64)  # in a third of the time that numpy takes for them
 
 
 def keys_of(blocks: Sequence[Block]) -> list[bytes]:
-    return list(map(_key_of, blocks))
+    """Of blocks made by one BlockRows."""
+    return list(map(blocks[0].columns.keys.__getitem__, blocks)) if blocks else []
 
 
 def read(column: "array[int]", rows: Numbers) -> Words:

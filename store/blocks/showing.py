@@ -35,10 +35,14 @@ class Showing(Protocol):
         """Those of which `is_looked_at` says yes."""
 
     def who_looks(self, tenant: str) -> IsLookedAt | None:
-        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything."""
+        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything. What the tenant's clients hold in shared
+        memory is known to Holds then, as after the next."""
 
     def looks_at_any(self, tenant: str) -> bool:
         """Whether `is_looked_at` may say yes of any slot of the tenant."""
+
+    def take_holds(self, tenant: str) -> None:
+        """Have Holds know what the tenant's clients hold in shared memory."""
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """Release a quarantined DRAM slot when nobody looks at it any more."""
@@ -66,6 +70,8 @@ class ShowsNothing:
 
     def looks_at_any(self, tenant: str) -> bool:
         return False
+
+    def take_holds(self, tenant: str) -> None: ...
 
     def keep(self, tenant: str, slot: Slot) -> None:
         raise AssertionError("nobody looks")

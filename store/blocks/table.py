@@ -13,28 +13,37 @@ from functools import partial
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.settings import format_size
 from kvstore.store.blocks.block import DRAM, IN_USE, NVME, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.columns import ON_HOLD, Loss
 from kvstore.store.blocks.copies import Copies, Emit
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.crowding import Crowding
 from kvstore.store.blocks.ended_puts import EndedPuts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.free_slots import FreeSlots
-from kvstore.store.blocks.level import EncodedTotals, Level, MayLeave, is_evictable
+from kvstore.store.blocks.holds import Holds
+from kvstore.store.blocks.level import EncodedTotals, Level, MayLeave, evictable_in
 from kvstore.store.blocks.memory import most_blocks, most_remembered, table_bytes
+from kvstore.store.blocks.namespace_reads import NamespaceReads
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import BlockQuotas
+from kvstore.store.blocks.retired import RetiredBlocks
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.rows import BlockRows, rows_of, write
 from kvstore.store.blocks.showing import IsLookedAt, Showing, ShowsNothing
+from kvstore.store.blocks.slots_ahead import SlotsAhead
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier
 from kvstore.tiers.value_codec import Encoding
 
+_DRAM_IN_USE = IN_USE[DRAM]
+STAGED_SHARE = 16
+"""One part in so many of DRAM may hold values that were read from lower tiers for their readers alone, or that left under a reader: a scan
+of cold blocks takes no more of the memory of those that are read often."""
 READ_EVENT_BLOCKS = 256
 """What was read unasked is told to recorders in events of at most as many blocks, so that answers to them are about full."""
 
@@ -56,12 +65,13 @@ class BlockTable:
         max_table_bytes: int | None = None,
         showing: Showing | None = None,
         partitioning: Partitioning | None = None,
+        holds: Holds | None = None,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
         at once (memory.py), and remembered after they left; None: as many as the tiers hold.
 
         `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a block;
-        None: all is one partition.
+        None: all is one partition. `holds` are those of its blocks; None: nobody takes any.
 
         With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
@@ -73,6 +83,8 @@ class BlockTable:
         max_blocks = max_remembered = None
         if max_table_bytes is not None:
             max_blocks, max_remembered = most_blocks(max_table_bytes), most_remembered(max_table_bytes) // len(tiers)
+        evictable = {index: evictable_in(index) for index in tiers}
+        self._evictable_in_dram = evictable[DRAM]
         self._levels = {
             index: Level(
                 index,
@@ -81,7 +93,7 @@ class BlockTable:
                 self._visible.by_key,
                 high_watermark,
                 low_watermark,
-                may_leave_now=self._may_leave_dram_now if index == DRAM else lambda: is_evictable,
+                may_leave_now=self._may_leave_dram_now if index == DRAM else partial(_same, evictable[index]),
                 may_leave_of=self._may_leave_dram_of if index == DRAM else None,
                 goes_down=partial(self._goes_down, index) if index < max(tiers) else None,
                 max_remembered=max_remembered,
@@ -99,12 +111,17 @@ class BlockTable:
         """The tenant of which the search under way for blocks that may leave DRAM asked last at what its clients look, and the answer."""
         self._is_looked_at: IsLookedAt | None = None
         self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
-        self.room = Room(self._levels, self.copies, encoding_of)
+        self.holds = Holds({index: tier.capacity_bytes for index, tier in tiers.items()}, max_ns=0) if holds is None else holds
+        self.room = Room(self._levels, self.copies, encoding_of, self.holds)
         self._puts = OpenPuts(ttl_ns=put_ttl_ns)
-        self.quotas = BlockQuotas(self._visible, self._puts, self._levels)
+        self.quotas = BlockQuotas(self._visible, self._puts, self._levels, self.holds)
+        self.reads = NamespaceReads()
+        self.retired = RetiredBlocks(self._visible, self._levels)
         self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
         self._ended = EndedPuts(self._puts, self._landing.tier)
         self.slots = FreeSlots(self._landing, self._crowding, self.room, is_lowest=self._landing is self.lowest)
+        self.ahead = SlotsAhead(self.slots, capacity_bytes=self._landing.tier.capacity_bytes)
+        """Slots that are opened ahead for the next puts of connections."""
         self.misses = 0
         self.corrupt_reads = 0
 
@@ -114,26 +131,33 @@ class BlockTable:
         """The put at work on a key, if any."""
         return self._puts.of_key(tenant, key)
 
-    def open(self, block: Block, owner: object, *, now_ns: int) -> OpenPut | None:
+    def open(self, block: Block, owner: object, *, now_ns: int, may_drop: bool = False) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
-        None when there is no room now: room is being made if it can be (see `Room.make`), ask again when a move has finished, or in the
-        next turn (`Room.next_turn`).
+        None when there is no room now: room is being made if it can be (see `Room.make`, as for `may_drop`), ask again when a move has
+        finished, or in the next turn (`Room.next_turn`).
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
         assert self._puts.of_key(block.tenant, block.key) is None
-        return self._puts.add(block, owner, now_ns=now_ns) if self.place(block) is not None else None
+        return self._puts.add(block, owner, now_ns=now_ns) if self.place(block, may_drop=may_drop) is not None else None
 
-    def place(self, block: Block) -> Slot | None:
+    def place(self, block: Block, *, may_drop: bool = False) -> Slot | None:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
         `Copies.show_placed` has to follow once the slot holds the value, and `enter_placed`, before the table is asked anything else. None
         and errors as of `open`; None, too, while somebody writes the key."""
         tenant = block.tenant
         if self._puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
             return None
-        slot = self.room.make(self._landing, block.size_bytes, tenant)
+        slot = self.room.make(self._landing, block.size_bytes, tenant, may_drop=may_drop)
         block.set_slot(DRAM, slot)
         return slot
+
+    def place_at(self, block: Block, slot: Slot) -> bool:
+        """As `place`, with a slot that was opened ahead. False: somebody writes the key, or no more blocks may be known."""
+        if self._puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
+            return False
+        block.set_slot(DRAM, slot)
+        return True
 
     def enter_placed(self, block: Block) -> None:
         """The rest of what makes the block visible, for the master to decide about."""
@@ -213,7 +237,7 @@ class BlockTable:
 
     def decide(self, block: Block, generation: int) -> None:
         """The master knows the visible block, under `generation` from now on."""
-        block.columns.generations[block.row] = generation
+        block.columns.generations[block] = generation
         self.undecided.remove(block)
 
     def decide_all(self, blocks: Sequence[Block], generations: Sequence[int]) -> None:
@@ -243,8 +267,11 @@ class BlockTable:
         self._ended.abort(put)
 
     def expire(self, *, now_ns: int) -> int:
+        self.reads.stamp(now_ns)
         self.room.look_again()
         self._crowding.look_again()
+        self.holds.expire(now_ns=now_ns)
+        self.ahead.expire(now_ns=now_ns)
         for level in self._levels.values():
             level.order.tell()
         return self._ended.expire(now_ns=now_ns)
@@ -255,7 +282,13 @@ class BlockTable:
     def settle(self, put_id: int, owner: object) -> None:
         self._ended.settle(put_id, owner)
 
+    def may_write(self, owner: object) -> bool:
+        """Whether the owner has slots that it may be writing: of puts, or one that was opened ahead, which is taken back if it is idle."""
+        return self._puts.has_any_of(owner) or not self.ahead.withdraw(owner)
+
     def forget_owner(self, owner: object) -> None:
+        self.holds.forget_owner(owner)
+        self.ahead.close(owner)
         self._ended.forget_owner(owner)
 
     # --- reads ---
@@ -278,6 +311,7 @@ class BlockTable:
         assert index is not None
         self._levels[index].counts.hit(block.tenant)
         block.hits += 1
+        self.reads.note(block)
         self._visible.access(block)
         for index in block.tiers():
             self._levels[index].order.touch(block, block.group_in(index))
@@ -296,6 +330,17 @@ class BlockTable:
         self.room.under_way += block.moving
         return slot
 
+    def staging_slot(self, block: Block) -> Slot | None:
+        """A DRAM slot to read the block into for one reader, for `Copies.stage`. None: there is none at once, or more than STAGED_SHARE of
+        DRAM would be in quarantine."""
+        tier = self._landing.tier
+        if tier.quarantined_bytes + block.size_bytes > tier.capacity_bytes // STAGED_SHARE:
+            return None
+        try:
+            return self.room.make(self._landing, block.size_bytes, block.tenant, may_wait=False)
+        except KVStoreError:  # as in `begin_promotion`
+            return None
+
     # --- room ---
 
     def _may_leave_dram_now(self) -> MayLeave:
@@ -303,17 +348,17 @@ class BlockTable:
         return self._may_leave_dram
 
     def _may_leave_dram(self, block: Block) -> bool:
-        columns, row = block.columns, block.row  # as is_evictable, first
-        if columns.readers[row] or columns.states[row] & IN_USE:
-            return False
+        columns = block.columns
         tenant = columns.tenant
         if tenant != self._looks_of:  # who begins to look meanwhile is seen when the block is hidden: its slot is kept then
-            self._looks_of, self._is_looked_at = tenant, self._showing.who_looks(tenant)
+            self._looks_of, self._is_looked_at = tenant, self._showing.who_looks(tenant)  # which takes the tenant's new holds first
+        if columns.readers[block] or columns.states[block] & _DRAM_IN_USE:  # as evictable_in
+            return False
         is_looked_at = self._is_looked_at
-        return is_looked_at is None or not is_looked_at(columns.places[row])
+        return is_looked_at is None or not is_looked_at(columns.places[block])
 
     def _may_leave_dram_of(self, tenant: str) -> MayLeave:
-        return self._may_leave_dram_now() if self._showing.looks_at_any(tenant) else is_evictable  # as a rule
+        return self._may_leave_dram_now() if self._showing.looks_at_any(tenant) else self._evictable_in_dram  # as a rule
 
     def _goes_down(self, index: int) -> bool:
         return self.room.goes_down(index)
@@ -349,7 +394,7 @@ class BlockTable:
             self._levels[target].counts.promotions += target != NVME
         else:
             self._levels[source].counts.demotions += 1
-            if not block.readers and not block.pinned:
+            if not block.readers and not block.pinned and not block.hold_bits & ON_HOLD[source]:
                 self.copies.drop_copy(block, source)
                 return
         self._emit(EVENT_MOVED, block)
@@ -409,7 +454,7 @@ class BlockTable:
         """Raises InvalidArgument for a value that DRAM can never hold, QuotaExceeded for one that the tenant's quota never can."""
         capacity = self._landing.tier.capacity_bytes
         if size_bytes > capacity:
-            raise InvalidArgument(f"a value of {size_bytes} bytes is larger than this node's DRAM tier of {capacity} bytes")
+            raise InvalidArgument(f"a value of {format_size(size_bytes)} is larger than this node's DRAM tier of {format_size(capacity)}")
         self.quotas.check(tenant, size_bytes)
 
     def check_integrity(self) -> None:
@@ -418,5 +463,12 @@ class BlockTable:
         self.copies.check_integrity()
         self._puts.check_integrity()
         self._ended.check_integrity()
+        self.ahead.check_integrity()
         self.undecided.check_integrity()
+        self.holds.check_integrity()
         assert self.room.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
+
+
+def _same(may_leave: MayLeave) -> MayLeave:
+    """What a tier without clients of this host says for each search."""
+    return may_leave

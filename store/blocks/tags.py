@@ -11,13 +11,13 @@ from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import Encoding
 
 TAG_VERSION: Final = 1
-LOSSY_TAG_VERSION: Final = 2
-"""Of copies that are not what was put. All others are tagged as ever, so that releases before this version find them."""
+_LOSSLESS, _LOSSY = 0, 1
+"""Whether the copy differs from what was put; a lossy one's tag ends with what is lost."""
 
 
 def tag_of(block: Block, loss: Loss | None = None) -> bytes:
-    """What a durable tier remembers of the block and of its copy there; `from_recovered` reads it back. At most 1,150 bytes."""
-    writer = Writer().u8(TAG_VERSION if loss is None else LOSSY_TAG_VERSION).u64(block.generation).text(block.tenant)
+    """What a durable tier remembers of the block and of its copy there; `from_recovered` reads it back. At most 1,151 bytes."""
+    writer = Writer().u8(TAG_VERSION).u8(_LOSSLESS if loss is None else _LOSSY).u64(block.generation).text(block.tenant)
     writer.blob(block.key).text(block.namespace).blob(block.parent)
     if loss is not None:
         payload_bytes, elements = loss.encoding[1:] if loss.encoding is not None else (0, 0)
@@ -28,11 +28,12 @@ def tag_of(block: Block, loss: Loss | None = None) -> bytes:
 def from_recovered(found: Recovered, rows: BlockRows) -> Block:
     """The block, made by `rows`, of a value that outlived the process. Raises ProtocolError if its tag is not one of ours."""
     reader = Reader(found.tag)
-    if (version := reader.u8()) not in (TAG_VERSION, LOSSY_TAG_VERSION):
-        raise ProtocolError(f"a stored block has a tag of version {version}, this release reads {TAG_VERSION} and {LOSSY_TAG_VERSION}")
+    if (version := reader.u8()) != TAG_VERSION:
+        raise ProtocolError(f"a stored block has a tag of version {version}, this release reads {TAG_VERSION}")
+    is_lossy = reader.u8() == _LOSSY
     generation, tenant, key, namespace, parent = reader.u64(), reader.text(), reader.blob(), reader.text(), reader.blob()
     size_bytes, checksum, loss = found.slot.size_bytes, found.checksum, None
-    if version == LOSSY_TAG_VERSION:
+    if is_lossy:
         size_bytes, checksum, loss = _read_loss(reader, found.slot)
     reader.end()
     block = rows.make(tenant, key, size_bytes, generation, namespace, parent, checksum)

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.rows import Numbers, keys_of, write
-
-_parent_of = attrgetter("parent")
 
 
 class VisibleBlocks:
@@ -38,21 +35,22 @@ class VisibleBlocks:
 
     def add(self, block: Block) -> None:
         """It can be seen from now on, which counts as an access. Nothing may be visible under its key."""
-        of_tenant = self._blocks.setdefault(block.tenant, {})
-        of_tenant[block.key] = block
+        of_tenant, columns = self._blocks.setdefault(block.tenant, {}), block.columns
+        keys, parents = columns.keys, columns.parents
+        of_tenant[keys[block]] = block
         self._count += 1
-        above = of_tenant.get(block.parent)
-        if above is not None:
-            block.parent = above.key  # the same bytes once, not twice
-        self.accesses = block.columns.last_accesses[block.row] = self.accesses + 1
+        if parents[block] and (above := of_tenant.get(parents[block])) is not None:
+            parents[block] = keys[above]  # the same bytes once, not twice
+        self.accesses = columns.last_accesses[block] = self.accesses + 1
 
     def add_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
         """As `add`, of blocks of one tenant, and these rows; there is at least one."""
         of_tenant = self._blocks.setdefault(blocks[0].tenant, {})
         of_tenant.update(zip(keys_of(blocks), blocks, strict=True))
-        for block in blocks if any(map(_parent_of, blocks)) else ():
-            if block.parent and (above := of_tenant.get(block.parent)) is not None:
-                block.parent = above.key
+        keys, parents = blocks[0].columns.keys, blocks[0].columns.parents
+        for block, parent in zip(blocks, map(parents.__getitem__, blocks), strict=True):
+            if parent and (above := of_tenant.get(parent)) is not None:
+                parents[block] = keys[above]
         count = len(blocks)
         write(blocks[0].columns.last_accesses, rows, np.arange(self.accesses + 1, self.accesses + 1 + count, dtype=np.uint64))
         self.accesses += count
@@ -76,7 +74,7 @@ class VisibleBlocks:
             del self._blocks[blocks[0].tenant]
 
     def access(self, block: Block) -> None:
-        self.accesses = block.columns.last_accesses[block.row] = self.accesses + 1
+        self.accesses = block.columns.last_accesses[block] = self.accesses + 1
 
     def of_tenant(self, tenant: str) -> list[Block]:
         return list(self._blocks.get(tenant, {}).values())

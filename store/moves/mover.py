@@ -54,6 +54,7 @@ class TierMover:
         *,
         batch_bytes: int,
         read_threads: int,
+        write_threads: int,
         tier_retry_s: float,
         on_room: Callable[[], None],
         codec: ValueCodec | None = None,
@@ -66,7 +67,7 @@ class TierMover:
         self._tier_retry_s = tier_retry_s
         self._on_room = on_room
         self._codec = codec
-        self._writer = started(1, "mover")
+        self._writers = started(write_threads, "mover")
         self._readers = started(read_threads, "tier-reader")
 
     def kick(self) -> None:
@@ -86,12 +87,12 @@ class TierMover:
         size_bytes = 0
         for move in moves:
             if jobs and size_bytes + move.block.size_bytes > self._batch_bytes:
-                self._writer.submit(self._copy, jobs)
+                self._writers.submit(self._copy, jobs)
                 jobs, size_bytes = [], 0
             self._reactor.guarded(self._begin, move, jobs)
             size_bytes += move.block.size_bytes
         if jobs:
-            self._writer.submit(self._copy, jobs)
+            self._writers.submit(self._copy, jobs)
 
     def _begin(self, move: TierMove, jobs: list[MoveJob]) -> None:
         """Add it to the jobs if it is still wanted. Sources are looked up here: once its block is gone a slot cannot be found any more."""
@@ -102,7 +103,7 @@ class TierMover:
             jobs.append(MoveJob(move, slot, self._tiers[move.source]))
 
     def _copy(self, jobs: list[MoveJob]) -> None:
-        """In the writer's thread."""
+        """In a writer's thread."""
         first = jobs[0].move
         failure: str | None = None
         try:
@@ -174,20 +175,19 @@ class TierMover:
         def work() -> None:
             failure: KVStoreError | None = None
             for tier in self._tiers.values():
-                flush: Callable[[], None] = getattr(tier, "flush", lambda: None)
                 try:
-                    flush()
+                    tier.flush()
                 except Exception as error:  # of whatever kind: `done` is called all the same
                     failure = Unavailable(f"deletions in {tier.name} wait, and would not outlive the node: {error}")
                     log.warning("%s", failure)
             self._reactor.call_soon(lambda: done(failure))
 
-        self._writer.submit(work)
+        self._writers.submit(work)
 
     def close(self) -> None:
         """Wait for the copies under way; those that have not begun are given up."""
         self._readers.shutdown(cancel_futures=True)
-        self._writer.shutdown(cancel_futures=True)
+        self._writers.shutdown(cancel_futures=True)
 
 
 def _check_decoded(read: SlowRead) -> Exception | None:

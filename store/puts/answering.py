@@ -1,10 +1,14 @@
 """How a put is answered: one byte a key, exactly once, no later than the asker waits. Deadlines are looked at by the node's tick."""
 
+from typing import Final
+
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 from kvstore.store.waiting import until_ns
+
+NOT_CONFIRMED: Final = "the put is not confirmed: the master has not recorded it within the deadline. It may be lost: put it again"
 
 
 class PendingAnswer:
@@ -73,7 +77,7 @@ class Answers:
         """Answer those whose time is over; returns how many. What they wait for goes on."""
         late = [answer for answer in self._pending if answer.until_ns <= now_ns]
         for answer in late:
-            answer.give(DeadlineExceeded("the master has not made the blocks durable yet; they are kept, try again"))
+            answer.give(DeadlineExceeded(NOT_CONFIRMED))
         return len(late)
 
     def __len__(self) -> int:

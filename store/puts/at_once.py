@@ -13,9 +13,9 @@ from typing import Final
 import xxhash
 
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, Header
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, VERSION, Header
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, STORED, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, KEPT_ACKS, STORED, Put
 from kvstore.protocol.one_put import OnePut, OnePutForm
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
@@ -50,24 +50,24 @@ class PutsAtOnce:
             return False
         magic, version, kind, request_id, deadline_ms, body_bytes, payload_bytes = HEADER.unpack_from(frame)
         at = HEADER_BYTES + body_bytes
-        is_alone = at + payload_bytes == len(frame) and magic == MAGIC and OLDEST_VERSION <= version <= VERSION
+        is_alone = at + payload_bytes == len(frame) and magic == MAGIC and version == VERSION
         if kind != Put.TYPE or not is_alone or not request_id:
             return False
         put = self._form.unpack(frame[HEADER_BYTES:at])
         if put is None:
             return False
         value = frame[at:]
-        if put.ack != ACK_NODE:
-            header = Header(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes, version)
+        if put.ack not in KEPT_ACKS:
+            header = Header(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
             return self._claim(session, header, tenant, put, value, partial(session.count, header))
         if self._table.find(tenant, put.key) is not None:
-            session.send_whole(_answer(request_id, ALREADY_THERE))
+            session.send_whole(answer_of(request_id, ALREADY_THERE))
             return True
         block = self._shown(tenant, put, value)
         if block is None:
             return False
         try:
-            unsent = session.send_now(_answer(request_id, STORED))
+            unsent = session.send_now(answer_of(request_id, STORED))
         finally:  # whatever has failed: the block is shown
             self._enter(tenant, block)
         if unsent:
@@ -80,7 +80,7 @@ class PutsAtOnce:
         if value is None or not isinstance(caller, Caller) or (put := self._form.unpack(body)) is None:
             return False
         tenant = caller.tenant
-        if put.ack != ACK_NODE:
+        if put.ack not in KEPT_ACKS:
             return self._claim(session, header, tenant, put, value, session.take_payload)
         if self._table.find(tenant, put.key) is not None:
             session.take_payload()
@@ -157,5 +157,6 @@ class PutsAtOnce:
         return True
 
 
-def _answer(request_id: int, flag: int) -> bytes:
-    return _ANSWER.pack(MAGIC, OLDEST_VERSION, Flags.TYPE, request_id, 0, _ANSWER_BODY, 0, 1, flag)
+def answer_of(request_id: int, flag: int) -> bytes:
+    """A whole answer Flags of one flag."""
+    return _ANSWER.pack(MAGIC, VERSION, Flags.TYPE, request_id, 0, _ANSWER_BODY, 0, 1, flag)

@@ -1,4 +1,5 @@
-"""Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine."""
+"""Puts whose writers write the slots themselves: Open, Commit and Abort, through shared memory or by the transfer engine. Those into slots
+that were opened ahead are ahead.py's."""
 
 import contextlib
 from array import array
@@ -20,6 +21,7 @@ from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.publishers import Publishers
+from kvstore.store.puts.ahead import PutsAhead
 from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
@@ -48,7 +50,14 @@ class InPlacePuts:
         self._answers = answers
         self._checker = checker
         self._regions = regions
-        self.in_bytes = 0
+        self.ahead = PutsAhead(table, dram, slots.waiting, self._slabs_ahead)
+        """Those into slots that were opened before."""
+        self._in_bytes = 0
+
+    @property
+    def in_bytes(self) -> int:
+        """Of values stored."""
+        return self._in_bytes + self.ahead.in_bytes
 
     def open(self, session: Session, header: Header, message: Open) -> None:
         """Answer with slots for as many keys as there is room for, or wait."""
@@ -81,7 +90,7 @@ class InPlacePuts:
         """As `places`, of slots of one group."""
         batch.is_named = True
         slabs, offsets = self._dram.locate_all(places_of(batch.blocks))
-        ahead = self._slabs_ahead(caller, dict.fromkeys(np.unique(slabs).tolist(), batch.blocks[0].group_in(DRAM)))
+        ahead = self._slabs_ahead(caller, dict.fromkeys(slabs.tolist(), batch.blocks[0].group_in(DRAM)))
         columns = array("I", slabs.astype(np.uint32).tobytes()), array("Q", offsets.astype(np.uint64).tobytes())
         return Opened(bytes((GRANTED,)) * len(slabs), batch.ids, *columns, [b""] * len(slabs), ahead)
 
@@ -100,14 +109,15 @@ class InPlacePuts:
         return Opened(bytes(statuses), [put.put_id if put is not None else 0 for put in puts], nowhere, nowhere, regions, [])
 
     def _slabs_ahead(self, caller: Caller, group_of_slab: dict[int, int]) -> list[int]:
-        """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more."""
+        """Slabs to be mapped meanwhile: for each group as many as the writer came to now and was not told of before, and one more. Those
+        that this node has not touched yet are left out: who touches memory first is charged with it (memory.max of its control group)."""
         fresh = group_of_slab.keys() - caller.exported
         caller.exported |= fresh
         ahead: list[int] = []
         for group, count in Counter(group_of_slab[slab] for slab in fresh).items():
             with contextlib.suppress(TierFailed):  # no memory for slabs that nobody needs yet
                 ahead += self._dram.reserve_slabs(group, count + 1)
-        return ahead[:MAX_SLABS]
+        return [slab for slab in ahead if self._dram.is_warm(slab)][:MAX_SLABS]
 
     def commit(self, session: Session, header: Header, message: Commit) -> None:
         """Make written puts visible, and answer when the master has made those that were reserved durable. What came by the transfer engine
@@ -141,7 +151,7 @@ class InPlacePuts:
                 return False
             blocks = [put.block for put in puts]
             self._table.commit_all_undecided(puts, message.checksums)
-        self.in_bytes += int(read(blocks[0].columns.sizes, rows_of(blocks)).sum())
+        self._in_bytes += int(read(blocks[0].columns.sizes, rows_of(blocks)).sum())
         if session.traces is not None:
             self._table.undecided.put_by(caller.tenant, blocks[0].namespace, session.traces.span(header.request_id))
         if self._table.events.is_recording:
@@ -175,7 +185,7 @@ class InPlacePuts:
         table.commit_all_undecided([put for put, _ in kept.values()], [checksum for _, checksum in kept.values()])
         if kept and session.traces is not None:
             table.undecided.put_by(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))
-        self.in_bytes += sum(block.size_bytes for block in stored)
+        self._in_bytes += sum(block.size_bytes for block in stored)
         table.events.stored(caller.tenant, stored)
         waits = [block for block in stored if block.event_seq]
         if waits:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from kvstore.protocol.errors import ChecksumMismatch, ProtocolError
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, KEPT_ACKS, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block
@@ -60,7 +60,7 @@ class SentPuts:
         """Remember the put until its values are there, and say where they go."""
         statuses, puts = opening.statuses, opening.puts
         waits: list[Block] = []
-        is_kept = message.ack == ACK_NODE
+        is_kept = message.ack in KEPT_ACKS
         if PRESENT in statuses and not is_kept:
             present = (self._table.find(caller.tenant, key) for key in message.keys)
             waits = [block for block in present if block is not None and block.event_seq]

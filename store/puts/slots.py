@@ -2,7 +2,8 @@
 
 A request that does not fit whole is granted in part, and the rest answered BUSY ("ask again"): it never holds slots while waiting for
 more, so two large batches cannot block one another. One of which nothing is granted, and nothing there already, waits for room behind its
-own tenant's until its deadline, then fails as Full, or as QuotaExceeded.
+own tenant's until its deadline, then fails as Full, or as QuotaExceeded. It waits for copies to NVMe no longer than `demotion_wait_s`: then
+the coldest blocks leave the node for it, written or not.
 """
 
 from abc import abstractmethod
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, QuotaExceeded
 from kvstore.protocol.frames import MAX_VALUE_BYTES, Header
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE, Open, Put
+from kvstore.protocol.node_messages import ACK_NODE_NOW, KEPT_ACKS, Open, Put
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
@@ -39,9 +40,11 @@ class Opening(NamedTuple):
 class Slots:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(self, table: BlockTable, waiting: WaitingRoom) -> None:
+    def __init__(self, table: BlockTable, waiting: WaitingRoom, *, demotion_wait_s: float) -> None:
+        """`demotion_wait_s` is how long a request waits at most before blocks may leave the node for it that no lower tier holds."""
         self._table = table
         self.waiting = waiting
+        self.demotion_wait_s = demotion_wait_s
 
     def check(self, message: Open | Put, tenant: str) -> None:
         """Raises InvalidArgument for what could never be stored, here or by the master; QuotaExceeded for what the tenant never may."""
@@ -50,20 +53,20 @@ class Slots:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long; got sizes from {min(sizes)} to {max(sizes)}")
         if len(message.namespace) > MAX_NAMESPACE_BYTES or len(message.namespace.encode()) > MAX_NAMESPACE_BYTES:
             raise InvalidArgument(f"a namespace is at most {MAX_NAMESPACE_BYTES} bytes long")
-        if isinstance(message, Put) and message.ack == ACK_NODE and any(message.generations):
+        if isinstance(message, Put) and message.ack in KEPT_ACKS and any(message.generations):
             raise InvalidArgument("what the master has reserved is answered once it has it: say ack 0")
         if sizes:
             self._table.check_room(max(sizes), tenant)
 
-    def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool) -> Opening | None:
+    def open(self, session: Session, tenant: str, message: Open | Put, *, may_open: bool, may_drop: bool) -> Opening | None:
         """Open what can be opened now. After the first key without room no further one is tried: order is the writer's priority.
 
-        None: the request has to wait, and nothing is open. Without `may_open` no room is taken: others wait for it already. Raises
-        TierFailed when the system refuses memory; nothing is open then.
+        None: the request has to wait, and nothing is open. Without `may_open` no room is taken: others wait for it already. `may_drop`: see
+        `Room.make`. Raises TierFailed when the system refuses memory; nothing is open then.
         """
         opening = Opening(bytearray(), [])
         statuses, puts = opening.statuses, opening.puts
-        if may_open and (whole := self._open_whole(session, tenant, message)) is not None:
+        if may_open and (whole := self._open_whole(session, tenant, message, may_drop=may_drop)) is not None:
             return whole
         is_full = not may_open
         now_ns = session.reactor.now_ns()
@@ -85,7 +88,10 @@ class Slots:
                 else:
                     block = table.rows.make(tenant, key, size, generation, message.namespace, parent)
                     slot = spare.take()
-                    put = table.open(block, session, now_ns=now_ns) if slot is None else table.open_at(block, slot, session, now_ns=now_ns)
+                    if slot is None:
+                        put = table.open(block, session, now_ns=now_ns, may_drop=may_drop)
+                    else:
+                        put = table.open_at(block, slot, session, now_ns=now_ns)
                     is_full = put is None
                     mine.add(key)
                     statuses.append(BUSY if is_full else GRANTED)
@@ -95,14 +101,20 @@ class Slots:
             raise
         finally:
             spare.give_back()
+        if isinstance(message, Put) and message.ack == ACK_NODE_NOW:
+            return opening
         return None if self._must_wait(tenant, message.keys, statuses) else opening
+
+    def take_back_ahead(self) -> bool:
+        """Have slots that are opened ahead for the next puts of others be free. Whether there was one."""
+        return self._table.ahead.take_back()
 
     def exceeded(self, tenant: str, message: Open | Put) -> QuotaExceeded | None:
         """What a put fails with that was given no room, where it is for the tenant's quota."""
         sizes = sorted(set(message.sizes), reverse=True)
         return next(filter(None, (self._table.quotas.exceeded(tenant, size_bytes) for size_bytes in sizes)), None)
 
-    def _open_whole(self, session: Session, tenant: str, message: Open | Put) -> Opening | None:
+    def _open_whole(self, session: Session, tenant: str, message: Open | Put, *, may_drop: bool) -> Opening | None:
         """A batch of many new blocks of one size, at keys that nobody is at, for which there is room at once. None: key by key, with no
         block opened; those that would leave for them may have left."""
         table, keys, sizes = self._table, message.keys, message.sizes
@@ -111,7 +123,7 @@ class Slots:
             return None
         if table.undecided.claims and not all(is_kept(message, generation) for generation in set(message.generations)):
             return None
-        slots = table.slots.free_slots(tenant, sizes[0], count)
+        slots = table.slots.free_slots(tenant, sizes[0], count, may_drop=may_drop)
         if len(slots) < count:
             table.slots.give_back(slots)
             return None
@@ -182,13 +194,13 @@ class _SpareSlots:
 
 def is_kept(message: Open | Put, generation: int) -> bool:
     """Whether a put is answered once this node holds the block, whatever the master knows."""
-    return message.ack == ACK_NODE if isinstance(message, Put) else generation == UNDECIDED
+    return message.ack in KEPT_ACKS if isinstance(message, Put) else generation == UNDECIDED
 
 
 class SlotRequest(Waiting):
     """An Open or a Put that wants slots: it gets them at once or in its turn, and is told so by `opened`."""
 
-    __slots__ = ("caller", "header", "is_waiting", "message", "session", "slots", "wait")
+    __slots__ = ("caller", "drops_from_ns", "header", "is_waiting", "message", "session", "slots", "wait")
 
     def __init__(self, slots: Slots, session: Session, header: Header, message: Open | Put) -> None:
         """Raises Unauthorized for a connection that has not introduced itself."""
@@ -199,6 +211,8 @@ class SlotRequest(Waiting):
         self.header = header
         self.message = message
         self.is_waiting = False
+        self.drops_from_ns = session.reactor.now_ns() + int(slots.demotion_wait_s * 1e9)
+        """From then on copies to NVMe are not waited for."""
         self.wait: Span | None = None
         """For room, where the request is traced."""
 
@@ -209,12 +223,16 @@ class SlotRequest(Waiting):
             self.deadline_ns = until_ns(self.session, self.header)
             self.wait = begin_part(self.session, self.header, "wait_for_room")
             self.slots.waiting.add(self)
+            self.session.reactor.call_at(self.drops_from_ns, self.slots.waiting.retry)
 
     def attempt(self) -> bool:
         return self._try(may_open=True)
 
     def _try(self, *, may_open: bool) -> bool:
-        opening = self.slots.open(self.session, self.caller.tenant, self.message, may_open=may_open)
+        tenant, may_drop = self.caller.tenant, self.session.reactor.now_ns() >= self.drops_from_ns
+        opening = self.slots.open(self.session, tenant, self.message, may_open=may_open, may_drop=may_drop)
+        if opening is None and may_open and self.slots.take_back_ahead():
+            opening = self.slots.open(self.session, tenant, self.message, may_open=True, may_drop=may_drop)
         if opening is None:
             return False
         if self.wait is not None:

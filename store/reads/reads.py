@@ -1,4 +1,5 @@
-"""Reads at a node: values in mappable memory are pointed at under a lease, all others sent; what is below DRAM is fetched first.
+"""Reads at a node: values in mappable memory are pointed at under a lease, all others sent; what is below DRAM is fetched first, into
+DRAM where the reader can reach it.
 
 An answer holds a limited number of bytes of values, and so do those of one connection and of the node that are fetched: what does not fit
 is answered LATER ("ask again"). A read of which nothing fits waits for its turn behind others of its connection, holding nothing.
@@ -20,6 +21,7 @@ from kvstore.store.caller import Caller, peer_of
 from kvstore.store.moves.mover import SlowRead, TierMover
 from kvstore.store.reads.memory import trim_heap
 from kvstore.store.reads.request import ReadRequest, SlowEntry
+from kvstore.store.reads.staging import stage
 from kvstore.store.reads.turns import ReadTurns, charge_of
 from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.dram import DramTier
@@ -128,13 +130,13 @@ class ReadService:
                 misses += 1
                 continue
             slot = block.dram
-            is_pointed_at = slot is not None and request.is_reachable and block.size_bytes > request.message.inline_bytes
+            is_pointed_at = slot is not None and request.is_pointed_at(block)
             if not is_pointed_at and not self._fits(request, block):
                 request.cut(index)
                 continue
             table.hit(block)
             if slot is None:
-                self._fetch(request, index, block)
+                self._fetch(request, index, block, is_pointed_at=request.is_pointed_at(block))
                 continue
             table.copies.acquire(block)
             if is_pointed_at:
@@ -158,8 +160,9 @@ class ReadService:
         wanted = ((self._table.find(request.caller.tenant, key), generation) for key, generation, status in columns if status != LATER)
         return [block for block, generation in wanted if block is not None and generation in (0, block.generation)]
 
-    def _fetch(self, request: ReadRequest, index: int, block: Block) -> None:
-        """Plan to fetch a block that is not in DRAM: into a DRAM slot if it earned one, else into memory for this answer only."""
+    def _fetch(self, request: ReadRequest, index: int, block: Block, *, is_pointed_at: bool) -> None:
+        """Plan to fetch a block that is not in DRAM: into a DRAM slot of its own if it earned one, else into one for this reader if it
+        `is_pointed_at` and there is one, else into memory for this answer only."""
         tier = block.fastest()
         assert tier is not None
         source = block.slot_in(tier)
@@ -168,14 +171,15 @@ class ReadService:
         self._table.copies.acquire(block)
         try:
             slot = self._table.begin_promotion(block) if self._table.wants_promotion(block) else None
+            staged = stage(self._table, self._dram, block) if slot is None and is_pointed_at else None
         except BaseException:
             self._table.copies.release(block)
             raise
-        if slot is not None:  # its memory is DRAM's
+        destination = self._dram.view(slot) if slot is not None else staged.memory if staged is not None else None
+        if destination is not None:  # its memory is DRAM's
             request.charge -= charge_of(block.size_bytes)
             self._turns.give_back(request.session, charge_of(block.size_bytes))
-        destination = self._dram.view(slot) if slot is not None else None
-        request.fetch(index, SlowRead(block, tier, source, destination, block.loss_of_copy(tier)), slot)
+        request.fetch(index, SlowRead(block, tier, source, destination, block.loss_of_copy(tier)), slot, staged)
 
     def _fetched(self, request: ReadRequest, results: Sequence[Exception | None]) -> None:
         """The slow reads are done: record promotions, drop damaged copies, answer."""
@@ -192,7 +196,7 @@ class ReadService:
                 request.fail(error)
 
     def _arrived(self, request: ReadRequest, entry: SlowEntry, result: Exception | None) -> None:
-        index, read, slot = entry
+        index, read, slot, staged = entry
         block = read.block
         if slot is not None:
             self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None, loss=read.loss)
@@ -204,11 +208,18 @@ class ReadService:
         if result is not None or (slot is not None and block.is_gone):
             self._table.misses += 1
             self._table.copies.release(block)
+            if staged is not None:
+                self._table.copies.release(staged.copy)
         elif slot is None:
-            request.send(index, block, read.tier, read.room())
+            if staged is None:
+                request.send(index, block, read.tier, read.room())
+            else:
+                request.point_at(index, block, staged.place, held=staged.copy)
+                request.tiers[index] = TIER_BITS[TIERS[read.tier]]
+                self._table.copies.release(block)
             request.checksums[index] = block.checksum if read.loss is None else read.loss.checksum
         else:
-            if request.is_reachable and block.size_bytes > request.message.inline_bytes:
+            if request.is_pointed_at(block):
                 request.point_at(index, block, self._dram.locate(slot))
             else:
                 request.send(index, block, DRAM, self._dram.view(slot))
@@ -238,9 +249,11 @@ class ReadService:
         for block in held:
             self._table.copies.release(block)
         while request.slow:
-            _, read, slot = request.slow.popleft()
+            _, read, slot, staged = request.slow.popleft()
             if slot is not None:
                 self._table.finish_move(read.block, read.tier, DRAM, slot, is_done=False)
+            if staged is not None:
+                self._table.copies.release(staged.copy)
             self._table.copies.release(read.block)
         if request.charge:
             self._turns.give_back(request.session, request.charge)

@@ -12,16 +12,19 @@ from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import DRAM, TIERS, Block
 from kvstore.store.caller import Caller
 from kvstore.store.moves.mover import SlowRead
+from kvstore.store.reads.staging import Staged
 from kvstore.store.waiting import begin_part
 from kvstore.tiers.tier import Slot
 
 
 class SlowEntry(NamedTuple):
-    """A block to be fetched for the answer's entry `position`, into DRAM's `slot` if it is to stay there."""
+    """A block to be fetched for the answer's entry `position`: into DRAM's `slot` if it is to stay there, into the `staged` copy for this
+    reader alone, or into memory that goes along with the answer."""
 
     position: int
     read: SlowRead
     slot: Slot | None
+    staged: Staged | None
 
 
 class ReadRequest:
@@ -62,18 +65,22 @@ class ReadRequest:
         self.is_cut = True
         self.statuses[index] = LATER
 
+    def is_pointed_at(self, block: Block) -> bool:
+        """Whether the reader gets the value itself once it is in DRAM."""
+        return self.is_reachable and block.size_bytes > self.message.inline_bytes
+
     @property
     def gives_nothing(self) -> bool:
         """There are values for it, and none of them fits now."""
         return self.is_cut and not (self.mapped or self.sent or self.slow)
 
-    def point_at(self, index: int, block: Block, place: tuple[int, int]) -> None:
-        """The reader gets the value at that slab and offset itself."""
+    def point_at(self, index: int, block: Block, place: tuple[int, int], *, held: Block | None = None) -> None:
+        """The reader gets the value at that slab and offset itself. Its lease is on `held`, the staged copy, instead of the block."""
         self._fill(index, MAPPED, block, DRAM)
         self.slabs[index], self.offsets[index] = place
         if self.caller.blocks is not None:
             self.caller.pointed_at.add(place[0])
-        self.mapped.append(block)
+        self.mapped.append(block if held is None else held)
 
     def send(self, index: int, block: Block, tier: int, value: memoryview) -> None:
         """The value goes along with the answer."""
@@ -82,10 +89,11 @@ class ReadRequest:
         self.sent.append(block)
         self.sent_bytes += block.size_bytes
 
-    def fetch(self, index: int, read: SlowRead, slot: Slot | None) -> None:
+    def fetch(self, index: int, read: SlowRead, slot: Slot | None, staged: Staged | None) -> None:
         """The value is to be fetched before it is pointed at or sent."""
-        self.slow.append(SlowEntry(index, read, slot))
-        self.sent_bytes += read.block.size_bytes
+        self.slow.append(SlowEntry(index, read, slot, staged))
+        if staged is None:
+            self.sent_bytes += read.block.size_bytes
 
     def begin_fetching(self) -> None:
         """The values of `slow` are about to be fetched."""

@@ -16,9 +16,10 @@ import numpy as np
 
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
-from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
 from kvstore.store.blocks.block import DRAM, HELD, Block
 from kvstore.store.blocks.columns import GONE, NOT_SHOWN
+from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.rows import keys_of, places_of, rows_of
 from kvstore.store.blocks.showing import IsLookedAt, Place
 from kvstore.store.shown.desk import Desk, slot_of
@@ -31,7 +32,7 @@ SHOWN_A_TURN: Final = 1000
 """Blocks that a new index is given before the loop's other work has its turn."""
 SHOWN_A_PART: Final = 200
 """An index that grows does its next part whenever so many blocks have been shown, besides one a turn: puts in a row do not fill it up
-meanwhile. Beginning at 0.4 it is copied at 0.6."""
+meanwhile. Beginning at 0.5 it is copied at 0.7."""
 SHOWN_AT_ONCE: Final = 512
 MIN_SHOWN_AT_ONCE: Final = 16
 SHARE_AT_ONCE_SHIFT: Final = 5
@@ -65,9 +66,12 @@ _Look = tuple[object, Desk, int]
 class Showing:
     """See the module. The node's loop is the only caller."""
 
-    def __init__(self, dram: DramTier, *, max_look_ns: int, hang_up: Callable[[object], None] = lambda owner: None) -> None:
-        """`hang_up` on the owner of a connection whose client has looked for longer than `max_look_ns` at what was to go."""
+    def __init__(self, dram: DramTier, holds: Holds, *, max_look_ns: int, hang_up: Callable[[object], None] = lambda owner: None) -> None:
+        """`holds` are told what clients hold at their desks.
+
+        `hang_up` on the owner of a connection whose client has looked for longer than `max_look_ns` at what was to go."""
         self._dram = dram
+        self._holds = holds
         self._max_look_ns = max_look_ns
         self._hang_up = hang_up
         self._seen: dict[_Look, int] = {}
@@ -84,12 +88,12 @@ class Showing:
         if tenant is None:
             return
         slot, index = block.dram, tenant.index
-        if slot is None or tenant.growth is not None or index.is_full:
-            self._grow_if_full(tenant)
+        if slot is None or tenant.growth is not None or index.is_full or len(block.key) > index.max_key_bytes:
+            self._grow_if_due(tenant, len(block.key))
             self._show(tenant, block)
         else:  # as a rule, in fewer steps
-            slab, offset = place or self._dram.locate(slot)
-            index.show(block, slab, offset, block.checksum_in(DRAM), slot.index)
+            _, offset = place or self._dram.locate(slot)
+            index.show(block, offset, block.checksum_in(DRAM), slot.index)
 
     def show_all(self, blocks: Sequence[Block]) -> None:
         """As `show`, of blocks of one tenant."""
@@ -98,7 +102,7 @@ class Showing:
             return
         shown = 0
         while shown < len(blocks):
-            self._grow_if_full(tenant)
+            self._grow_if_due(tenant, len(blocks[shown].key))
             at_once = SHOWN_AT_ONCE if tenant.growth is not None else max(SHOWN_AT_ONCE, tenant.index.entries >> SHARE_AT_ONCE_SHIFT)
             part = blocks[shown : shown + at_once]
             shown += len(part)
@@ -110,17 +114,18 @@ class Showing:
     def _show_part(self, index: ShownIndex | Growth, blocks: Sequence[Block]) -> Sequence[Block]:
         """Those that cannot be shown with the others in one go."""
         lengths = [len(block.key) for block in blocks] if len(blocks) >= MIN_SHOWN_AT_ONCE else [0]
-        if lengths.count(lengths[0]) < len(blocks) or lengths[0] > MAX_KEY_BYTES:
+        if lengths.count(lengths[0]) < len(blocks) or lengths[0] > index.max_key_bytes:
             return blocks
         places = places_of(blocks)
-        left = index.show_all(blocks, *self._dram.locate_all(places), places)
+        _, offsets = self._dram.locate_all(places)
+        left = index.show_all(blocks, offsets, places)
         return [blocks[number] for number in left]
 
     def _show(self, tenant: _Tenant, block: Block) -> None:
         slot = block.dram
         assert slot is not None
-        slab, offset = self._dram.locate(slot)
-        (tenant.growth or tenant.index).show(block, slab, offset, block.checksum_in(DRAM), slot.index)
+        _, offset = self._dram.locate(slot)
+        (tenant.growth or tenant.index).show(block, offset, block.checksum_in(DRAM), slot.index)
         self._have_shown(tenant, 1)
 
     def _have_shown(self, tenant: _Tenant, count: int) -> None:
@@ -133,10 +138,14 @@ class Showing:
             if tenant.growth is not None:
                 self._grow(tenant, tenant.growth)
 
-    def _grow_if_full(self, tenant: _Tenant) -> None:
-        if tenant.growth is None and tenant.index.is_full:
+    def _grow_if_due(self, tenant: _Tenant, key_bytes: int) -> None:
+        """Where the index is full, or made for shorter keys than that of the next block; a longer one than any index shows is not."""
+        if tenant.growth is not None:
+            return
+        is_too_long = tenant.index.max_key_bytes < key_bytes <= MAX_KEY_BYTES
+        if is_too_long or tenant.index.is_full:
             with suppress(TierFailed):  # it shows what it can
-                tenant.growth = Growth(tenant.index)
+                tenant.growth = Growth(tenant.index, key_words_for(key_bytes) if is_too_long else 0)
 
     def hide(self, block: Block) -> None:
         """The block's copy in DRAM is about to go."""
@@ -178,13 +187,15 @@ class Showing:
         return {slot for slot in slots if is_looked_at(slot.index)} if is_looked_at is not None else set()
 
     def who_looks(self, tenant: str) -> IsLookedAt | None:
-        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything."""
+        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything. What clients hold is known then, too."""
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None or not of_tenant.desks:
             return None
         of_tenant.index.fence()
         looks: list[_Look] = []
         for owner, desk in of_tenant.desks.items():
+            if desk.has_holds:
+                self._take_holds(tenant, of_tenant, owner, desk)
             if words := desk.looks():
                 looks += [(owner, desk, word) for word in words]
         return self._among(looks) if looks else None
@@ -205,11 +216,13 @@ class Showing:
         return is_looked_at
 
     def looks_at_any(self, tenant: str) -> bool:
-        """Whether a client of the tenant looks at anything, asked behind a fence: what was hidden before nobody begins to look at."""
+        """Whether a client of the tenant looks at anything, asked behind a fence: what was hidden before nobody begins to look at. What
+        clients hold is known then, too."""
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None or not of_tenant.desks:
             return False
         of_tenant.index.fence()
+        self.take_holds(tenant)
         return any(desk.looks() for desk in of_tenant.desks.values())
 
     def keep(self, tenant: str, slot: Slot) -> None:
@@ -226,7 +239,7 @@ class Showing:
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
             known = blocks()
-            of_tenant = _Tenant(ShownIndex(_sets_for(_count_to_show(known))), left=deque(known))
+            of_tenant = _Tenant(ShownIndex(_sets_for(_count_to_show(known)), key_words=_key_words_of(known)), left=deque(known))
             of_tenant.index.beat(self._now_ns)
             of_tenant.index.tell_slabs_gone(self._dram.slabs_gone)
             self._tenants[tenant] = of_tenant
@@ -270,6 +283,26 @@ class Showing:
                     is_more |= desk.has_accesses
         return is_more
 
+    def take_holds(self, tenant: str) -> None:
+        """Have what the tenant's clients hold, or hold no more, be known."""
+        of_tenant = self._tenants.get(tenant)
+        if of_tenant is not None:
+            for owner, desk in of_tenant.desks.items():
+                if desk.has_holds:
+                    self._take_holds(tenant, of_tenant, owner, desk)
+
+    def _take_holds(self, tenant: str, of_tenant: _Tenant, owner: object, desk: Desk) -> None:
+        index = of_tenant.growth or of_tenant.index
+        for number, until_ns, words in desk.hold_records():
+            if not until_ns:
+                self._holds.release(tenant, number)
+                continue
+            blocks = index.all_accessed(words)
+            self._holds.refused += len(words) - len(blocks)  # they have left meanwhile
+            flags = self._holds.add(owner, tenant, number, blocks, until_ns=until_ns, now_ns=self._now_ns)
+            if (not_held := len(words) - sum(flags)) > 0:
+                desk.not_held(not_held)
+
     def take_last(self, note: Callable[[str, list[Block], int], None], owner: object) -> None:
         """Call `note` with all that the client of this connection has read and that has not been taken: the connection is gone."""
         of_owner = [(name, desk) for name, of_tenant in self._tenants.items() if (desk := of_tenant.desks.get(owner)) is not None]
@@ -287,7 +320,8 @@ class Showing:
         self._now_ns = now_ns
         gone = self._dram.slabs_gone
         is_more = False
-        for of_tenant in self._tenants.values():
+        for tenant, of_tenant in self._tenants.items():
+            self.take_holds(tenant)
             of_tenant.index.beat(now_ns)
             of_tenant.index.tell_slabs_gone(gone)
             if of_tenant.growth is not None:
@@ -372,8 +406,18 @@ def _to_be_shown(blocks: Sequence[Block]) -> list[Block]:
 
 def _count_to_show(blocks: Sequence[Block]) -> int:
     """About how many of them are, as a sample has it: to look at ten million would stop the loop for two seconds and a half."""
-    sample = blocks[:: len(blocks) // SAMPLE_BLOCKS + 1]
+    sample = _sample_of(blocks)
     return len(_to_be_shown(sample)) * len(blocks) // max(len(sample), 1)
+
+
+def _key_words_of(blocks: Sequence[Block]) -> int:
+    """Of an index that is to show them, by a sample."""
+    lengths = [len(key) for key in keys_of(_sample_of(blocks)) if len(key) <= MAX_KEY_BYTES]
+    return key_words_for(max(lengths)) if lengths else KEY_WORDS[0]
+
+
+def _sample_of(blocks: Sequence[Block]) -> Sequence[Block]:
+    return blocks[:: len(blocks) // SAMPLE_BLOCKS + 1]
 
 
 def _sets_for(blocks: int) -> int:

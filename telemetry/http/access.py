@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from kvstore.security.identity import EVERYBODY, Identity
+
 if TYPE_CHECKING:
     from aiohttp import web  # who is let in is decided before any of it is loaded: see server.py
 
@@ -27,7 +29,11 @@ class Access(enum.IntEnum):
 
 Authorize = Callable[["web.Request"], Access]
 """What a request may. Called in the HTTP server's thread; it may neither block nor raise."""
+Explain = Callable[["web.Request"], str]
+"""Why the credential of a request that was refused is not enough; "" for one without. As `Authorize` it neither blocks nor raises."""
 
+Identify = Callable[["web.Request"], Identity]
+"""The identity of a request that was let in, for the audit trail. Called in the HTTP server's thread."""
 OWN_NAMES: Final = ("localhost",)
 
 
@@ -35,6 +41,16 @@ def this_host_only(request: "web.Request") -> Access:
     """ADMIN for a request from the loopback, NONE for all others, and for one to a name of elsewhere: a page of that site, whose name was
     made to mean this host, could send it."""
     return Access.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else Access.NONE
+
+
+def unexplained(_request: "web.Request") -> str:
+    """The `Explain` of a port that asks for no credential."""
+    return ""
+
+
+def anybody(_request: "web.Request") -> Identity:
+    """Of a daemon whose credentials have no names."""
+    return EVERYBODY
 
 
 def is_foreign(request: "web.Request") -> bool:

@@ -1,10 +1,11 @@
 """The listening socket of an HTTP server: taken before anything else of a daemon is, and told to others."""
 
+import errno
 import socket
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.rpc.address import parse_address
+from kvstore.rpc.address import Address, listening_socket, parse_address
 
 BACKLOG: Final = 1024
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -16,11 +17,20 @@ def listening(listen: str) -> socket.socket:
     address = parse_address(listen)
     if address.unix:
         raise ConfigError(f"cannot listen on {listen}: HTTP is served on HOST:PORT only")
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
+        return _listening_here(address)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen on {listen}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _listening_here(address: Address) -> socket.socket:
+    """The default is 127.0.0.1, which a host without IPv4 does not have: there it is ::1."""
+    try:
+        return listening_socket(address.host, address.port, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {listen}: {error.strerror or error}") from None
+        if error.errno != errno.EADDRNOTAVAIL or address.host != "127.0.0.1":
+            raise
+    return listening_socket("::1", address.port, backlog=BACKLOG)
 
 
 def host_port(listener: socket.socket) -> str:

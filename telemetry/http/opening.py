@@ -4,7 +4,7 @@ from typing import Final, Protocol
 
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.access import this_host_only
-from kvstore.telemetry.http.by_token import by_file
+from kvstore.telemetry.http.by_token import by_file, why_unknown
 from kvstore.telemetry.http.server import HttpServer
 
 HTTP_DEFAULT: Final = "127.0.0.1:0"
@@ -35,4 +35,4 @@ def open_http(settings: HttpSettings) -> HttpServer | None:
     """The server of a daemon with these settings; None where they want none. Raises ConfigError, InvalidArgument."""
     authorize = by_file(settings.http_token_file) if settings.http_token_file else this_host_only
     https = HttpsCertificate.of(settings.http_tls_cert, settings.http_tls_key)
-    return HttpServer(settings.http, authorize=authorize, https=https) if settings.http else None
+    return HttpServer(settings.http, authorize=authorize, explain=why_unknown, https=https) if settings.http else None

@@ -17,8 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.protocol.errors import Full
+from kvstore.security.actor import Actor
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.telemetry.http.access import Access, Authorize, this_host_only
+from kvstore.telemetry.http.access import Access, Authorize, Explain, Identify, anybody, this_host_only, unexplained
 from kvstore.telemetry.http.listening import host_port, listening, reached_at
 
 if TYPE_CHECKING:
@@ -38,7 +39,15 @@ log = logging.getLogger("kvstore.telemetry")
 class HttpServer:
     """See the module. `add`, `later`, `start` and `close` are for the daemon's thread; `add` for what `later` calls too."""
 
-    def __init__(self, listen: str, *, authorize: Authorize = this_host_only, https: HttpsCertificate | None = None) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        authorize: Authorize = this_host_only,
+        explain: Explain = unexplained,
+        identify: Identify = anybody,
+        https: HttpsCertificate | None = None,
+    ) -> None:
         """Takes the address; nobody is answered before `start`. With `https` it speaks nothing else.
 
         Raises ConfigError, InvalidArgument.
@@ -47,7 +56,7 @@ class HttpServer:
         self.address = host_port(self._listener)
         """HOST:PORT at which it listens."""
         self._https = https
-        self._authorize = authorize
+        self._authorize, self.explain, self._identify = authorize, explain, identify
         self._later: list[Callable[[HttpServer], None]] = []
         self.routes: list[tuple[str, str, Handler]] = []
         """Method, path and handler of each."""
@@ -69,6 +78,10 @@ class HttpServer:
     def access(self, request: "web.Request") -> Access:
         """What the request may."""
         return self._authorize(request)
+
+    def actor(self, request: "web.Request", via: str) -> Actor:
+        """Who asks for a change, for the audit trail."""
+        return Actor.of(self._identify(request), peer=request.remote or "", via=via)
 
     def told(self, host: str | None = None) -> str:
         """The address as it is told to others, who may reach this machine at `host`: see `reached_at`. https:// goes before that of a port

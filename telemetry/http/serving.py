@@ -89,7 +89,8 @@ class _Guard:
                 return refusal(403, "this is not for pages of other sites")
             access = self._server.access(request)
             if access < needs:
-                return refusal(401, f"this needs a credential that may {needs.name.lower()}", {"WWW-Authenticate": "Bearer"})
+                why = self._server.explain(request) or f"this needs a credential that may {needs.name.lower()}"
+                return refusal(401, why, {"WWW-Authenticate": "Bearer"})
             if access > Access.NONE:
                 self.connections.is_let_in(request)
             return await handler(request)

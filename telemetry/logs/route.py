@@ -2,10 +2,13 @@
 
 import json
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 from aiohttp import web
 
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.security.actor import HTTP, Actor
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.logs.events import named
@@ -14,20 +17,34 @@ from kvstore.telemetry.logs.writing import LEVELS, ROOT
 log = logging.getLogger("kvstore.telemetry")
 
 
-def add_log_level(server: HttpServer) -> None:
-    """For operators."""
+class LevelChange(NamedTuple):
+    """The level of logger `of` became another one."""
+
+    by: Actor
+    of: str
+    old: str
+    new: str
+
+
+Changed = Callable[[LevelChange], None]
+
+
+def add_log_level(server: HttpServer, changed: Changed = lambda _change: None) -> None:
+    """For operators. `changed` is called with each change, in the server's thread."""
 
     async def told(_request: web.Request) -> web.Response:
         return web.json_response(levels())
 
-    async def changed(request: web.Request) -> web.Response:
+    async def change(request: web.Request) -> web.Response:
         of, level = _wanted(await request.text())
+        by, was = server.actor(request, HTTP), logging.getLevelName(logging.getLogger(of).getEffectiveLevel()).lower()
         logging.getLogger(of).setLevel(level.upper())
-        log.warning("logger %s is at level %s from now on", of, level, extra=named("log_level", of=of, to=level))
+        log.warning("logger %s is at level %s, set by %s", of, level, by, extra=named("log_level", of=of, to=level, by=by))
+        changed(LevelChange(by, of, was, level))
         return web.json_response(levels())
 
     server.add("GET", "/debug/log-level", told, needs=Access.ADMIN)
-    server.add("POST", "/debug/log-level", changed, needs=Access.ADMIN)
+    server.add("POST", "/debug/log-level", change, needs=Access.ADMIN)
 
 
 def levels() -> dict[str, str]:

@@ -29,6 +29,8 @@ def _quantile(share: float, histogram: str, by: str, over: str = "5m") -> str:
 
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
+ENDS_SOON_S: Final = 14 * 86_400
+"""Time to replace a certificate or a token."""
 ALERTS: Final = (
     Alert(
         "KvstoreDaemonDown",
@@ -62,6 +64,23 @@ ALERTS: Final = (
         WARNING,
         "{{ $value }} nodes are dead: what only they held is a miss.",
         "kvstore nodes names them. Start them again, or kvstore forget those that are gone for good.",
+    ),
+    Alert(
+        "KvstoreCertificateEnds",
+        f"kvstore_master_certificate_valid_seconds < {ENDS_SOON_S} or kvstore_node_certificate_valid_seconds < {ENDS_SOON_S}",
+        "1m",
+        WARNING,
+        "The certificate of {{ $labels.setting }} at {{ $labels.instance }} ends in {{ $value | humanizeDuration }}.",
+        "Put a new one in its place: it is read again without a restart (docs/security.md, TLS).",
+    ),
+    Alert(
+        "KvstoreTokenEnds",
+        # Every master has the same file: one alert, not three.
+        f"min by (job, kind, name) (kvstore_master_token_valid_seconds) < {ENDS_SOON_S}",
+        "1m",
+        WARNING,
+        "A token of {{ $labels.kind }} {{ $labels.name }} ends in {{ $value | humanizeDuration }}.",
+        "kvstore token ls names it; add a new one, hand it out, and take the old one out (docs/security.md, Rotation).",
     ),
     Alert(
         "KvstoreCatalogUnhealthy",
@@ -142,7 +161,7 @@ ALERTS: Final = (
         "5m",
         WARNING,
         "{{ $labels.instance }} refuses {{ $value }} credentials a second.",
-        "An engine with an old token, or somebody who guesses: its log names the addresses.",
+        "An engine with an old token, or somebody who guesses: kvstore audit --refused names the addresses.",
     ),
     Alert(
         "KvstoreRequestsSlow",

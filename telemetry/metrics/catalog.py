@@ -12,6 +12,12 @@ SPANS: Final = "Spans of traces: exported, failed (the collector did not take th
 
 NODE: Final = (
     Metric("kvstore_node_info", G, "1, of the node with this name and version.", ("name", "version")),
+    Metric(
+        "kvstore_node_certificate_valid_seconds",
+        G,
+        "Until the first certificate in the file of a setting ends: tls_ca, tls_cert, http_tls_cert.",
+        ("setting",),
+    ),
     Metric("kvstore_node_ready", G, "1 while it serves: a master knows it and its blocks, and it is not to be stopped."),
     Metric(
         "kvstore_node_request_duration_seconds",
@@ -41,6 +47,7 @@ NODE: Final = (
     Metric("kvstore_node_quota_refused", C, "Connections and requests beyond their tenant's quota, by which.", ("reason",)),
     Metric("kvstore_node_tier_demotions", C, "Blocks copied from the tier to a lower one.", ("tier",)),
     Metric("kvstore_node_tier_promotions", C, "Blocks copied into the tier from a lower one.", ("tier",)),
+    Metric("kvstore_node_tier_device_written_bytes", C, "Bytes written to the tier's device, headers and rounding included.", ("tier",)),
     Metric("kvstore_node_eviction_age_seconds", H, "How long ago what was evicted had been read or put last.", ("tier",)),
     Metric("kvstore_node_misses", C, "Blocks that were asked for here and are not here."),
     Metric("kvstore_node_corrupt_reads", C, "Values that were not what was put, found by their checksum: they were not given out."),
@@ -51,7 +58,20 @@ NODE: Final = (
     Metric("kvstore_node_index_bytes", G, "Shared memory of the index that clients of this host read."),
     Metric("kvstore_node_index_clients", G, "Clients of this host that read it."),
     Metric("kvstore_node_open_puts", G, "Puts that are being written."),
+    Metric("kvstore_node_slots_ahead", G, "Slots that are opened ahead for the next put of a client of this host."),
+    Metric("kvstore_node_slots_ahead_bytes", G, "Their bytes; they count as used, and for their tenant's quota."),
+    Metric("kvstore_node_slots_ahead_puts", C, "Values that were put into such a slot."),
+    Metric("kvstore_node_slots_ahead_returned", C, "Such slots that were taken back: they were idle, or another put had no room."),
     Metric("kvstore_node_leases", G, "Leases on values that are being read."),
+    Metric("kvstore_node_holds", G, "Lookups whose blocks stay until they were loaded."),
+    Metric("kvstore_node_held_blocks", G, "Blocks that stay for one."),
+    Metric(
+        "kvstore_node_unheld_blocks",
+        C,
+        "Blocks that lookups found and could not hold: a tenth of a tier or quota is held, or they had left.",
+    ),
+    Metric("kvstore_node_yielded_blocks", C, "Blocks whose hold ended early: nothing else could leave for a put, or a quota was lowered."),
+    Metric("kvstore_node_tier_held_bytes", G, "Values that stay in the tier for a lookup.", ("tier",)),
     Metric("kvstore_node_waiting_requests", G, "Requests that wait for room."),
     Metric("kvstore_node_undecided_blocks", G, "Blocks that the master has not decided about."),
     Metric("kvstore_node_moving_blocks", G, "Blocks that are being copied between tiers."),
@@ -85,7 +105,26 @@ MASTER: Final = (
     Metric("kvstore_master_catalog_queue", G, "Batches of changes that wait to be written."),
     Metric("kvstore_master_catalog_size_bytes", G, "What the catalog takes: etcd's database, or LMDB's file; 0 in memory."),
     Metric("kvstore_master_catalog_records", G, "Blocks that have a record, as far as this master knows."),
-    Metric("kvstore_master_nodes", G, "Nodes by their state: syncing, alive, dead.", ("state",)),
+    Metric(
+        "kvstore_master_certificate_valid_seconds",
+        G,
+        "Until the first certificate in the file of a setting ends: tls_ca, tls_cert, http_tls_cert.",
+        ("setting",),
+    ),
+    Metric(
+        "kvstore_master_token_valid_seconds",
+        G,
+        "Until the first token of this kind and name in the tokens file ends, of the 20 that end first; those without an end are left out.",
+        ("kind", "name"),
+    ),
+    Metric(
+        "kvstore_master_audit_entries",
+        C,
+        "Changes by operators and refused requests that this master recorded, by action (docs/operations.md) and result: done, refused, "
+        "failed.",
+        ("action", "result"),
+    ),
+    Metric("kvstore_master_nodes", G, "Nodes by their state: syncing, alive, stopped (in an orderly way), dead.", ("state",)),
     Metric("kvstore_master_drained_nodes", G, "Nodes that are being emptied, or are."),
     Metric("kvstore_master_blocks", G, "Blocks that can be found."),
     Metric("kvstore_master_reservations", G, "Puts granted and not yet published."),
@@ -126,6 +165,8 @@ CLIENT: Final = (
     Metric("kvstore_client_stale_hints", C, "Reads that went to a node which no longer had the block."),
     Metric("kvstore_client_retries", C, "Requests sent again."),
     Metric("kvstore_client_checksum_failures", C, "Values that arrived damaged; no caller saw them."),
+    Metric("kvstore_client_held_blocks", C, "Blocks that lookups found and hold."),
+    Metric("kvstore_client_unheld_blocks", C, "Blocks that lookups found and no node would hold."),
     Metric("kvstore_client_trace_spans", C, SPANS, ("outcome",)),
 )
 ROUTER: Final = (
@@ -140,6 +181,8 @@ ROUTER: Final = (
     Metric("kvstore_router_failures", C, "Failed for want of an engine or a master, or by their failure."),
     Metric("kvstore_router_hang_ups", C, "Clients that were gone before the end."),
     Metric("kvstore_router_retries", C, "Requests scheduled again."),
+    Metric("kvstore_router_routed_by_load", C, "Routed without their prefix, by why the prompt was not tokenised exactly.", ("reason",)),
+    Metric("kvstore_router_token_mismatches", C, "Answers whose usage.prompt_tokens was not what the engine's /tokenize gave."),
     Metric("kvstore_router_prompt_tokens", C, "Tokens of prompts."),
     Metric("kvstore_router_prefix_tokens", C, "Of these, not computed: as engines say, or else as was foreseen."),
     Metric("kvstore_router_output_tokens", C, "Tokens of answers."),
@@ -158,5 +201,6 @@ PUBLISHER: Final = (
     Metric("kvstore_publisher_removed_blocks", C, "Blocks of which it was published that a node has them no more."),
     Metric("kvstore_publisher_lost_blocks", C, "Blocks whose events a node had overwritten before it was asked for them."),
     Metric("kvstore_publisher_interruptions", C, "Nodes that were not heard for a while; AllBlocksCleared was published."),
+    Metric("kvstore_publisher_registered", G, "Engines' publishers that other routers have registered by /register."),
 )
 METRICS: Final = NODE + MASTER + CLIENT + ROUTER + SIDECAR + PUBLISHER

@@ -1,13 +1,16 @@
 """What a server's peers ask of it: how long each kind of request took, and why some were refused. Of the loop that serves them."""
 
 import re
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
+from kvstore.rpc.observing import Peer
 from kvstore.telemetry.metrics.histogram import Counts, Histogram
+from kvstore.telemetry.metrics.slow_requests import Slow, SlowRequests
 
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -30,15 +33,27 @@ KEPT_TURNS: Final = 60
 class Requests:
     """An `rpc.observing.Observer`. The loop is the only writer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wall_s: Callable[[], float] = time.time) -> None:
+        self._wall_s = wall_s
+        self.slowest: Final = SlowRequests()
+        self.slow_ns = self.slowest.floor_ns
         self._histograms: dict[int, Histogram] = {}
         self.answered: Final = _Recorders(self._histograms)
         self._refused: dict[str, int] = {}
         self._turns: deque[dict[int, int]] = deque(maxlen=KEPT_TURNS - 1)
         """What was slowest in each turn that is over, in ns."""
 
+    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+        """Keep it, of the tenant that the peer's context names."""
+        if kind in OPERATIONS:
+            tenant = getattr(peer.context, "tenant", "")
+            self.slowest.add(Slow(tenant, OPERATIONS[kind], elapsed_ns, self._wall_s(), peer.peer()))
+            self.slow_ns = self.slowest.floor_ns
+
     def turn(self) -> None:
         """What was slowest KEPT_TURNS ago is forgotten. In between the loop's logs grow: by 36 bytes a request."""
+        self.slowest.run_due(time.monotonic_ns())
+        self.slow_ns = self.slowest.floor_ns
         self._turns.append({kind: histogram.slowest_ns() for kind, histogram in self._histograms.items()})
         for histogram in self._histograms.values():
             histogram.forget_slowest()

@@ -16,12 +16,15 @@ from kvstore.protocol.errors import Draining, InvalidTicket, KVStoreError, Unava
 from kvstore.protocol.master_messages import Cancel, Exists, Grants, Locations, Lookup, MatchPrefix, Nodes, NodeTable, Pin, Remove, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import (
+    HOLD_GRANTED,
+    HOLD_MISS,
     INLINE,
     MAPPED,
     MISS,
     Blocks,
     Commit,
     Flush,
+    HoldBlocks,
     Open,
     Opened,
     Put,
@@ -318,6 +321,8 @@ class Oracle:
                 return Flags(b"\x01" * len(message.keys))
             case Flush():
                 return Flags(b"")
+            case HoldBlocks():
+                return Flags(bytes(HOLD_GRANTED if key in node.blocks else HOLD_MISS for key in message.keys))
             case Open():
                 return self._open(node, message)
             case Commit():

@@ -16,11 +16,15 @@ import numpy as np
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
+from kvstore.client.reads import fetching, slices
+from kvstore.client.writes import by_engine
 from kvstore.transfer.config import TransferSettings
 from tests.signals import Striker
 
 VALUE_BYTES = 1 << 20
 HALF = VALUE_BYTES // 2
+PART_BYTES = 128 << 10
+"""Of what goes by the engine: several parts are under way in each call."""
 RANDOM = np.random.default_rng(0).bytes(8 << 20)
 """Each value is a part of it: to make them anew, each of its own seed, took most of the time."""
 BATCH = 6
@@ -126,6 +130,8 @@ class Scene:
 
 def main() -> None:
     address, signals, where = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    for module, name in ((by_engine, "PART_BYTES"), (fetching, "SLICE_BYTES"), (slices, "SLICE_BYTES")):
+        setattr(module, name, PART_BYTES)
     scene, striker = Scene(address, "tcp" if where == "elsewhere" else "auto"), Striker(1)
     calls = [
         scene.get,

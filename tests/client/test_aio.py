@@ -32,6 +32,10 @@ class Blocking:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **named: self._wait(getattr(self._client, name)(*args, **named))
 
+    @property
+    def settings(self) -> Any:
+        return self._client.settings
+
     def stats(self) -> Any:
         return self._client.stats()
 

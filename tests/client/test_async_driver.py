@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.async_driver import AsyncDriver
+from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Aside, Later, Operation, Sleep, Take, Together, Work
 from kvstore.client.operations import Operations
 from kvstore.protocol.errors import Unavailable
@@ -18,7 +19,7 @@ NOBODY = "unix:/no/such/master.sock"
 
 @pytest.fixture
 def operations() -> Operations:
-    return Operations(NOBODY, "", "", 10.0, None)
+    return Operations(ClientSettings(master=NOBODY))
 
 
 def work(result: Any) -> Operation[Any]:

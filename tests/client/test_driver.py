@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.driver import Driver
 from kvstore.client.effects import Aside, Later, Operation, Sleep, Take, Together, Work
 from kvstore.client.operations import Operations
@@ -20,7 +21,7 @@ NOBODY = "unix:/no/such/master.sock"
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    operations = Operations(NOBODY, "", "", 10.0, None)
+    operations = Operations(ClientSettings(master=NOBODY))
     driver = Driver(operations)
     yield driver
     driver.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import AsyncClient, Client
+from kvstore.client import AsyncClient, Client, new_hold
 from tests.client.processes import Cluster, cluster
 from tests.forks import told_by_child
 
@@ -35,6 +35,8 @@ CALLS: list[Callable[[Any], object]] = [
     lambda client: client.put(b"other", b"value"),
     lambda client: client.view(KEYS[0]).__enter__(),
     lambda client: client.match_prefix(KEYS),
+    lambda client: client.match_prefix(KEYS, hold=new_hold(1)),
+    lambda client: client.release(new_hold(1)),
     lambda client: client.remove(KEYS),
 ]
 

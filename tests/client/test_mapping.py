@@ -32,17 +32,40 @@ def test_a_slab_that_is_gone_is_a_stale_handle_and_the_others_stay_mapped(oracle
     assert len(oracle.resources.mapping.slabs) == 1
 
 
-def test_a_slab_on_its_way_is_waited_for_and_not_asked_for_again(oracle: Oracle, node: OracleNode) -> None:
-    channel = channel_to(oracle, node)
+def test_a_slab_that_is_being_mapped_is_waited_for(oracle: Oracle, node: OracleNode) -> None:
+    channel, slabs = channel_to(oracle, node), oracle.resources.mapping.slabs
     oracle.run(oracle.resources.mapping.map_ahead(channel, 1, [1], oracle.deadline()))
     [map_announced] = oracle.later
+    begun = slabs._next_announced()  # as the thread does
+    assert begun is not None
     mapping = oracle.resources.mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True)
-    next(mapping)  # the wait
+    wait = next(mapping)
+    slabs._map(begun)
+    oracle._do(wait)
     map_announced()
     with pytest.raises(StopIteration) as end:
         mapping.send(None)
     assert len(end.value.value) == 1
     assert len(oracle.log) == 1
+
+
+def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracle, node: OracleNode) -> None:
+    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
+    oracle.run(mapping.map_ahead(channel, 1, [1, 2], oracle.deadline()))
+    assert len(oracle.run(mapping.map_slabs(channel, 1, [2], oracle.deadline(), writable=True))) == 1
+    [map_announced] = oracle.later
+    map_announced()
+    assert len(oracle.run(mapping.map_slabs(channel, 1, [1, 2], oracle.deadline(), writable=True))) == 2
+    assert len(oracle.log) == 1, "the node was asked for both once"
+
+
+def test_slabs_that_are_there_or_on_their_way_are_not_asked_for_ahead(oracle: Oracle, node: OracleNode) -> None:
+    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
+    for _ in range(2):
+        oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
+    oracle.run(mapping.map_ahead(channel, 1, [1, 2], oracle.deadline()))
+    assert len(oracle.log) == 2
+    assert len(oracle.later) == 1, "one thread maps both"
 
 
 def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:

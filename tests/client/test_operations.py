@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.operations import Operations
 from kvstore.protocol.errors import InvalidArgument
 
 
 @pytest.fixture
 def operations() -> Operations:
-    return Operations("127.0.0.1:1", "tenant", "token", 5.0, None)
+    return Operations(ClientSettings(master="127.0.0.1:1", tenant="tenant", token="token", deadline_s=5.0))
 
 
 def put(operations: Operations, **changes: Any) -> Any:
@@ -54,7 +55,7 @@ def test_a_bad_argument_is_refused_before_anything_is_sent(operations: Operation
 @pytest.mark.parametrize("deadline_s", [0, -1, 3601, "soon", float("nan")])
 def test_a_deadline_is_a_positive_number_of_at_most_an_hour(deadline_s: Any) -> None:
     with pytest.raises(InvalidArgument, match="deadline_s"):
-        Operations("127.0.0.1:1", "", "", deadline_s, None)
+        Operations(ClientSettings(deadline_s=deadline_s))
 
 
 def test_the_hello_names_the_tenant(operations: Operations) -> None:

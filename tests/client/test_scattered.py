@@ -33,7 +33,8 @@ WAYS = {
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster(tmp_path_factory.mktemp("cluster")) as started:
-        started.start_node("--dram", "64MiB", "--nvme", f"{tmp_path_factory.mktemp('nvme')}:256MiB")
+        nvme = f"{tmp_path_factory.mktemp('nvme')}:256MiB"
+        started.start_node("--dram", "64MiB", "--nvme", nvme, "--demotion-wait-s", "60")  # else a busy disk drops what is to go there
         yield started
 
 

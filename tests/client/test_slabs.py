@@ -57,6 +57,8 @@ def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() 
     del slab
     cache.drop(1, 1, [1, 9])
     assert cache.held(1, 1) == [2]
+    assert cache.has_dropped
+    cache.unmap_dropped()
     assert len(bytes(view)) == 10
     del view
     assert cache.held(2, 2) == [3]
@@ -88,38 +90,68 @@ def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -
     fd = memfd()
     bad = read_only(fd)
     good_key, bad_key = key(1, writable=True), key(2, writable=True)
-    found = [(good_key, fd, SIZE), (bad_key, bad, SIZE)]
-    cache.announce(found)
+    assert cache.announce([(good_key, fd, SIZE), (bad_key, bad, SIZE)])
+    assert cache.absent([good_key, bad_key, key(3), key(3)]) == [key(3)]
     waiting = cache.coming([good_key, bad_key, key(3)])
-    assert [future.done() for future in waiting] == [False, False]
-    cache.map_announced(found)
-    assert [future.done() for future in waiting] == [True, True]
+    assert [one.is_set() for one in waiting] == [False, False]
+    cache.map_announced()
+    assert [one.is_set() for one in waiting] == [True, True]
     assert cache.missing([good_key, bad_key]) == [bad_key]
+    assert cache.absent([good_key, bad_key]) == [bad_key]
     assert cache.coming([good_key, bad_key]) == []
+
+
+def test_one_thread_maps_what_several_calls_announce() -> None:
+    cache = SlabCache()
+    for turn in range(2):
+        keys = [key(2 * turn + slab, writable=True) for slab in range(2)]
+        assert [cache.announce([(one, memfd(), SIZE)]) for one in keys] == [True, False]
+        cache.map_announced()
+        assert cache.missing(keys) == []
 
 
 def test_announced_slabs_that_are_given_up_are_waited_for_no_longer_and_their_thread_finds_none() -> None:
     cache, fd = SlabCache(), memfd()
-    found = [(key(1, writable=True), fd, SIZE)]
-    cache.announce(found)
+    cache.announce([(key(1, writable=True), fd, SIZE)])
     [waiting] = cache.coming([key(1, writable=True)])
-    cache.give_up(found)
-    assert waiting.done()
+    cache.give_up_announced()
+    assert waiting.is_set()
     assert not is_open(fd)
-    cache.map_announced(found)
+    cache.map_announced()
     assert len(cache) == 0
+    assert cache.announce([(key(1, writable=True), memfd(), SIZE)]), "another thread is wanted"
+    cache.close()
+
+
+def test_who_needs_an_announced_slab_first_maps_it() -> None:
+    cache = SlabCache()
+    first, second = key(1, writable=True), key(2, writable=True)
+    cache.announce([(first, memfd(), SIZE), (second, memfd(), SIZE)])
+    waiting = cache.coming([second])
+    taken = cache.take_announced([second, key(3)])
+    assert [one[0] for one in taken] == [second]
+    cache.map_now(taken)
+    assert cache.missing([first, second]) == [first]
+    assert waiting[0].is_set()
+    cache.map_announced()
+    assert cache.missing([first, second]) == []
 
 
 def test_two_threads_may_announce_the_same_slab() -> None:
     cache = SlabCache()
-    both = [[(key(1, writable=True), memfd(), SIZE)] for _ in range(2)]
-    for found in both:
-        cache.announce(found)
+    for _ in range(2):
+        cache.announce([(key(1, writable=True), memfd(), SIZE)])
     waiting = cache.coming([key(1, writable=True)])
-    for found in both:
-        cache.map_announced(found)
-    assert [future.done() for future in waiting] == [True]
+    cache.map_announced()
+    assert [one.is_set() for one in waiting] == [True]
     assert cache.coming([key(1, writable=True)]) == []
+
+
+def test_what_was_announced_to_a_client_that_is_closed_leaves_no_descriptor() -> None:
+    cache, fd = SlabCache(), memfd()
+    cache.announce([(key(1, writable=True), fd, SIZE)])
+    cache.close()
+    assert not is_open(fd)
 
 
 def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +165,6 @@ def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: p
     cache.announce(found)
     waiting = cache.coming([announced for announced, _, _ in found])
     with pytest.raises(MemoryError):
-        cache.map_announced(found)
-    assert [future.done() for future in waiting] == [True, True]
+        cache.map_announced()
+    assert [one.is_set() for one in waiting] == [True, True]
     assert not any(map(is_open, fds))

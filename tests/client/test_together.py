@@ -1,8 +1,10 @@
 """Promises of together.py: operations written for the tests, over real sockets to peers that the tests play, and real transfer engines."""
 
+import gc
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -21,8 +23,10 @@ from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import RemoteRegion
+from kvstore.transfer.memory.shield import Shield
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Span
+from kvstore.transfer.paths.transfers import Transfer
 from tests.rpc.raw_peers import RawAnswerer
 from tests.rpc.wires import frame, read_frame
 from tests.store.engines import LOOPBACK
@@ -332,6 +336,72 @@ def test_copies_have_ended_when_the_error_of_another_is_raised(engine: TransferE
     with pytest.raises(Full):
         together(moves(), fails())
     assert not under_way()
+
+
+def test_copies_of_all_have_ended_when_a_signal_strikes_while_the_first_are_ended(
+    engine: TransferEngine, silent: PeerRegion, other: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Struck(BaseException):
+        pass
+
+    def strike(*_: object) -> None:
+        raise Struck
+
+    transfers: list[Transfer] = []
+    abandon = Transfer.abandon
+
+    def struck(transfer: Transfer) -> None:
+        with Shield():
+            transfers.append(transfer)
+            abandon(transfer)
+            signal.raise_signal(signal.SIGUSR1)
+
+    def moves() -> Operation[None]:
+        yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(LONG_S))
+
+    def fails() -> Operation[None]:
+        yield from asks(other)
+        other.peer.sendall(frame(Failure(Full.code, "no room"), request_id=2))
+        yield from asks(other)
+
+    monkeypatch.setattr(Transfer, "abandon", struck)
+    other.answer(1)
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        with pytest.raises(Struck):
+            together(moves(), moves(), fails())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [transfer.is_over for transfer in transfers] == [True, True]
+
+
+@pytest.mark.parametrize("ends_by", ["the error of another", "their deadline"])
+def test_copies_that_end_early_keep_nothing_of_their_operation(engine: TransferEngine, silent: PeerRegion, ends_by: str) -> None:
+    """A loan that a signal kept from being given back goes with the last frame that has it: no garbage has to be collected for that."""
+
+    class Lent:
+        pass
+
+    def moves(lent: Lent, deadline: Deadline) -> Operation[None]:
+        yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], deadline)
+
+    def fails() -> Operation[None]:
+        yield Move(engine, [], Deadline(LONG_S))
+        raise StaleHandle("gone")
+
+    def run() -> "weakref.ref[Lent]":
+        lent = Lent()
+        is_late = ends_by == "their deadline"
+        with pytest.raises(DeadlineExceeded if is_late else StaleHandle):
+            together(moves(lent, Deadline(SOON_S if is_late else LONG_S)), *([] if is_late else [fails()]))
+        return weakref.ref(lent)
+
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
 
 
 def test_one_of_them_may_itself_be_several(one: Line, other: Line) -> None:

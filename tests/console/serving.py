@@ -8,7 +8,7 @@ from kvstore.console.config import ConsoleSettings
 from kvstore.console.source import Source
 from kvstore.console.watch import Watch
 from kvstore.console.web import add_console
-from kvstore.telemetry.http.access import Authorize, this_host_only
+from kvstore.telemetry.http.access import Authorize, Explain, this_host_only, unexplained
 from kvstore.telemetry.http.server import HttpServer
 from tests.console.simulated import Simulated
 
@@ -30,8 +30,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(source: Source, watch: Watch, *, authorize: Authorize = this_host_only) -> Iterator[Served]:
-    server = HttpServer("127.0.0.1:0", authorize=authorize)
+def served(source: Source, watch: Watch, *, authorize: Authorize = this_host_only, explain: Explain = unexplained) -> Iterator[Served]:
+    server = HttpServer("127.0.0.1:0", authorize=authorize, explain=explain)
     try:
         add_console(server, watch)
         server.start()

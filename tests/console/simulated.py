@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from kvstore.console.source import Look, MasterSeen
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.security.actor import Actor
 
 GIB = 1 << 30
+SILENT_S = 340.0
+"""Of dead nodes."""
 CAPACITIES = {"hbm": 64 * GIB, "dram": 512 * GIB, "nvme": 4096 * GIB}
 
 
@@ -26,7 +29,16 @@ class Simulated:
         """Of partitions, by the masters' names; none: there is one partition."""
         self.failure: KVStoreError | None = None
         self.missing: tuple[str, ...] = ()
+        self.endings: list[pb.Ending] = []
+        self.full: dict[str, float] = {}
+        """Shares by tier, of every node; of others they follow from its number."""
         self.done: list[tuple[object, ...]] = []
+        self.slow = [
+            pb.SlowRequest(tenant="acme", operation="put", duration_us=812_000, time_s=1.7e9, at="node-3", peer="10.0.4.17:401"),
+            pb.SlowRequest(tenant="beta", operation="lookup", duration_us=95_400, time_s=1.7e9, at="master-1", peer="10.0.4.9:512"),
+        ]
+        self.entries: list[pb.AuditEntry] = []
+        """The audit trail; numbers count from 1."""
 
     def look(self) -> Look:
         if self.failure is not None:
@@ -57,6 +69,7 @@ class Simulated:
             records=40_000 * self.count,
             shards=64,
             partitions=len(self.owners) or 1,
+            endings=self.endings,
             owners=[pb.CatalogOwner(name=name) for name in self.owners],
             quotas=pb.Quotas(tenants={"acme": pb.TenantQuota(pins=18), "beta": pb.TenantQuota(dram_bytes=GIB)}),
             grants=[pb.TenantGrants(tenant="acme", pins=17)],
@@ -91,39 +104,72 @@ class Simulated:
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
         if not self.count:
             return pb.ContentsReply()
-        names = [("acme", "llama3-70b/bf16/16"), ("acme", "qwen3-32b/fp8/32"), ("beta", "deepseek-v3/fp8/64"), ("", "demo")]
+        names = [
+            ("acme", "3f2a91c0d4b7e8a65c1d09f2b3a4e5f6"),
+            ("acme", "91c07be2a4d3f6081b2c3d4e5f60718a"),
+            ("beta", "deepseek-v3/fp8/64"),
+            ("", "demo"),
+        ]
         namespaces = [
             pb.NamespaceUsage(tenant=tenant, namespace=name, held=_held(40_000 // (place + 1), place), pinned=17 if tenant == "acme" else 0)
             for place, (tenant, name) in enumerate(names)
         ]
+        namespaces[0].MergeFrom(
+            pb.NamespaceUsage(
+                model="Llama-3-70B",
+                layout="bfloat16, 16 tokens a block, rank 0 of 8",
+                weights="fp-0123456789abcdef0123456789abcdef@step-7",
+                read_age_s=90,
+            )
+        )
+        namespaces[0].MergeFrom(pb.NamespaceUsage(users=["engine-1", "engine-2", "engine-3"], is_used=True))
+        namespaces[1].MergeFrom(pb.NamespaceUsage(model="Qwen3-32B", layout="fp8_e4m3, 32 tokens a block", weights="base", is_retired=True))
         return pb.ContentsReply(namespaces=namespaces, segments=_tree(request.max_segments, is_hot=request.hottest))
 
-    def drain(self, node: str, *, to: str, cancel: bool) -> None:
+    def audit(self, after: int) -> Sequence[pb.AuditEntry]:
+        return self.entries[after:]
+
+    def slow_requests(self) -> Sequence[pb.SlowRequest]:
+        return self.slow
+
+    def _audited(self, by: Actor, action: str, target: str, old: str = "", new: str = "", detail: str = "") -> None:
+        number, time_s = len(self.entries) + 1, 1_700_000_000 + self.clock()
+        entry = pb.AuditEntry(number=number, time_s=time_s, kind=by.kind, actor=by.name, peer=by.peer, via=by.via)
+        entry.MergeFrom(pb.AuditEntry(action=action, target=target, old=old, new=new, detail=detail, result="done"))
+        self.entries.append(entry)
+
+    def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         self.done.append(("drain", node, to, cancel))
+        self._audited(by, "drain", f"node {node}", new="takes blocks" if cancel else f"drained to {to}")
         if cancel:
             self.drained.pop(node, None)
         else:
             self.drained[node] = False
 
-    def forget(self, node: str) -> None:
+    def forget(self, node: str, by: Actor) -> None:
         if int(node.rpartition("-")[2]) not in self.dead:
             raise InvalidArgument(f"node {node!r} is alive: stop it first")
         self.done.append(("forget", node))
+        self._audited(by, "forget", f"node {node}", "dead, 40,000 blocks")
         self.gone.add(node)
 
-    def pin(self, tenant: str, namespace: str, *, pinned: bool) -> int:
+    def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         self.done.append(("pin", tenant, namespace, pinned))
+        self._audited(by, "pin", f"namespace {namespace} of tenant {tenant}", detail="1,234 blocks")
         return 1234
 
-    def remove(self, tenant: str, namespace: str) -> int:
+    def remove(self, tenant: str, namespace: str, by: Actor) -> int:
         self.done.append(("remove", tenant, namespace))
+        self._audited(by, "remove", f"namespace {namespace} of tenant {tenant}", detail="1,200 blocks")
         return 1200
 
-    def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
+    def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         self.done.append(("set_quota", tenant, dict(limits)))
+        self._audited(by, "quota_set", f"tenant {tenant}", "pins no limit", "pins 18")
 
-    def clear_quota(self, tenant: str, names: Sequence[str]) -> None:
+    def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
         self.done.append(("clear_quota", tenant, list(names)))
+        self._audited(by, "quota_clear", f"tenant {tenant}", "pins 18", "pins no limit")
 
     def _node(self, index: int, at_s: float) -> pb.NodeStatus:
         name = _name(index)
@@ -135,7 +181,7 @@ class Simulated:
         for place, (tier, capacity) in enumerate(CAPACITIES.items()):
             if tier == "hbm" and index % 3:
                 continue
-            used = int(capacity * min(1.0, full * (1.05 - 0.2 * place)))
+            used = int(capacity * self.full.get(tier, min(1.0, full * (1.05 - 0.2 * place))))
             tiers.append(
                 pb.TierStatus(
                     name=tier,
@@ -157,7 +203,7 @@ class Simulated:
             tcp=f"10.1.{index // 250}.{index % 250 + 1}:7450",
             state="dead" if is_dead else "syncing" if index % 97 == 50 else "alive",
             registration_epoch=1,
-            heartbeat_age_s=at_s if is_dead else 0.0,
+            heartbeat_age_s=SILENT_S if is_dead else 0.0,
             blocks=sum(tier.blocks for tier in tiers),
             tiers=tiers,
             counters={
@@ -239,6 +285,7 @@ def _topology(index: int) -> bytes:
         }
         for place in range(4)
     ]
+    nics.append({**nics[0], "name": "eno1", "kind": "ethernet", "interface": "eno1", "speed_gbit_s": 1.0, "is_up": True})
     gpus = [{"index": place, "name": "H100 80GB", "numa_node": place // 2, "pci_path": ""} for place in range(4)]
     matrix: dict[str, list[list[str]]] = {f"cpu:{node}": [[f"mlx5_{2 * node}", f"mlx5_{2 * node + 1}"], []] for node in range(2)}
     matrix |= {f"cuda:{place}": [[f"mlx5_{place}"], []] for place in range(4)}

@@ -1,6 +1,6 @@
 """Promises of events.py."""
 
-from kvstore.console.events import MAX_AT_ONCE, Event, EventLog, differences, first
+from kvstore.console.events import MAX_AT_ONCE, Event, EventLog, audited_event, differences, first
 from kvstore.console.model import Document, Model
 from kvstore.protocol import control_pb2 as pb
 
@@ -101,3 +101,16 @@ def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes()
         ("info", "c owns 2 of 3 partitions"),
     ]
     assert [event.text for event in first(shared("a", "b", "a"))][1:] == ["a owns 2 of 3 partitions", "b owns 1 of 3 partitions"]
+
+
+def test_a_node_that_was_stopped_is_no_error() -> None:
+    alive, stopped, syncing = (document(node(state=state)) for state in ("alive", "stopped", "syncing"))
+    assert told(alive, stopped) == told(document(), stopped) == [("info", "n has stopped")]
+    assert told(stopped, syncing) == [("info", "n has come, and tells what it has")]
+
+
+def test_audit_entries_are_events_of_their_node() -> None:
+    done = pb.AuditEntry(kind="operator", actor="alice", action="drain", target="node n1", result="done")
+    assert audited_event(done) == Event("info", "n1", "operator alice: drain node n1")
+    refused = pb.AuditEntry(kind="unauthenticated", action="login", target="tenant red", result="refused")
+    assert audited_event(refused) == Event("warning", "", "unauthenticated: login tenant red, refused")

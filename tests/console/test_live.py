@@ -88,10 +88,10 @@ def test_a_namespace_is_pinned_let_go_and_removed(live: Live) -> None:
     with Client(live.cluster.address) as client:
         client.put_batch([b"p", b"q"], [b"1", b"2"], namespace="kept", ack="cluster")
         client.put(b"other", b"3", namespace="elsewhere", ack="cluster")
-        assert "pinned 2 blocks" in live.ask("/api/actions/pin", {"namespace": "kept", "pinned": True})["text"]
-        assert "removed 0 blocks" in live.ask("/api/actions/remove", {"namespace": "kept"})["text"]
-        assert "let go 2 blocks" in live.ask("/api/actions/pin", {"namespace": "kept", "pinned": False})["text"]
-        assert "removed 2 blocks" in live.ask("/api/actions/remove", {"namespace": "kept"})["text"]
+        assert "Pinned 2 blocks" in live.ask("/api/actions/pin", {"namespace": "kept", "pinned": True})["text"]
+        assert "Removed 0 blocks" in live.ask("/api/actions/remove", {"namespace": "kept"})["text"]
+        assert "Unpinned 2 blocks" in live.ask("/api/actions/pin", {"namespace": "kept", "pinned": False})["text"]
+        assert "Removed 2 blocks" in live.ask("/api/actions/remove", {"namespace": "kept"})["text"]
         assert [client.get(key) for key in (b"p", b"q", b"other")] == [None, None, b"3"]
 
 

@@ -2,14 +2,15 @@
 
 import json
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 from kvstore.console.config import ConsoleSettings
-from kvstore.console.events import Event
 from kvstore.console.source import Look
-from kvstore.console.watch import WANTED_S, Watch
-from kvstore.protocol.errors import Unavailable
+from kvstore.console.watch import MAX_AUDITED, WANTED_S, Watch
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Denied, Unavailable
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 
@@ -28,7 +29,7 @@ def test_looks_make_a_state_a_history_and_events() -> None:
     clock = Clock()
     source = Simulated(3, clock)
     watch = watch_of(source, clock)
-    assert json.loads(watch.state()) == {"version": 0, "interval_s": 1, "failure": "", "cluster": None}
+    assert json.loads(watch.state()) == {"version": 0, "interval_s": 1, "failure": "", "banner": None, "time_s": clock(), "cluster": None}
     for _ in range(4):
         watch.look()
         clock.now_s += 1
@@ -39,8 +40,6 @@ def test_looks_make_a_state_a_history_and_events() -> None:
     source.dead = {1}
     watch.look()
     assert texts(watch)[2:] == ["node-1 is dead"]
-    watch.note(Event("warning", "", "somebody did something"))
-    assert texts(watch)[-1] == "somebody did something"
 
 
 def test_a_source_that_cannot_answer_leaves_the_last_state_and_says_so_once() -> None:
@@ -149,7 +148,8 @@ def test_what_a_source_could_not_be_told_is_a_trouble() -> None:
     source.missing = ("m2 at m2:1 does not answer",)
     watch = watch_of(source, clock)
     watch.look()
-    assert json.loads(watch.state())["cluster"]["troubles"][0] == {"level": "error", "text": "m2 at m2:1 does not answer"}
+    trouble = json.loads(watch.state())["cluster"]["troubles"][0]
+    assert (trouble["level"], trouble["text"]) == ("error", "m2 at m2:1 does not answer")
 
 
 def test_how_near_tenants_are_to_their_quotas_is_that_of_the_last_look() -> None:
@@ -158,3 +158,57 @@ def test_how_near_tenants_are_to_their_quotas_is_that_of_the_last_look() -> None
     assert watch.tenants() == []
     watch.look()
     assert [one["tenant"] for one in watch.tenants()] == ["acme", "beta"]
+
+
+def test_a_cluster_that_does_not_answer_has_a_banner_with_since_when() -> None:
+    clock = Clock()
+    source = Simulated(1, clock)
+    watch = watch_of(source, clock)
+    watch.look()
+    banners = []
+    for failure in (None, Unavailable("no master answers"), Unavailable("still none"), None, Unavailable("again")):
+        clock.now_s += 10
+        source.failure = failure
+        watch.look()
+        banners.append(json.loads(watch.state())["banner"])
+    assert [banners[0], banners[3]] == [None, None]
+    first, second, later = banners[1], banners[2], banners[4]
+    assert (first["text"], second["text"]) == ("The cluster does not answer: no master answers", "The cluster does not answer: still none")
+    assert (first["since_s"], first["is_older"]) == (second["since_s"], second["is_older"])
+    assert (later["since_s"] - first["since_s"], later["is_older"]) == (30, False)
+
+
+def test_audit_entries_become_events_once() -> None:
+    """Those of before the first look come first, at their own time, the newest MAX_AUDITED of them."""
+    clock = Clock()
+    source = Simulated(1, clock)
+    source.entries = [
+        pb.AuditEntry(number=number, time_s=number, kind="operator", action="drain", result="done") for number in range(1, MAX_AUDITED + 3)
+    ]
+    watch = watch_of(source, clock)
+    clock.now_s = 1e6
+    watch.look()
+    assert [event["time_s"] for event in watch.events(0)][:3] == [3.0, 4.0, 5.0]
+    assert len([text for text in texts(watch) if text == "operator: drain"]) == MAX_AUDITED
+    before = len(texts(watch))
+    watch.look()
+    assert len(texts(watch)) == before
+    source.entries.append(pb.AuditEntry(number=len(source.entries) + 1, kind="operator", action="forget", target="node n1", result="done"))
+    watch.look()
+    assert texts(watch)[before:] == ["operator: forget node n1"]
+
+
+def test_source_that_refuses_the_audit_trail_is_not_asked_again() -> None:
+    asked = []
+
+    class Closed(Simulated):
+        def audit(self, after: int) -> Sequence[pb.AuditEntry]:
+            asked.append(after)
+            raise Denied("for operators")
+
+    clock = Clock()
+    watch = watch_of(Closed(1, clock), clock)
+    watch.look()
+    watch.look()
+    assert asked == [0]
+    assert json.loads(watch.state())["failure"] == ""

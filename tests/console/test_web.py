@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
+from kvstore.protocol.audit_lines import line_of
 from kvstore.telemetry.http.access import Access
 from tests.console.serving import Clock, Served, served, simulated
 from tests.console.simulated import Simulated
@@ -108,38 +109,41 @@ def _event(stream: Any) -> tuple[str, Any]:
 @pytest.mark.parametrize(
     ("name", "told", "done", "text"),
     [
-        ("drain", {"node": "node-1"}, ("drain", "node-1", "peers", False), "An operator has begun to drain node-1"),
-        ("drain", {"node": "node-1", "to": "nvme"}, ("drain", "node-1", "nvme", False), "An operator has begun to drain node-1"),
-        ("drain", {"node": "node-1", "cancel": True}, ("drain", "node-1", "peers", True), "An operator has ended the drain of node-1"),
-        ("forget", {"node": "node-2"}, ("forget", "node-2"), "An operator has had node-2 forgotten"),
+        ("drain", {"node": "node-1"}, ("drain", "node-1", "peers", False), "node-1 is being drained"),
+        ("drain", {"node": "node-1", "to": "nvme"}, ("drain", "node-1", "nvme", False), "node-1 is being drained"),
+        ("drain", {"node": "node-1", "cancel": True}, ("drain", "node-1", "peers", True), "node-1 takes blocks again"),
+        ("forget", {"node": "node-2"}, ("forget", "node-2"), "node-2 is forgotten"),
         (
             "pin",
             {"tenant": "t", "namespace": "n", "pinned": True},
             ("pin", "t", "n", True),
-            "An operator has pinned 1,234 blocks of namespace n of tenant t",
+            "Pinned 1,234 blocks of namespace n of tenant t",
         ),
-        ("pin", {"namespace": "n", "pinned": False}, ("pin", "", "n", False), "An operator has let go 1,234 blocks of namespace n"),
+        ("pin", {"namespace": "n", "pinned": False}, ("pin", "", "n", False), "Unpinned 1,234 blocks of namespace n"),
         (
             "quota",
             {"tenant": "t", "limit": "dram_bytes", "value": " 8GiB "},
             ("set_quota", "t", {"dram_bytes": 8 << 30}),
-            "An operator has set dram_bytes of tenant t: 8GiB",
+            "dram_bytes of tenant t is 8GiB",
         ),
-        ("quota", {"limit": "pins", "value": "none"}, ("set_quota", "", {"pins": None}), "An operator has set pins of tenant (none): none"),
+        ("quota", {"limit": "pins", "value": "none"}, ("set_quota", "", {"pins": None}), "pins of tenant (none) is none"),
         (
             "quota",
             {"tenant": "t", "limit": "pins", "value": ""},
             ("clear_quota", "t", ["pins"]),
-            "An operator has let the quotas file say pins of tenant t",
+            "pins of tenant t is as in the quotas file",
         ),
-        ("remove", {"tenant": "t"}, ("remove", "t", ""), "An operator has removed 1,200 blocks of namespace (none) of tenant t"),
+        ("remove", {"tenant": "t"}, ("remove", "t", ""), "Removed 1,200 blocks of namespace (none) of tenant t"),
     ],
 )
-def test_an_action_is_done_and_noted(console: tuple[Served, Simulated, Clock], name: str, told: Any, done: Any, text: str) -> None:
+def test_action_is_done_and_audited(console: tuple[Served, Simulated, Clock], name: str, told: Any, done: Any, text: str) -> None:
     found, source, _clock = console
     assert ask(found, f"/api/actions/{name}", told) == {"text": text}
     assert source.done[-1] == done
-    assert found.watch.events(0)[-1]["text"] == text
+    found.watch.look()
+    entry = source.entries[-1]
+    assert (entry.kind, entry.peer, entry.via) == ("anybody", "127.0.0.1", "console")
+    assert line_of(entry) in [event["text"] for event in found.watch.events(0)]
 
 
 @pytest.mark.parametrize(

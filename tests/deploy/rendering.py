@@ -70,10 +70,13 @@ def _tagged(document: Any, name: str, image: str) -> Any:
 
 
 def _apply(document: Any, operation: dict[str, Any]) -> None:
-    """One operation of RFC 6902, add or replace; KeyError for a path that is not there."""
+    """One operation of RFC 6902: add, replace or remove; KeyError for a path that is not there."""
     *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     for part in parents:
         document = document[int(part)] if isinstance(document, list) else document[part]
+    if operation["op"] == "remove":
+        del document[last]
+        return
     assert operation["op"] in ("add", "replace")
     assert (last in document) == (operation["op"] == "replace"), operation["path"]
     document[last] = copy.deepcopy(operation["value"])

@@ -37,9 +37,11 @@ def test_it_has_three_of_what_elects_and_two_nodes() -> None:
 def test_a_nodes_settings_are_settings_and_it_has_the_time_to_drain(name: str) -> None:
     service = SERVICES[name]
     settings = load_settings(NodeSettings, "node", flags={}, environ=service["environment"])
-    load_settings(TransferSettings, "transfer", flags={}, environ=service["environment"])
     check(settings)
-    assert (settings.name, settings.advertise) == (name, f"{name}:7450")
+    port = settings.listen.rpartition(":")[2]
+    transfer = load_settings(TransferSettings, "transfer", flags={}, environ=service["environment"])
+    assert (settings.name, settings.advertise) == (name, f"{name}:{port}")
+    assert published(service) == {port: port, str(transfer.listen_port): str(transfer.listen_port)}
     assert int(service["stop_grace_period"].removesuffix("s")) >= settings.drain_s + settings.shutdown_timeout_s + 10
     assert f":{NODE_HTTP.number}/readyz" in service["healthcheck"]["test"][-1]
 
@@ -50,9 +52,33 @@ def test_a_masters_settings_are_settings(name: str) -> None:
     assert service["command"] == ["kvstore-master", f"--advertise={name}"]
     settings = load_settings(MasterSettings, "master", flags={}, environ=service["environment"])
     assert settings.catalog.startswith("etcd://")
+    listen, control = (address.rpartition(":")[2] for address in (settings.listen, settings.control))
+    consoles = [port for port, inside in published(service).items() if inside == str(MASTER_HTTP.number)]
+    assert published(service) == {listen: listen, control: control, consoles[0]: str(MASTER_HTTP.number)}
+    assert f"{name}:{listen}" in service["environment"]["KVSTORE_MASTER"].split(",")
     assert f":{MASTER_HTTP.number}/readyz" in service["healthcheck"]["test"][-1]
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
+
+
+def published(service: dict[str, Any]) -> dict[str, str]:
+    """Ports of this machine's loopback, and the container's port behind each."""
+    found = {}
+    for line in service["ports"]:
+        address, outside, inside = line.split(":")
+        assert address == "127.0.0.1"
+        found[outside] = inside
+    return found
+
+
+def test_no_two_services_have_one_port_of_this_machine() -> None:
+    """And all know the same masters, by the names that /etc/hosts is given."""
+    ports = [port for service in SERVICES.values() if "ports" in service for port in published(service)]
+    assert len(ports) == len(set(ports)) == 3 * 3 + 2 * 2 + 2
+    named = {service["environment"]["KVSTORE_MASTER"] for name, service in SERVICES.items() if name.partition("-")[0] in ("master", "node")}
+    assert named == {"master-1:7440,master-2:7540,master-3:7640"}
+    line = next(line for line in FILE.read_text().splitlines() if "/etc/hosts" in line)
+    assert all(name in line for name in SERVICES if name.partition("-")[0] in ("master", "node"))
 
 
 def test_prometheus_asks_every_daemon() -> None:

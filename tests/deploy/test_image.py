@@ -1,11 +1,18 @@
-"""The image: linted, not root's, and made of every package that there is."""
+"""The image: linted, not root's, made of every package that there is, and its health is that of its daemon."""
 
+import json
+import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from kvstore.protocol.ports import PORTS
 from tests.deploy.rendering import DEPLOY
+from tests.ports import free_ports
 
 IMAGE = DEPLOY / "image"
 
@@ -26,3 +33,61 @@ def test_every_package_is_sent_to_the_builder() -> None:
     sent = {line.removeprefix("!/") for line in (IMAGE / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!/")}
     assert set(packaging["package-dir"].values()) <= sent
     assert {"pyproject.toml", "README.md", "LICENSE"} <= sent
+
+
+def test_it_names_every_port_and_checks_health() -> None:
+    lines = (IMAGE / "Dockerfile").read_text().splitlines()
+    (exposed,) = (line for line in lines if line.startswith("EXPOSE "))
+    assert {int(port) for port in exposed.split()[1:]} == {port.number for port in PORTS}
+    (check,) = (line for line in lines if line.startswith("HEALTHCHECK "))
+    words = json.loads(check.partition(" CMD ")[2])
+    (copied,) = (line.split()[1:] for line in lines if line.startswith("COPY deploy/"))
+    assert (DEPLOY.parent / copied[0]).is_file()
+    assert words == ["python", copied[1]]
+    assert f"!/{copied[0]}" in (IMAGE / "Dockerfile.dockerignore").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """Process and HTTP port of a master that is started as the image starts it: by the name of its program."""
+    folder = tmp_path_factory.mktemp("m")
+    listen, control, http = free_ports(3)
+    flags = ["--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}", "--catalog", "memory:", "--run-dir", str(folder)]
+    command = [str(Path(sys.prefix, "bin", "kvstore-master")), *flags, "--http", f"127.0.0.1:{http}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert '"ready"' in process.stdout.readline()
+            yield process.pid, http
+        finally:
+            process.kill()
+
+
+def checked(pid: int, **environment: str) -> tuple[int, str]:
+    command = [sys.executable, str(IMAGE / "healthcheck.py"), str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_a_daemon_that_answers_is_healthy(master: tuple[int, int]) -> None:
+    assert checked(master[0]) == (0, "")
+
+
+def test_a_container_without_a_daemon_or_a_port_to_ask_is_healthy() -> None:
+    assert checked(os.getpid()) == (0, "")
+
+
+@pytest.mark.parametrize("how", ["environment", "file"])
+def test_where_a_daemon_answers_is_read_as_it_reads_it(tmp_path: Path, how: str) -> None:
+    """Of a process that is called as a node, and answers nothing: the port that is asked is in the text."""
+    (port,) = free_ports(1)
+    file = tmp_path / "kvstore.toml"
+    file.write_text(f'[node]\nhttp = "0.0.0.0:{port}"\n')
+    given = {"KVSTORE_NODE_HTTP": f"0.0.0.0:{port}"} if how == "environment" else {"KVSTORE_CONFIG": str(file)}
+    node = tmp_path / "kvstore-node"
+    node.symlink_to("/bin/cat")
+    with subprocess.Popen([node], stdin=subprocess.PIPE) as process:
+        status, text = checked(process.pid, **given)
+        process.kill()
+    assert (status, f"http://127.0.0.1:{port}/healthz" in text) == (1, True)

@@ -33,6 +33,9 @@ RULES = DEPLOY / "prometheus" / "alerts.yml"
 MINUTES = 20
 """Of each of the two states that a test shows, at a sample a minute."""
 Series = dict[str, float]
+DAY_S = 86_400.0
+CERTIFICATE = 'kvstore_master_certificate_valid_seconds{instance="master-1",job="kvstore-master",setting="tls_cert"}'
+TOKEN = 'kvstore_master_token_valid_seconds{instance="master-1",job="kvstore-master",kind="tenant",name="red"}'
 RAIL = 'kvstore_node_rail_rests_total{instance="node-0",job="kvstore-node",transport="tcp",rail="eth0"}'
 """Between nodes of one host there are no rails: of this one alone the figures are made up."""
 SLOW = ("kvstore_node_request_duration_seconds_bucket{", "kvstore_master_catalog_commit_duration_seconds_bucket{")
@@ -142,10 +145,10 @@ def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: Cluster, tmp_pat
     targets = {"master-1": status.http} | {node.name: node.http for node in status.nodes}
     eventually(lambda: any(name.startswith("kvstore_node_eviction_age_seconds_bucket{") for name in scrape(targets)), "ages of the evicted")
     router = Process("kvstore.router.daemon", "--listen", "127.0.0.1:0", "--model", "m", "--master", cluster.address, log=tmp_path / "log")
-    before = scrape(targets | {"router-1": router.ready["http"]}) | {RAIL: 0}
+    before = scrape(targets | {"router-1": router.ready["http"]}) | {RAIL: 0, CERTIFICATE: 90 * DAY_S, TOKEN: 90 * DAY_S}
     router.stop()
     assert "kvstore_node_rail_rests_total" in {metric.shown_name for metric in METRICS}
-    after, rises = dict(before), {RAIL: 1.0}
+    after, rises = before | {CERTIFICATE: 5 * DAY_S, TOKEN: -1}, {RAIL: 1.0}
     for series in after:
         if series.startswith(
             ("kvstore_node_ready{", "kvstore_master_partitions_owned{", "kvstore_master_catalog_healthy{", "kvstore_node_tier_healthy{")

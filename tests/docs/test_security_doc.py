@@ -11,7 +11,9 @@ from kvstore.security.credentials import read_credentials
 from kvstore.security.quotas.quota import NAMES
 from kvstore.security.quotas.reading import read_tables
 from kvstore.security.quotas.tables import in_force
-from tests.docs.test_pages import PATIENCE_S, PROGRAMS, ROOT, events
+from tests.docs.programs import MODULES
+from tests.docs.shell_blocks import ROOT, SHELL, code
+from tests.docs.test_pages import PATIENCE_S, events
 from tests.forked import Forked
 from tests.namespaces import two_hosts
 
@@ -19,7 +21,7 @@ PAGE = ROOT / "docs" / "security.md"
 
 
 def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
-    lines = [line.strip() for line in re.findall(r"^    (\S.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)]
+    lines = [line for block in code(PAGE, SHELL) for line in block.splitlines() if line.startswith(("export ", "kvstore"))]
     environment = {**os.environ, **{f"KVSTORE_{name}_RUN_DIR": str(tmp_path) for name in ("MASTER", "NODE")}}
     said = ""
     with two_hosts(0) as hosts, ExitStack() as running:
@@ -31,7 +33,7 @@ def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
                 continue
             arguments = [word for word in words[1:] if word != "&"]
             where = hosts.names[0]
-            started = Forked(PROGRAMS[words[0]], arguments, environment=environment, stderr=sys.__stderr__, host=where, folder=tmp_path)
+            started = Forked(MODULES[words[0]], arguments, environment=environment, stderr=sys.__stderr__, host=where, folder=tmp_path)
             assert started.stdout is not None
             running.enter_context(started.stdout)
             running.callback(started.wait)
@@ -46,7 +48,7 @@ def test_its_commands_do_what_the_page_says(tmp_path: Path) -> None:
     assert len(lines) == 15
 
 
-TOKENS, QUOTAS = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+TOKENS, QUOTAS = code(PAGE, "toml")
 
 
 def test_the_tokens_file_is_one_that_a_master_reads(tmp_path: Path) -> None:

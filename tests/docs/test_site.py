@@ -1,19 +1,65 @@
-"""Promises of docs/make_site.py: the pages are made without a link to nowhere, every page is in the navigation, and none of them needs
-another host."""
+"""Promises of docs/make_site.py: the pages are made without a link to nowhere, every page is in the navigation, none of them needs another
+host, and all of them work from files."""
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.sync_api import BrowserContext, expect
 
 from kvstore.client.cli.main import kvstore
+from tests.console.browser import WAIT_MS, chromium
+from tests.docs.shell_blocks import ROOT, code
 
-ROOT = Path(__file__).parents[2]
 LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+rel=["']?(?:stylesheet|preconnect)["']?[^>]+href=["']?(?:https?:)?//"""
 )
+OF_SERVERS = "404.html"
+"""A page that only a server shows, from any folder: its links are absolute."""
+
+
+class _Anchors(HTMLParser):
+    """Ids of a page, and its links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" or (name == "name" and tag == "a"):
+                self.ids.add(value or "")
+            elif name in ("href", "src"):
+                self.links.add(value or "")
+
+
+def broken(links: dict[Path, _Anchors]) -> list[tuple[str, str]]:
+    """Links to files or anchors that do not exist, each with its page's name."""
+    found = []
+    for page, anchors in links.items():
+        for link in anchors.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            is_there = target.is_file() and (not parts.fragment or target not in links or unquote(parts.fragment) in links[target].ids)
+            if not is_there:
+                found.append((page.name, link))
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[BrowserContext]:
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +86,7 @@ def test_the_reference_has_what_users_call(site: Path) -> None:
     for name in ("sync.Client.get_batch_into", "aio.AsyncClient.put_batch", "tensors.cache.TensorCache", "jobs.jobs.Jobs"):
         assert f'id="kvstore.client.{name}"' in library
     assert 'id="kvstore.protocol.errors.Full"' in library
-    assert [name for name in kvstore.commands if f">kvstore {name}<" not in commands] == []
+    assert [name for name in kvstore.modules if f">kvstore {name}<" not in commands] == []
 
 
 def test_the_reference_has_what_programs_of_the_pages_import(site: Path) -> None:
@@ -48,7 +94,56 @@ def test_the_reference_has_what_programs_of_the_pages_import(site: Path) -> None
     library = (site / "reference" / "api.html").read_text()
     shown = set(re.findall(r'id="(kvstore[.\w]+)"', library))
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for program in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        for program in code(page, "python"):
             for module, names in re.findall(r"^from (kvstore[\w.]*) import (.+)$", program, re.MULTILINE):
                 for name in re.findall(r"\w+", names.partition("#")[0]):
                     assert module in ("kvstore", "kvstore.client") or f"{module}.{name}" in shown, f"{page.name}: {module}.{name}"
+
+
+def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
+    pages = {page.resolve(): _Anchors(page.read_text()) for page in site.rglob("*.html") if page.name != OF_SERVERS}
+    assert broken(pages) == []
+    assert len(pages) > 20
+    assert sum(len(anchors.links) for anchors in pages.values()) > 1000
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text("<h2 id=there></h2>")
+    page = tmp_path / "page.html"
+    page.write_text('<a href="other.html#there"></a><a href="other.html#gone"></a><a href="gone.html"></a><a href="https://e.org/x"></a>')
+    pages = {path: _Anchors(path.read_text()) for path in tmp_path.iterdir()}
+    assert broken(pages) == [("page.html", "gone.html"), ("page.html", "other.html#gone")]
+
+
+def test_links_of_the_checkout_lead_to_files_that_exist() -> None:
+    """Those of pages that are read without the site: README.md, ARCHITECTURE.md, deploy/ and benchmarks/."""
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    found = []
+    for name in listed:
+        text = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            parts = urlsplit(link)
+            if not parts.scheme and parts.path and not ((ROOT / name).parent / unquote(parts.path)).exists():
+                found.append((name, link))
+    assert found == []
+
+
+def test_search_works_from_files(site: Path, browser: BrowserContext) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{site.as_uri()}/index.html")
+    page.locator("input.md-search__input").fill("takeover")
+    expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=WAIT_MS)
+    expect(page.locator(".md-search-result__item", has_text="takeover").first).to_be_attached(timeout=WAIT_MS)
+    page.close()
+
+
+def test_long_commands_wrap(site: Path, browser: BrowserContext) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.goto(f"{site.as_uri()}/operations.html")
+    wide = "[...document.querySelectorAll('pre > code')].filter((code) => code.scrollWidth > code.clientWidth + 1).length"
+    assert page.locator("pre > code").count() > 5
+    assert page.evaluate(wide) == 0
+    page.close()

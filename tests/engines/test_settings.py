@@ -30,3 +30,9 @@ def test_entries_that_are_the_engines_own_are_left_alone() -> None:
 def test_an_unknown_entry_is_refused_by_the_engines_word_for_the_mapping() -> None:
     with pytest.raises(ConfigError, match="extra: unknown setting colour, size; known are count, name"):
         settings_from(Two, "two", {"size": 1, "colour": 2}, source="extra", environ={})
+
+
+@pytest.mark.parametrize(("source", "entry"), [("extra", "extra.count"), ("extra, our_*", "extra, our_count")])
+def test_bad_value_is_named_as_the_user_wrote_it(source: str, entry: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{entry}: 'fast' is not a whole number$"):
+        settings_from(Two, "two", {"count": "fast"}, source=source, environ={})

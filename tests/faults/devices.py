@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-WRITES: Final = "write,pwrite64,writev,pwritev"
+WRITES: Final = "write,pwrite64,writev,pwritev,pwritev2,fallocate"
 SYNCS: Final = "fsync,fdatasync"
 ATTACH_S: Final = 60.0
 POLL_S: Final = 0.005

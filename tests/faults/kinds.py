@@ -184,7 +184,7 @@ def vanished(site: Site, choose: random.Random) -> Fault:
 def slow_disk(site: Site, choose: random.Random) -> Fault:
     """Whatever a member of etcd or a node makes durable takes its time."""
     name, delay_s = _any(choose, "en"), choose.uniform(*SYNC_S)
-    file = None if name[0] == "e" else _nvme(site, name)
+    file = None if name[0] == "e" else _nvme(site, name, choose)
 
     def run(told: Told) -> None:
         with devices.slow_syncs(site.pid(name), file, delay_s):
@@ -197,10 +197,11 @@ def slow_disk(site: Site, choose: random.Random) -> Fault:
 def full_disk(site: Site, choose: random.Random) -> Fault:
     """A node's NVMe has no room, for a while."""
     name = _any(choose, "n")
+    file = _nvme(site, name, choose)
 
     def run(told: Told) -> None:
         told.lost.append(int(name[1:]))  # what has no room further down may leave meanwhile
-        with devices.refusing_writes(site.pid(name), _nvme(site, name), "ENOSPC", when=f"{choose.randrange(1, 4)}+"):
+        with devices.refusing_writes(site.pid(name), file, "ENOSPC", when=f"{choose.randrange(1, 4)}+"):
             told.strike()
             time.sleep(DEVICE_S)
         told.lost.append(int(name[1:]))
@@ -212,10 +213,11 @@ def broken_disk(site: Site, choose: random.Random) -> Fault:
     """A node's NVMe fails at one write, or from one on; it may be given up for good then, and the node is replaced."""
     name, number = _any(choose, "n"), choose.randrange(1, 4)
     when = choose.choice((f"{number}", f"{number}+"))
+    file = _nvme(site, name, choose)
 
     def run(told: Told) -> None:
         told.lost.append(int(name[1:]))
-        with devices.refusing_writes(site.pid(name), _nvme(site, name), "EIO", when=when):
+        with devices.refusing_writes(site.pid(name), file, "EIO", when=when):
             told.strike()
             time.sleep(DEVICE_S)
         _killed(site, name, told)
@@ -285,5 +287,6 @@ def _any(choose: random.Random, roles: str = "emnc") -> str:
     return f"{role}{choose.randrange(COUNTS[role])}"
 
 
-def _nvme(site: Site, name: str) -> Path:
-    return site.folder / name / "nvme" / "data.mdb"
+def _nvme(site: Site, name: str, choose: random.Random) -> Path:
+    """Of values or of their headers."""
+    return site.folder / name / "nvme" / choose.choice(("values", "data.mdb"))

@@ -59,6 +59,7 @@ def _node() -> Iterator[tuple[str, Point]]:
         "demote.planned": "store.moves.mover:TierMover._start",
         "demote.copy": "store.moves.mover:TierMover._copy",
         "demote.write": "tiers.nvme:NvmeTier.write_batch",
+        "demote.values": "tiers.value_store:ValueStore.write",
         "demote.transaction": "tiers.nvme_env:Environment._apply_or_abort",
         "demote.done": "store.moves.mover:TierMover._finish",
         "promote.fetch": "store.reads.reads:ReadService._fetch",

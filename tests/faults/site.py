@@ -37,7 +37,10 @@ START_S: Final = 120.0
 LOOK_S: Final = 2.0
 """The deadline of a look at a master."""
 PEER_TIMEOUT_S: Final = 1.0
-NODE_FLAGS: Final = ("--dram", "32MiB", "--high-watermark", "0.4", "--low-watermark", "0.25", "--put-ttl-s", "5", "--tier-retry-s", "1")
+NODE_FLAGS: Final = (
+    *("--dram", "32MiB", "--high-watermark", "0.4", "--low-watermark", "0.25", "--demotion-wait-s", "60"),
+    *("--put-ttl-s", "5", "--tier-retry-s", "1"),
+)
 
 
 class Site:

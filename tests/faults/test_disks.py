@@ -28,9 +28,13 @@ class Disk:
 
     def __init__(self, system: System, folder: Path, client: Client) -> None:
         self.system = system
-        self.file = folder / "data.mdb"
+        self._folder = folder
         self._client = client
         self._keys: list[bytes] = []
+
+    def file(self, name: str = "values") -> Path:
+        """`values`, or `data.mdb` with their headers."""
+        return self._folder / name
 
     def put(self, batches: int = 1) -> list[bytes]:
         """New blocks. All are stored, however little room there is below."""
@@ -121,11 +125,15 @@ def test_a_file_system_that_something_else_fills_is_done_without_until_it_has_ro
         disk.found()
 
 
+FILES = pytest.mark.parametrize("file", ["values", "data.mdb"])
+
+
 @TRACED
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: int) -> None:
+@FILES
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: int, file: str) -> None:
     first = disk.put()
-    with devices.refusing_writes(disk.pid, disk.file, "ENOSPC", when=str(number)):
+    with devices.refusing_writes(disk.pid, disk.file(file), "ENOSPC", when=str(number)):
         keys = [*first, *disk.put(3)]
         disk.system.await_settled()
     assert disk.found(keys[-BATCH:]) == BATCH
@@ -135,9 +143,10 @@ def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: in
 
 
 @TRACED
-def test_a_disk_without_room_for_a_while_is_used_again(disk: Disk) -> None:
+@FILES
+def test_a_disk_without_room_for_a_while_is_used_again(disk: Disk, file: str) -> None:
     disk.put()
-    with devices.refusing_writes(disk.pid, disk.file, "ENOSPC"):
+    with devices.refusing_writes(disk.pid, disk.file(file), "ENOSPC"):
         assert disk.found(disk.put(4)[-BATCH:]) == BATCH
     disk.takes_blocks()
     disk.found()
@@ -145,11 +154,11 @@ def test_a_disk_without_room_for_a_while_is_used_again(disk: Disk) -> None:
 
 @TRACED
 @pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("call", ["pwritev", "pwrite64"])
-def test_one_write_that_fails_is_outlived(disk: Disk, call: str, number: int) -> None:
-    """Of values, of the page that makes a transaction count."""
+@pytest.mark.parametrize(("file", "call"), [("values", "pwritev2"), ("data.mdb", "pwritev"), ("data.mdb", "pwrite64")])
+def test_one_write_that_fails_is_outlived(disk: Disk, file: str, call: str, number: int) -> None:
+    """Of values, of their headers, of the page that makes a transaction count."""
     disk.put()
-    with devices.refusing_writes(disk.pid, disk.file, "EIO", when=str(number), calls=call):
+    with devices.refusing_writes(disk.pid, disk.file(file), "EIO", when=str(number), calls=call):
         assert disk.found(disk.put(3)[-BATCH:]) == BATCH
         disk.system.await_settled()
     disk.takes_blocks()
@@ -157,10 +166,11 @@ def test_one_write_that_fails_is_outlived(disk: Disk, call: str, number: int) ->
 
 
 @TRACED
-def test_a_disk_that_fails_for_good_is_left_and_dram_goes_on(disk: Disk) -> None:
+@FILES
+def test_a_disk_that_fails_for_good_is_left_and_dram_goes_on(disk: Disk, file: str) -> None:
     disk.put(3)
     disk.system.await_settled()
-    with devices.refusing_writes(disk.pid, disk.file, "EIO"):
+    with devices.refusing_writes(disk.pid, disk.file(file), "EIO"):
         until(lambda: bool(disk.put()) and disk.health != "ok", "the node says that its disk is out of order")
     assert disk.found(disk.put(2)[-BATCH:]) == BATCH
     disk.found()
@@ -169,7 +179,7 @@ def test_a_disk_that_fails_for_good_is_left_and_dram_goes_on(disk: Disk) -> None
 @TRACED
 def test_while_what_is_written_takes_long_to_become_durable_dram_is_read_and_puts_wait_for_room_only(disk: Disk) -> None:
     first = disk.put()
-    with devices.slow_syncs(disk.pid, disk.file, 0.3):
+    with devices.slow_syncs(disk.pid, disk.file(), 0.3):
         assert disk.found(first) == BATCH
         newest = disk.put(4)[-BATCH:]
         assert disk.found(newest) == BATCH

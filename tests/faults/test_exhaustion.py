@@ -109,6 +109,7 @@ def test_a_node_that_gets_no_memory_refuses_and_goes_on_once_it_does(tmp_path: P
         [used_kb] = [int(line.split()[1]) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmSize")]
         with system.client() as client:
             assert client.put(b"k", value)
+            assert client.pin([b"k"]) == [True]  # it is not what makes room for others
             with limited(pid, resource.RLIMIT_AS, (used_kb << 10) + MIB), system.client(deadline_s=2.0) as short:
                 for number in range(40):  # of as many sizes: each wants a slab of its own
                     key = b"more-%d" % number

@@ -1,4 +1,4 @@
-"""Bits that change in a node's memory, in its index, in LMDB's file and on the wire: what is damaged reaches no caller."""
+"""Bits that change in a node's memory, in its index, in NVMe's file and on the wire: what is damaged reaches no caller."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
-from kvstore.protocol.shown_index import ENTRY_BYTES, KEY
+from kvstore.protocol.shown_index import KEY, key_words_for
 from kvstore.transfer.testing.waiting import eventually
 from tests.faults.bits import Memory, Wire, flip_in_file
 from tests.ports import free_ports
@@ -128,7 +128,7 @@ def test_no_bit_of_an_entry_of_the_shared_index_leads_to_other_bytes(running: Sy
         # Whoever reads first takes a desk and with it has the index made; a node that is late to answer is asked again by a later read.
         eventually(lambda: client.get(key) == values[key] and bool(memory.find(key)), "the block is shown")
         [entry] = [address - 8 * KEY for address in memory.find(key)]
-        for word in range(ENTRY_BYTES // 8):
+        for word in range(KEY + key_words_for(len(key))):
             for bit in choose.sample(range(64), 4):
                 memory.flip(entry + 8 * word + bit // 8, bit % 8)
                 for read in (Client.get, in_view, in_few):
@@ -138,7 +138,7 @@ def test_no_bit_of_an_entry_of_the_shared_index_leads_to_other_bytes(running: Sy
         assert client.get(key) == values[key]
 
 
-def test_bits_that_change_in_lmdbs_file_are_misses_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_bits_that_change_on_nvme_are_misses_and_the_rest_is_read(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()
         system.start_node("n0", "--dram", "1MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB")
@@ -151,7 +151,7 @@ def test_bits_that_change_in_lmdbs_file_are_misses_and_the_rest_is_read(tmp_path
             damaged = [
                 key
                 for key, value in zip(keys, values, strict=True)
-                if key[-1] % 2 and flip_in_file(tmp_path / "nvme" / "data.mdb", value[:64], DAMAGED)
+                if key[-1] % 2 and flip_in_file(tmp_path / "nvme" / "values", value[:64], DAMAGED)
             ]
             assert len(damaged) > 10, "most of them are on NVMe only"
             found = dict(zip(keys, [client.get(key) for key in keys], strict=True))

@@ -15,7 +15,6 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.frames import VERSION
 
 TIMEOUT_S: Final = 30.0
 
@@ -34,10 +33,8 @@ METHODS: Final = tuple(
 STATUS: Final = [method for method, _kind, _streams in METHODS].index("/kvstore.v1.Control/Status")
 MAX_NODES: Final = 4
 """Else each input that registers one would leave it."""
-NODE: Final = pb.RegisterRequest(name="n1", instance=1, protocol_version=VERSION)
-"""It is there: what nodes say comes further than to the question who they are."""
-EPOCH: Final = 1
-"""In a heartbeat, in place of the one in which that node registered, which is another one each time."""
+NODE: Final = pb.RegisterRequest(name="n1", instance=1)
+"""It is there: what is asked about a node comes further than to the question which one."""
 
 
 def parsed(data: bytes) -> tuple[str, Message, bool] | None:
@@ -57,9 +54,7 @@ def call(data: bytes) -> grpc.StatusCode:
     if asked is None:
         return grpc.StatusCode.INVALID_ARGUMENT
     method, request, streams = asked
-    channel, epoch = _master()
-    if isinstance(request, pb.HeartbeatRequest) and request.registration_epoch == EPOCH:
-        request.registration_epoch = epoch
+    channel = _master()
     stub: Any = channel.unary_stream if streams else channel.unary_unary
     ask = stub(method, request_serializer=lambda message: message.SerializeToString(), response_deserializer=None)
     try:
@@ -77,8 +72,8 @@ def call(data: bytes) -> grpc.StatusCode:
 
 
 @cache
-def _master() -> tuple[grpc.Channel, int]:
-    """A channel to it, and the epoch of NODE. It ends with the process, whose fuzzer says when."""
+def _master() -> grpc.Channel:
+    """A channel to it, where NODE is registered. It ends with the process, whose fuzzer says when."""
     kept = ExitStack()
     folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="kvstore-fuzz-"))
     here = MasterSettings(listen="127.0.0.1:0", control="127.0.0.1:0", run_dir=folder, http="")
@@ -91,4 +86,5 @@ def _master() -> tuple[grpc.Channel, int]:
     kept.callback(master.reactor.stop)
     channel = kept.enter_context(grpc.insecure_channel(control))
     atexit.register(kept.close)
-    return channel, ControlStub(channel).Register(NODE, timeout=TIMEOUT_S).registration_epoch  # type: ignore[no-untyped-call]
+    ControlStub(channel).Register(NODE, timeout=TIMEOUT_S)  # type: ignore[no-untyped-call]
+    return channel

@@ -16,14 +16,13 @@ from typing import Final
 
 import xxhash
 
-from kvstore.engines.sidecar.events import read_batch
+from kvstore.engines.kv_events.events import read_batch
 from kvstore.handover import description as handover
 from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES as HEADER_VALUE_BYTES
 from kvstore.kvcache.codecs.tensor_value import MAGIC, TensorHeader
 from kvstore.kvcache.traces.event_file import HEADER, read_events
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import parse_request
-from kvstore.master.catalogs import block_records
 from kvstore.master.catalogs.segments import form
 from kvstore.master.directory import records
 from kvstore.protocol.errors import KVStoreError
@@ -52,13 +51,9 @@ def header(data: bytes) -> None:
 
 
 def message(data: bytes) -> None:
-    """The body of a message of the kind, and the version, that the first two bytes choose: what is read is written and read again alike."""
+    """The body of a message of the kind that the first byte chooses: what is read is written and read again alike."""
     kind = MESSAGES[_KINDS[data[0] % len(_KINDS)]] if data else MESSAGES[_KINDS[0]]
-    version = kind.SINCE - data[1] % 2 if data[1:] else kind.SINCE
-    body = data[2:]
-    with suppress(KVStoreError):
-        kind.unpack_of(version, body)
-    found = kind.unpack(body)
+    found = kind.unpack(data[1:])
     packed = found.pack()
     if kind.unpack(packed).pack() != packed:
         raise AssertionError(f"{kind.__name__} is written otherwise once it was read")
@@ -78,8 +73,6 @@ def segment(data: bytes) -> None:
 def record(data: bytes) -> None:
     """A small record of the catalog: the length of its key, the key, and its value."""
     key, value = _split(data)
-    with suppress(KVStoreError):
-        block_records.as_changes(b"r/" + key, value)
     records.decode(key, value)
 
 

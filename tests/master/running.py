@@ -18,11 +18,12 @@ import grpc
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END
+from kvstore.protocol.catalog_messages import PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Heard, Heartbeat
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.protocol.frames import HEADER_BYTES, VERSION, Header, pack_header, unpack_header
+from kvstore.protocol.errors import from_code
+from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -181,7 +182,6 @@ class NodeSide:
         with places.stub() as stub:
             tier = pb.TierStatus(name="dram", capacity_bytes=dram_bytes, health="ok")
             request = pb.RegisterRequest(name=name, instance=instance, version="1", host_id="host", unix="/u", tcp="t:1", tiers=[tier])
-            request.protocol_version = VERSION
             request.transfer = transfer
             self.registration = stub.Register(request, timeout=TIMEOUT_S, metadata=as_metadata("", token))
         address = parse_address(places.listen)
@@ -191,7 +191,7 @@ class NodeSide:
 
     def ask(self, message: Message) -> tuple[Header, bytes]:
         body = message.pack()
-        self.sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000, message.SINCE) + body)
+        self.sock.sendall(pack_header(message.TYPE, 1, len(body), 0, 10_000) + body)
         return self.read()
 
     def read(self) -> tuple[Header, bytes]:
@@ -201,6 +201,15 @@ class NodeSide:
     def answer(self, header: Header, message: Message) -> None:
         body = message.pack()
         self.sock.sendall(pack_header(message.TYPE, header.request_id, len(body)) + body)
+
+    def beat(self, **told: Any) -> pb.HeartbeatReply:
+        """Send a heartbeat with these fields; the answer. Raises the master's error."""
+        told = {"node_id": self.registration.node_id, "registration_epoch": self.registration.registration_epoch, **told}
+        header, body = self.ask(Heartbeat(pb.HeartbeatRequest(**told).SerializeToString()))
+        if header.type == Failure.TYPE:
+            failure = Failure.unpack(body)
+            raise from_code(failure.code, failure.text)
+        return pb.HeartbeatReply.FromString(Heard.unpack(body).said)
 
     def publish(self, *events: Event, phase: int = PHASE_STREAM) -> None:
         header, _body = self.ask(publish(self.registration.registration_epoch, events, phase))

@@ -16,6 +16,7 @@ from kvstore.master import control_service
 from kvstore.master.control_service import LIST_ROWS
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
+from kvstore.protocol.errors import InvalidArgument, StaleEpoch
 from kvstore.rpc.address import parse_address
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
@@ -40,9 +41,10 @@ def node(places: Places) -> Iterator[NodeSide]:
     side.close()
 
 
-def listed(places: Places, **request: object) -> list[bytes]:
+def listed(places: Places, *, token: str = "", **request: object) -> list[bytes]:
     with places.stub() as stub:
-        replies = stub.ListKeys(pb.ListKeysRequest(tenant="red", **request), timeout=TIMEOUT_S)  # type: ignore[arg-type]
+        asked = pb.ListKeysRequest(tenant="red", **request)  # type: ignore[arg-type]
+        replies = stub.ListKeys(asked, timeout=TIMEOUT_S, metadata=as_metadata("red", token) if token else ())
         return [key for reply in replies for key in reply.keys]
 
 
@@ -50,9 +52,7 @@ def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node
     node.sync(Event(b"a"), Event(b"b"))
     with places.stub() as stub:
         tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
-        epoch = node.registration.registration_epoch
-        beat = pb.HeartbeatRequest(node_id=1, registration_epoch=epoch, tiers=[tier], counters={"gets": 7})
-        assert stub.Heartbeat(beat, timeout=TIMEOUT_S).master_epoch == node.registration.master_epoch
+        assert node.beat(tiers=[tier], counters={"gets": 7}).master_epoch == node.registration.master_epoch
         status = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
     assert (status.blocks, status.reserved, status.pinned, status.catalog_health) == (2, 0, 0, "ok")
     assert status.shards == 1
@@ -65,20 +65,17 @@ def test_status_tells_the_cluster_as_the_heartbeats_have_it(places: Places, node
 
 def test_what_a_node_measured_is_shown_and_what_cannot_be_is_refused_by_a_node_that_lives_on(places: Places, node: NodeSide) -> None:
     with places.stub() as stub:
-        beat = pb.HeartbeatRequest(node_id=1, registration_epoch=node.registration.registration_epoch)
-        beat.rates.add(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
-        stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
+        node.beat(rates=[rate])
         (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].rates
         assert (shown.node_id, shown.bytes_per_s, shown.basis_bytes) == (2, 3e9, 9)
         assert 1 <= shown.age_s < 1 + TIMEOUT_S
-        beat.rates[0].bytes_per_s = -1
-        with pytest.raises(grpc.RpcError) as refused:
-            stub.Heartbeat(beat, timeout=TIMEOUT_S)
-        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        rate.bytes_per_s = -1
+        with pytest.raises(InvalidArgument):
+            node.beat(rates=[rate])
         (found,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
         assert (found.state, found.rates[0].bytes_per_s) == ("syncing", 3e9)
-        del beat.rates[:]
-        stub.Heartbeat(beat, timeout=TIMEOUT_S)  # as a node that knows nothing of rates does
+        node.beat()
         assert not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].rates
 
 
@@ -95,18 +92,18 @@ def test_topologies_are_told_as_the_nodes_last_said_them_after_a_restart_too(
     large = bytes(200_000)
     with master_in_thread(tmp_path / "one", catalog=catalog, node_ttl_s=60.0) as places, places.stub() as stub:
         stub.Register(pb.RegisterRequest(name="a", instance=1, topology=b"first"), timeout=TIMEOUT_S)
-        reply = stub.Register(pb.RegisterRequest(name="b", instance=1, topology=b"other"), timeout=TIMEOUT_S)
+        node = NodeSide(places, "b")
+        node.beat(topology=b"other")
         assert topologies(places) == [("a", "syncing", b"first"), ("b", "syncing", b"other")]
-        beat = pb.HeartbeatRequest(node_id=reply.node_id, registration_epoch=reply.registration_epoch)
-        stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        node.beat()
         assert topologies(places, "b") == [("b", "syncing", b"other")], "a heartbeat that says nothing of it changes nothing"
-        beat.topology = large
-        stub.Heartbeat(beat, timeout=TIMEOUT_S)
+        node.beat(topology=large)
         assert topologies(places, "b") == [("b", "syncing", large)]
         with pytest.raises(grpc.RpcError) as unknown:
             topologies(places, "c")
         assert unknown.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert "there is no node 'c'; there are: a, b" in str(unknown.value.details())
+        node.close()
     with master_in_thread(tmp_path / "two", catalog=catalog) as places:
         assert topologies(places) == [("a", "dead", b"first"), ("b", "dead", large)]
 
@@ -114,8 +111,8 @@ def test_topologies_are_told_as_the_nodes_last_said_them_after_a_restart_too(
 def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide) -> None:
     catalog = node.registration.catalog
     with places.stub() as stub:
-        with pytest.raises(grpc.RpcError) as stale:
-            stub.Heartbeat(pb.HeartbeatRequest(node_id=1, registration_epoch=1), timeout=TIMEOUT_S)
+        with pytest.raises(StaleEpoch):
+            node.beat(registration_epoch=1)
         with pytest.raises(grpc.RpcError) as taken:
             stub.Register(pb.RegisterRequest(name="one", instance=2), timeout=TIMEOUT_S)
         with pytest.raises(grpc.RpcError) as former:
@@ -123,7 +120,6 @@ def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide
                 pb.RegisterRequest(name="two", instance=2, seen_master_epoch=(1 << 64) - 1, seen_catalog=catalog), timeout=TIMEOUT_S
             )
         stub.Register(pb.RegisterRequest(name="two", instance=2, seen_master_epoch=(1 << 64) - 1, seen_catalog="other"), timeout=TIMEOUT_S)
-    assert stale.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert taken.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "a live node already has the name 'one'" in str(taken.value.details())
     assert former.value.code() == grpc.StatusCode.FAILED_PRECONDITION
@@ -146,13 +142,15 @@ def test_a_listing_of_the_longest_keys_and_namespaces_fits_grpcs_messages(places
 def test_a_listing_needs_the_tenants_token(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
         assert listed(places, token="secret", any_namespace=True) == []
-        with pytest.raises(grpc.RpcError) as refused:
-            listed(places, token="wrong")
+        for token in ("", "wrong"):
+            with pytest.raises(grpc.RpcError) as refused:
+                listed(places, token=token)
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         with places.stub() as stub:
-            assert not stub.Contents(pb.ContentsRequest(tenant="red", token="secret", max_segments=9), timeout=TIMEOUT_S).namespaces
+            request, shown = pb.ContentsRequest(tenant="red", max_segments=9), as_metadata("red", "secret")
+            assert not stub.Contents(request, timeout=TIMEOUT_S, metadata=shown).namespaces
         with pytest.raises(grpc.RpcError) as refused, places.stub() as stub:
-            stub.Contents(pb.ContentsRequest(tenant="red", token="wrong"), timeout=TIMEOUT_S)
+            stub.Contents(pb.ContentsRequest(tenant="red"), timeout=TIMEOUT_S, metadata=as_metadata("red", "wrong"))
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -262,7 +262,8 @@ def test_a_master_whose_address_no_other_host_reaches_is_refused_with_etcd_only(
     assert places.listen.startswith("0.0.0.0:")
     _master, places = start(*flags, "--catalog", f"{etcd_url}/wildcard", "--advertise", "localhost")
     with places.stub() as stub:
-        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).owner.address == f"localhost:{places.listen.rpartition(':')[2]}"
+        owner = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).owner
+        assert owner.name == owner.address == f"localhost:{places.listen.rpartition(':')[2]}"
 
 
 def test_with_etcd_away_reads_go_on_and_a_pin_waits_until_its_deadline(

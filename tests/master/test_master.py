@@ -109,9 +109,7 @@ def test_a_follower_tells_of_itself_and_serves_no_other_call(pair: tuple[Places,
         lambda channel: SchedulerStub(channel).Instances(pb.InstancesRequest(), timeout=TIMEOUT_S),  # type: ignore[no-untyped-call]
     ]
     with follower.stub() as stub, grpc.insecure_channel(follower.control) as channel:
-        for request in (pb.ForgetRequest(node="n"), pb.HeartbeatRequest(node_id=1)):
-            call = getattr(stub, type(request).__name__.removesuffix("Request"))
-            asked.append(lambda _channel, call=call, request=request: call(request, timeout=TIMEOUT_S))  # type: ignore[misc]
+        asked.append(lambda _channel: stub.Forget(pb.ForgetRequest(node="n"), timeout=TIMEOUT_S))
         asked.append(lambda _channel: list(stub.ListKeys(pb.ListKeysRequest(tenant="red"), timeout=TIMEOUT_S)))
         asked.append(lambda _channel: list(stub.Topologies(pb.TopologiesRequest(), timeout=TIMEOUT_S)))
         for ask_it in asked:
@@ -172,10 +170,8 @@ def test_an_owner_that_is_cut_off_answers_questions_until_a_node_leaves_it(
         eventually(lambda: status(places).role == "cut off", "the lease is over")
         assert health(places) == NOT_SERVING
         assert (status(places).blocks, ask(client, Exists([b"a"]), Flags).flags) == (1, b"\1")
-        with places.stub() as stub, pytest.raises(grpc.RpcError) as refused:
-            beat = pb.HeartbeatRequest(node_id=1, registration_epoch=node.registration.registration_epoch)
-            stub.Heartbeat(beat, timeout=TIMEOUT_S)
-        assert (refused.value.code().name, "cut off" in str(refused.value.details())) == ("UNAVAILABLE", True)
+        with pytest.raises(Unavailable, match="cut off"):
+            node.beat()
         with pytest.raises(TimeoutError):
             ask(client, Pin([b"a"]), Flags, 0.3)
         node.close()

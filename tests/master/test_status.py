@@ -1,6 +1,7 @@
 """Promises of status.py: a master tells what it is now, and why it is not fit to serve."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from kvstore.master.roles.standing import Role
 from kvstore.master.status import Told, told_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
+from kvstore.security.grpc_metadata import as_metadata
 from kvstore.transfer.testing.waiting import eventually
+from tests.credentials import OPERATOR, tokens_file
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
@@ -64,3 +67,18 @@ def test_each_reason_not_to_be_ready_is_told_with_its_partition(tmp_path: Path, 
         for node in nodes:
             node.close()
         server.thaw()
+
+
+def test_certificates_and_tokens_that_end_within_a_fortnight_are_told(tmp_path: Path) -> None:
+    """To operators; and all that end, in metrics."""
+    at = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
+    days = {"soon": "2100-01-08", "late": "2100-03-01"}
+    more = "".join(f'[[tenants.{name}]]\ntoken = "{name} ends"\nexpires = {day}\n' for name, day in days.items())
+    tokens = tokens_file(tmp_path, more=more)
+    with master_in_thread(tmp_path / "run", tokens=tokens, wall_s=lambda: at) as places, places.stub() as stub:
+        status = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("", OPERATOR))
+        assert [(one.what, one.left_s) for one in status.endings] == [("token of tenant soon", 7 * 86_400)]
+        assert not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")).endings
+        assert places.master is not None
+        read = places.master.reactor.call(places.master._status.readings, deadline_s=TIMEOUT_S)
+    assert read["kvstore_master_token_valid_seconds"] == {("tenant", "soon"): 7 * 86_400, ("tenant", "late"): 59 * 86_400}

@@ -1,6 +1,7 @@
 """Promises of watched.py: what a master's own console is told of the cluster, and does. Of real clusters: tests/system/test_consoles.py."""
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,11 +13,19 @@ from kvstore.master.catalogs.interface import Contact, Fellow
 from kvstore.master.watched import ELECTION_POLL_S, REST_S, Watched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, NoOwner, Unavailable
+from kvstore.security.actor import CONSOLE, Actor
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
 
 PARTITIONS = 2
+
+AUDITED = [
+    *(("quota_set", "done"), ("quota_clear", "done")),
+    *[("pin", "done"), ("remove", "done")] * PARTITIONS,  # each partition's owner records its own part
+    *(("drain", "failed"), ("forget", "failed")),
+]
+BY = Actor("operator", "alice", peer="10.0.0.7", via=CONSOLE)
 
 
 def watched(places: Places) -> Watched:
@@ -93,16 +102,25 @@ def test_each_tells_of_all_partitions_and_of_all_masters(pair: tuple[Places, Pla
 def test_each_does_what_an_operator_says_at_whoever_owns_it(pair: tuple[Places, Places]) -> None:
     for number, places in enumerate(pair):
         source, tenant = watched(places), f"red-{number}"
-        source.set_quota(tenant, {"pins": 3, "blocks": None})
+        source.set_quota(tenant, {"pins": 3, "blocks": None}, BY)
         for other in pair:
             eventually(lambda: tenant in watched(other).look().status.quotas.tenants, "both tell of it")  # noqa: B023
-        source.clear_quota(tenant, ["pins", "blocks"])
+        source.clear_quota(tenant, ["pins", "blocks"], BY)
         eventually(lambda: tenant not in source.look().status.quota_origins, "and of its end")  # noqa: B023
-        assert source.pin(tenant, "ns", pinned=True) == source.remove(tenant, "ns") == 0
+        assert source.pin(tenant, "ns", BY, pinned=True) == source.remove(tenant, "ns", BY) == 0
         with pytest.raises(InvalidArgument, match="there is no node 'n0'"):
-            source.drain("n0", to="peers", cancel=False)
+            source.drain("n0", BY, to="peers", cancel=False)
         with pytest.raises(InvalidArgument, match="there is no node 'n0'"):
-            source.forget("n0")
+            source.forget("n0", BY)
+        for other in pair:  # a master that owns no part of an action knows of it by the catalog
+            eventually(lambda: len(audited(watched(other))) == (number + 1) * len(AUDITED), "both know all entries")  # noqa: B023
+    assert Counter((entry.action, entry.result) for entry in audited(watched(pair[0]))) == Counter(AUDITED * 2)
+    assert {(entry.kind, entry.peer, entry.via) for entry in audited(watched(pair[0]))} == {(BY.kind, BY.peer, BY.via)}
+
+
+def audited(source: Watched) -> list[pb.AuditEntry]:
+    """Entries of this test's operator, as this master has them."""
+    return [entry for entry in source.audit(0) if entry.actor == BY.name]
 
 
 def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +136,12 @@ def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path
         with monkeypatch.context() as patched:
             patched.setattr("kvstore.master.watched.time.sleep", elected_meanwhile)
             standing._is_open = False
-            assert source.pin("red", "ns", pinned=True) == 0
+            assert source.pin("red", "ns", BY, pinned=True) == 0
             assert waits == [ELECTION_POLL_S] * 2
         source._action_timeout_s = 0.0
         standing._is_open = False
         with pytest.raises(NoOwner, match="no master owns the catalog now"):
-            source.pin("red", "ns", pinned=True)
+            source.pin("red", "ns", BY, pinned=True)
         standing._is_open = True
 
 
@@ -158,15 +176,15 @@ def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: 
         source = watched(places)
         for between in ((), ("",), ("", "", "")):
             changing = ChangingHands(source, "before", *between, "next")
-            assert source.pin("red", "ns", pinned=True) == 3
+            assert source.pin("red", "ns", BY, pinned=True) == 3
             assert changing.calls == [("before", "PinNamespace"), ("next", "PinNamespace")]
         stays = ChangingHands(source, "before")
         with pytest.raises(Unavailable, match="stands by"):
-            source.pin("red", "ns", pinned=True)
+            source.pin("red", "ns", BY, pinned=True)
         assert stays.calls == [("before", "PinNamespace")], "of one that refuses and stays the owner nothing more is asked"
         source._standings = [*source._standings] * PARTITIONS
         drained = ChangingHands(source, "before", "next")
-        source.drain("n0", to="peers", cancel=False)
+        source.drain("n0", BY, to="peers", cancel=False)
         assert drained.calls == [("before", "Status"), ("next", "Status"), ("next", "Drain"), ("next", "Drain")], (
             "who follows knows no nodes"
         )
@@ -199,4 +217,4 @@ def test_of_a_fellow_that_never_answered_nothing_is_shown(pair: tuple[Places, Pl
         source._told.clear()
         lead_to(source, Contact())
         [missing] = source.look().missing
-        assert missing.endswith("is of a release before; not all is shown")
+        assert missing.endswith("its entry is damaged; not all is shown")

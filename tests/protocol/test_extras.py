@@ -20,7 +20,7 @@ def test_the_line_names_the_extra_and_where_to_run_it() -> None:
 def test_every_extra_that_code_asks_for_exists() -> None:
     calls = re.compile(r"(?:install_line|need)\([^()]*?[\"'](\w+)[\"']\)")
     asked = {name for path in SOURCES for name in calls.findall(path.read_text(encoding="utf-8"))}
-    assert {"ucx", "nixl", "hbm", "plots", "tokenizers"} <= asked <= set(PROJECT["optional-dependencies"])
+    assert {"ucx", "nixl", "hbm", "plots"} <= asked <= set(PROJECT["optional-dependencies"])
 
 
 def test_every_extra_that_a_line_to_install_names_exists() -> None:

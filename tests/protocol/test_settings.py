@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.settings import Size, format_size, load_settings, options, parse_size, setting, settings_table
+from kvstore.protocol.settings import Size, format_size, load_settings, loaded_mark, options, parse_size, setting, settings_table
 from kvstore.protocol.variables import SECTIONS
 
 
@@ -156,7 +156,10 @@ def test_a_bad_value_of_the_environment_or_file_names_it(file: Path) -> None:
 
 def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Path) -> None:
     file.write_text("[oven]\ntray = 1\nheta = 2\n")
-    with pytest.raises(ConfigError, match=r"section \[oven\]: unknown setting heta, tray; known are fan, heat, mode, note, room, trays"):
+    with pytest.raises(ConfigError, match=r"section \[oven\]: unknown setting heta, tray; did you mean heat, trays\?$"):
+        load(file)
+    file.write_text("[oven]\ntray = 1\nwattage = 2\n")
+    with pytest.raises(ConfigError, match=r"section \[oven\]: unknown setting tray, wattage; known are fan, heat, mode, note, room, trays"):
         load(file)
 
 
@@ -258,3 +261,18 @@ def test_a_variable_that_programs_share_is_weaker_than_their_own_and_stronger_th
 def test_a_misspelt_variable_is_refused() -> None:
     with pytest.raises(ConfigError, match="KVSTORE_OVEN_TRAY is no setting: did you mean KVSTORE_OVEN_TRAYS"):
         load(environ={"KVSTORE_OVEN_TRAY": "3"})
+
+
+@dataclass(frozen=True)
+class Marked:
+    trays: int = setting(2, "Number of trays.")
+    is_loaded: bool = loaded_mark()
+
+
+def test_a_mark_tells_settings_that_were_loaded_and_is_no_setting() -> None:
+    loaded = load_settings(Marked, "oven", flags={}, environ={"KVSTORE_OVEN_TRAYS": "3"})
+    assert (loaded.trays, loaded.is_loaded, Marked().is_loaded) == (3, True, False)
+    assert loaded == Marked(trays=3)
+    assert "is_loaded" not in settings_table("oven", Marked) + repr(loaded)
+    with pytest.raises(ConfigError, match="KVSTORE_OVEN_IS_LOADED is no setting"):
+        load_settings(Marked, "oven", flags={}, environ={"KVSTORE_OVEN_IS_LOADED": "true"})

@@ -11,27 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import ClientPayloadError, ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
-from kvstore.router.answers import Head
-from kvstore.router.app import DECISION_HEADER, RouterApp
+from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
 from kvstore.router.counters import Counters
-from kvstore.router.engines import Engines
-from kvstore.router.relay import Relay
-from kvstore.router.sse import DONE, EventParser, event
+from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, Engines
+from kvstore.router.proxy import StreamingProxy
+from kvstore.router.sse import DONE, EventParser, done, event
 from kvstore.router.standin.tokens import text_of
-from kvstore.router.tokenizing import ByteTokenizer
+from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (
+    EVENTS,
     PROMPT,
     SETTINGS,
+    TEXT,
     ScriptedEngine,
     ScriptedScheduler,
     answers,
@@ -39,16 +40,15 @@ from tests.router.scripted import (
     following,
     hangs_up,
     placement,
+    prompt_tokens,
     run,
     says,
     streams,
     well,
 )
 
-TEXT = bytes(PROMPT).decode()
 BODY: dict[str, Any] = {"model": "m", "prompt": TEXT, "max_tokens": 5}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-CHAT_PROMPT = list(b"<|user|>\nHi\n<|assistant|>\n")
 NAMING = NamespaceNaming(Namespace(model="m", dtype="bfloat16", block_tokens=4))
 SOLE = dataclasses.replace(SETTINGS, attempts=1)
 
@@ -81,10 +81,18 @@ async def served(*script: Placement | Refusal | Exception, settings: RouterSetti
     with ThreadPoolExecutor(2) as threads:
         async with ScriptedEngine() as engine:
             scheduler = ScriptedScheduler(*(script or (placement(engine.address, engine.address),)))
-            app = RouterApp(Relay(scheduler, engines, settings, counters), ByteTokenizer(), NAMING, settings, counters, threads)
+            proxy, tokenizer = StreamingProxy(scheduler, engines, settings, counters), PromptTokenizer(engines, NAMING, threads, counters)
+            tokenizer.learn(engine.address)
+            app = RouterApp(proxy, tokenizer, settings, counters)
             async with TestClient(TestServer(app.web)) as client:
                 yield Served(client, engine, scheduler, counters)
             await engines.close()
+
+
+async def idle(router: Served) -> None:
+    """Wait until no request is being served: then all are counted."""
+    while router.counters.active:
+        await asyncio.sleep(0.001)
 
 
 async def events(response: ClientResponse) -> list[Any]:
@@ -94,15 +102,15 @@ async def events(response: ClientResponse) -> list[Any]:
     return [data if data == DONE else json.loads(data) for data in found]
 
 
-def test_a_completion() -> None:
+def test_an_answer_is_the_engines_own() -> None:
     async def test() -> None:
         async with served() as router:
+            body = '{ "id": "x", "choices": [], "novel": [1.0], "usage": {"prompt_tokens_details": {"cached_tokens": 4}} }'
+            router.engine.script += [well, says(body, 200, Content_Type="application/json")]
             response = await router.post(BODY)
-            answer = await response.json()
-            assert response.status == 200
-            assert answer["object"] == "text_completion"
-            assert answer["choices"] == [{"index": 0, "text": text_of(following(PROMPT, 5)), "logprobs": None, "finish_reason": "length"}]
-            assert answer["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 5, "total_tokens": len(PROMPT) + 5}
+            assert (response.status, await response.text()) == (200, body)
+            assert response.headers["Content-Type"].startswith("application/json")
+            assert response.headers[ROUTED_HEADER] == "prefix"
             assert json.loads(response.headers[DECISION_HEADER]) == {
                 "prefill": "p",
                 "decode": "d",
@@ -130,34 +138,117 @@ def test_the_scheduler_is_asked_with_the_keys_that_engines_use_and_the_slos_of_t
     run(test())
 
 
-def test_a_stream_of_a_completion() -> None:
+@pytest.mark.parametrize("members", [{}, {"stream_options": {"include_usage": True}}])
+def test_a_stream_is_the_engines_own(members: dict[str, Any]) -> None:
     async def test() -> None:
         async with served() as router:
-            response = await router.post({**BODY, "stream": True, "stream_options": {"include_usage": True}})
-            *parts, usage, last = await events(response)
-            assert DECISION_HEADER in response.headers
-            assert [part["choices"][0]["text"] for part in parts] == list(text_of(following(PROMPT, 5)))
-            assert [part["choices"][0]["finish_reason"] for part in parts] == [None] * 4 + ["length"]
-            assert usage["usage"]["completion_tokens"] == 5
-            assert last == DONE
-            assert len({part["id"] for part in [*parts, usage]}) == 1
+            response = await router.post({**BODY, "stream": True, **members})
+            *parts, last = await events(response)
+            texts = [part["choices"][0]["text"] for part in parts if part["choices"]]
+            assert texts == list(text_of(following(PROMPT, 5)))
+            assert (len(parts), last) == (5 + len(members), DONE)
+            await idle(router)
             first, whole = (sum(one.counts().counts) for one in (router.counters.first_tokens, router.counters.durations))
             assert (first, whole) == (1, 1), "a streamed answer has a first token, once"
+            await idle(router)
+            assert router.counters.output_tokens == 5
 
     run(test())
 
 
-def test_a_chat_whole_and_streamed() -> None:
+def test_a_chat_is_scheduled_by_the_engines_tokens() -> None:
     async def test() -> None:
         async with served() as router:
-            text = text_of(following(CHAT_PROMPT, 4))
-            answer = await (await router.post(CHAT, "/v1/chat/completions")).json()
-            assert answer["choices"][0]["message"] == {"role": "assistant", "content": text}
-            opening, *parts, last = await events(await router.post({**CHAT, "stream": True}, "/v1/chat/completions"))
-            assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-            assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == text
-            assert last == DONE
-            assert router.engine.bodies[0]["prompt"] == CHAT_PROMPT
+            tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+            call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]}
+            messages = [*CHAT["messages"], call, {"role": "tool", "tool_call_id": "1", "content": "4"}]
+            body = {**CHAT, "messages": messages, "tools": tools, "parallel_tool_calls": False, "store": True}
+            response = await router.post(body, "/v1/chat/completions")
+            expected = prompt_tokens(body)
+            assert (response.status, response.headers[ROUTED_HEADER]) == (200, "prefix")
+            assert [each["input_tokens"] for each in router.scheduler.asked] == [len(expected)]
+            assert router.scheduler.asked[0]["keys"] == NAMING.block_keys(expected)
+            assert (await response.json())["usage"]["prompt_tokens"] == len(expected)
+            await idle(router)
+            assert router.counters.token_mismatches == 0
+
+    run(test())
+
+
+def test_what_has_no_exact_tokens_is_routed_by_load_unchanged() -> None:
+    async def test() -> None:
+        async with served() as router:
+            body = {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}], "n": 2}
+            response = await router.post(body, "/v1/chat/completions")
+            assert (response.status, response.headers[ROUTED_HEADER]) == (200, "load; content")
+            assert router.engine.raw == [json.dumps(body).encode()]
+            assert router.scheduler.asked[0]["keys"] == []
+            await idle(router)
+            assert router.counters.routed_by_load == {"content": 1}
+
+    run(test())
+
+
+def test_an_answer_that_counts_other_tokens_turns_the_prefix_off() -> None:
+    async def test() -> None:
+        async with served() as router:
+            router.engine.script += [well, says(json.dumps({"choices": [], "usage": {"prompt_tokens": 3}}))]
+            routed = [(await router.post(BODY)).headers[ROUTED_HEADER] for _ in range(2)]
+            assert routed == ["prefix", "load; mismatch"]
+            await idle(router)
+            assert router.counters.token_mismatches == 1
+
+    run(test())
+
+
+def test_the_first_engine_is_learned_from_the_first_placement() -> None:
+    async def test() -> None:
+        counters, engines = Counters(), Engines(SETTINGS)
+        with ThreadPoolExecutor(1) as threads:
+            async with ScriptedEngine() as engine:
+                proxy = StreamingProxy(ScriptedScheduler(placement(engine.address, engine.address)), engines, SETTINGS, counters)
+                app = RouterApp(proxy, PromptTokenizer(engines, NAMING, threads, counters), SETTINGS, counters)
+                async with TestClient(TestServer(app.web)) as client:
+                    routed = [(await client.post("/v1/completions", json=BODY)).headers[ROUTED_HEADER] for _ in range(2)]
+                assert routed == ["load; no_engine", "prefix"]
+                await engines.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_response_is_continued_where_it_is_kept(*, is_streamed: bool) -> None:
+    async def test() -> None:
+        async with served() as router, ScriptedEngine() as keeper:
+            stored = {"id": "resp_1", "object": "response", "usage": {"input_tokens": 3}}
+            frame = event({"type": "response.completed", "response": stored})
+            keeper.script.extend([streams(frame) if is_streamed else says(json.dumps(stored))] * 4)
+            router.scheduler.script.clear()
+            router.scheduler.script.append(placement(keeper.address, router.engine.address))
+            asked = {"model": "m", "input": "Hi", "stream": is_streamed}
+            first = await router.post(asked, "/v1/responses")
+            assert (await first.read(), first.headers[ROUTED_HEADER])[1] == "load; api"
+            following_up = await router.post({**asked, "previous_response_id": "resp_1"}, "/v1/responses")
+            assert (following_up.status, following_up.headers[ROUTED_HEADER]) == (200, "response")
+            assert DECISION_HEADER not in following_up.headers
+            assert (await router.client.get("/v1/responses/resp_1?stream=false")).status == 200
+            assert (await router.client.post("/v1/responses/resp_1/cancel")).status == 200
+            assert keeper.paths == ["/v1/responses"] * 2 + ["/v1/responses/resp_1", "/v1/responses/resp_1/cancel"]
+            assert len(router.scheduler.asked) == 1
+
+    run(test())
+
+
+def test_an_unknown_response_is_the_engines_to_find() -> None:
+    async def test() -> None:
+        async with served() as router:
+            router.engine.script.append(answers(404, "Response with id 'resp_9' not found."))
+            asked = {"model": "m", "input": "Hi", "previous_response_id": "resp_9"}
+            response = await router.post(asked, "/v1/responses")
+            assert (response.status, await response.json()) == (404, {"error": {"message": "Response with id 'resp_9' not found."}})
+            missing = await router.client.get("/v1/responses/resp_9")
+            assert missing.status == 404
+            assert "has not passed on a response 'resp_9'" in (await missing.json())["error"]["message"]
 
     run(test())
 
@@ -169,6 +260,7 @@ def test_models_health_and_counts() -> None:
             [model] = (await (await router.client.get("/v1/models")).json())["data"]
             assert (model["id"], model["object"]) == ("m", "model")
             assert await (await router.client.get("/health")).json() == {"status": "ok"}
+            await idle(router)
             stats = await (await router.client.get("/stats")).json()
             assert {name: stats[name] for name in ("active", "requests", "completed", "failed", "output_tokens")} == {
                 "active": 0,
@@ -178,6 +270,7 @@ def test_models_health_and_counts() -> None:
                 "output_tokens": 5,
             }
             assert (stats["prompt_tokens"], stats["prefix_tokens"]) == (len(PROMPT), 8)
+            await idle(router)
             assert router.counters.durations.counts().sum_s > 0
             assert sum(router.counters.first_tokens.counts().counts) == 0, "the whole answer came at once"
 
@@ -188,19 +281,13 @@ def test_models_health_and_counts() -> None:
     ("body", "status", "code", "message"),
     [
         (b"{", 400, None, "the body is not JSON: "),
-        ({"model": "m"}, 400, None, "prompt is a text or a list of token ids"),
-        ({**BODY, "prompt": ""}, 400, None, "the prompt is empty"),
-        ({**BODY, "prompt": "\ud800"}, 400, None, "the prompt is no Unicode text"),
-        ({**BODY, "max_tokens": 11}, 400, None, "max_tokens is 11, above the limit of 10"),
+        ({**BODY, "model": 1}, 400, None, "model is a text"),
         ({**BODY, "model": "other"}, 404, "model_not_found", "there is no model 'other' here; there is 'm'"),
-        ({**BODY, "prompt": [1] * 101}, 413, "context_length_exceeded", "the prompt has 101 tokens, above the limit of 100"),
         ({**BODY, "prompt": "x" * 3000}, 413, None, "Maximum request body size 2048 exceeded"),
     ],
 )
 def test_a_request_that_cannot_be_served_gets_one_clear_message(body: Any, status: int, code: str | None, message: str) -> None:
-    settings = dataclasses.replace(
-        SETTINGS, max_prompt_tokens=100, max_output_tokens=10, default_output_tokens=5, max_body_bytes=type(SETTINGS.max_body_bytes)(2048)
-    )
+    settings = dataclasses.replace(SETTINGS, max_body_bytes=type(SETTINGS.max_body_bytes)(2048))
 
     async def test() -> None:
         async with served(settings=settings) as router:
@@ -231,6 +318,7 @@ def test_a_rejection_is_429_with_reason_value_and_limit() -> None:
             status, error, response = await router.refused(BODY)
             assert (status, error["reason"], error["value"], error["limit"]) == (429, "ttft", 4.5, 2.0)
             assert response.headers["Retry-After"] == "3"
+            await idle(router)
             assert router.counters.rejected == {"ttft": 1}
 
     run(test())
@@ -242,6 +330,7 @@ def test_a_master_that_is_gone_is_503() -> None:
             status, error, response = await router.refused(BODY)
             assert (status, response.headers["Retry-After"]) == (503, "1")
             assert error["message"] == "not served in 6 attempts; the last one: no master can be reached"
+            await idle(router)
             assert router.counters.failed == 1
 
     run(test())
@@ -251,10 +340,13 @@ def test_a_master_that_is_gone_is_503() -> None:
 def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_streamed: bool
 ) -> None:
-    def fails(_head: Head, _pieces: Any) -> Any:
+    def fails(*_: Any) -> Any:
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(Head, "part" if is_streamed else "whole", fails)
+    if is_streamed:
+        monkeypatch.setattr(EngineAnswer, "chunks", fails)
+    else:
+        monkeypatch.setattr(PromptTokenizer, "prompt", fails)
 
     async def test() -> None:
         async with served() as router:
@@ -266,7 +358,8 @@ def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
                 status, error, _ = await router.refused(BODY)
                 assert status == 500
             assert error["message"] == "internal error: ZeroDivisionError: a mistake"
-            assert (router.counters.failed, router.counters.completed, router.counters.active) == (1, int(not is_streamed), 0)
+            await idle(router)
+            assert (router.counters.failed, router.counters.completed, router.counters.active) == (1, 0, 0)
 
     with caplog.at_level(logging.ERROR):
         run(test())
@@ -276,25 +369,31 @@ def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
 def test_tokens_that_were_not_computed_are_counted_as_the_engine_says() -> None:
     async def test() -> None:
         async with served() as router:
-            said = {**choice(following(PROMPT, 1)), "usage": {"prompt_tokens_details": {"cached_tokens": 4}}}
-            router.engine.script.append(says(json.dumps(said)))
-            assert (await router.post(BODY)).status == 200
-            router.engine.script.append(says(json.dumps(said)))
-            await events(await router.post({**BODY, "stream": True}))
-            router.engine.script.append(says(json.dumps(said)))
-            assert (await router.post({**BODY, "max_tokens": 1})).status == 200
-            assert router.counters.prefix_tokens == 12
+            said = says(json.dumps({"choices": [{}], "usage": {"prompt_tokens_details": {"cached_tokens": 4}}}))
+            router.engine.script += [said, well]
+            await (await router.post(BODY)).read()
+            await idle(router)
+            assert router.counters.prefix_tokens == 4, "by the engine that computed the prompt"
+            router.engine.script.append(said)
+            await (await router.post({**BODY, "n": 2})).read()
+            await idle(router)
+            assert router.counters.prefix_tokens == 8
+            await (await router.post(BODY)).read()
+            await idle(router)
+            assert router.counters.prefix_tokens == 16, "as was foreseen, where no engine says"
 
     run(test())
 
 
-def test_an_engines_refusal_is_the_clients_error() -> None:
+def test_an_engines_refusal_is_the_clients_as_it_is() -> None:
     async def test() -> None:
         async with served() as router:
-            router.engine.script.append(answers(400, "stop is too long"))
-            status, error, _ = await router.refused(BODY)
-            assert (status, error["message"]) == (400, "the engine refuses the request: stop is too long")
-            assert router.counters.failed == 0
+            refusal = '{"error": {"message": "stop is too long", "type": "BadRequestError", "param": "stop", "code": 400}}'
+            router.engine.script += [says(refusal, 400)] * 2
+            response = await router.post(BODY)
+            assert (response.status, await response.text()) == (400, refusal)
+            await idle(router)
+            assert (router.counters.failed, router.counters.completed) == (0, 0)
 
     run(test())
 
@@ -302,36 +401,90 @@ def test_an_engines_refusal_is_the_clients_error() -> None:
 def test_a_failure_after_the_first_byte_is_an_event() -> None:
     async def test() -> None:
         async with served() as router:
-            router.engine.script += [answers(500, "no"), well, streams(event(choice([97])), then=hangs_up)]
+            router.engine.script += [answers(500, "no"), well, streams(event(choice([97])), b"data: {", then=hangs_up)]
             response = await router.post({**BODY, "stream": True})
             assert response.status == 200
-            first, second, error, last = await events(response)
-            assert second["choices"][0]["text"] == "a"
-            assert error["error"]["type"] == "service_unavailable_error"
+            first, _, error, last = EventParser().feed(await response.read())
+            assert json.loads(first)["choices"][0]["text"] == "a"
+            assert json.loads(error)["error"]["type"] == "service_unavailable_error"
             assert last == DONE
-            assert router.counters.failed == 1
-            assert first["choices"][0]["finish_reason"] is None
+            await idle(router)
+            assert (router.counters.failed, router.counters.completed) == (1, 0)
+
+    run(test())
+
+
+def test_a_failure_within_a_stream_passes_and_is_counted() -> None:
+    frames = [event(choice([97])), event({"error": {"message": "CUDA error", "code": 500}}), done()]
+
+    async def test() -> None:
+        has_begun = asyncio.Event()
+
+        async def act(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers=EVENTS)
+            await response.prepare(request)
+            await response.write(frames[0])
+            await has_begun.wait()
+            for frame in frames[1:]:
+                await response.write(frame)
+            return response
+
+        async with served() as router:
+            router.engine.script += [well, act]
+            response = await router.post({**BODY, "stream": True})
+            first = await response.content.readline()
+            has_begun.set()
+            assert first + await response.read() == b"".join(frames)
+            await idle(router)
+            assert (router.counters.failed, router.counters.completed) == (1, 0)
+
+    run(test())
+
+
+def test_a_long_answer_that_breaks_off_ends_without_its_rest() -> None:
+    async def long(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b" " * (MAX_BUFFERED_BYTES + 1))
+        return await hangs_up(request, body)
+
+    async def test() -> None:
+        async with served() as router:
+            router.engine.script += [well, long]
+            response = await router.post(BODY)
+            with pytest.raises(ClientPayloadError):
+                await response.read()
+            await idle(router)
+            assert (router.counters.failed, router.counters.completed) == (1, 0)
 
     run(test())
 
 
 def test_a_whole_answer_that_breaks_off_is_made_anew() -> None:
+    async def breaks_off(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"choices": [')
+        return await hangs_up(request, body)
+
     async def test() -> None:
         async with served() as router:
-            router.engine.script += [well, streams(event(choice([97])), then=hangs_up)]
+            router.engine.script += [well, breaks_off]
             answer = await (await router.post(BODY)).json()
             assert answer["choices"][0]["text"] == text_of(following(PROMPT, 5))
+            await idle(router)
             assert (router.counters.retries, router.counters.completed, router.counters.failed) == (1, 1, 0)
 
     run(test())
 
 
-def test_a_whole_answer_that_cannot_be_had_is_an_error() -> None:
+def test_a_failure_of_the_last_engine_is_counted_and_passed_on() -> None:
     async def test() -> None:
         async with served(settings=SOLE) as router:
-            router.engine.script += [well, streams(event(choice([97])), then=hangs_up)]
-            status, error, _ = await router.refused(BODY)
-            assert (status, error["type"]) == (503, "service_unavailable_error")
+            router.engine.script.append(answers(500, "CUDA error"))
+            response = await router.post(BODY)
+            assert (response.status, await response.json()) == (500, {"error": {"message": "CUDA error"}})
+            await idle(router)
             assert (router.counters.failed, router.counters.completed) == (1, 0)
 
     run(test())
@@ -347,8 +500,7 @@ def test_requests_beyond_the_limit_are_refused_and_a_client_that_hangs_up_frees_
             assert (status, error["code"], response.headers["Retry-After"]) == (503, "busy", "1")
             waiting.cancel()
             await router.engine.cancelled.wait()
-            while router.counters.active:
-                await asyncio.sleep(0.001)
+            await idle(router)
             assert router.counters.hung_up == 1
             assert (await router.post(BODY)).status == 200
 
@@ -363,8 +515,7 @@ def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine() -> N
             assert await response.content.readline()
             response.close()
             await router.engine.cancelled.wait()
-            while router.counters.active:
-                await asyncio.sleep(0.001)
+            await idle(router)
             assert (router.counters.hung_up, router.counters.completed) == (1, 0)
 
     run(test())
@@ -377,8 +528,7 @@ def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
             router.engine.script += [well, streams(*[much] * 400)]
             response = await router.post({**BODY, "stream": True})
             response._connection.transport.pause_reading()  # type: ignore[union-attr]
-            while router.counters.active:
-                await asyncio.sleep(0.01)
+            await idle(router)
             assert (router.counters.hung_up, router.counters.completed) == (1, 0)
             response.close()
 
@@ -405,6 +555,7 @@ def test_a_body_that_does_not_decompress_is_the_clients_error() -> None:
             problem = (await response.json())["error"]
             assert (response.status, problem["type"]) == (400, "invalid_request_error")
             assert problem["message"] == "the body of the request is not encoded as its headers say"
+            await idle(router)
             assert router.counters.failed == 0
 
     run(test())
@@ -419,8 +570,7 @@ def test_a_client_that_hangs_up_within_its_body_frees_its_place() -> None:
                 await asyncio.sleep(0.001)
             writer.close()
             await writer.wait_closed()
-            while router.counters.active:
-                await asyncio.sleep(0.001)
+            await idle(router)
             assert router.counters.hung_up == 1
             assert (await router.post(BODY)).status == 200
 

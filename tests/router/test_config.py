@@ -22,7 +22,7 @@ def test_settings_come_from_flags_and_environment() -> None:
     ("flags", "message"),
     [
         ({}, "no model is named: give --model NAME"),
-        ({"model": "m", "max_output_tokens": "100"}, "default_output_tokens is 256, above max_output_tokens, which is 100"),
+        ({"model": "m", "listen": "0.0.0.0:0"}, "listen is 0.0.0.0, which other hosts reach"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_in_one_line(flags: dict[str, str], message: str) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,160 +17,155 @@ from aiohttp import web
 from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
 from kvstore.router import engines as module
-from kvstore.router.answers import Piece
 from kvstore.router.config import RouterSettings
-from kvstore.router.engines import MAX_ANSWER_BYTES, DecodeStream, Engines, FirstToken
+from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, EngineFailed, EngineRefused, Engines, Prefilled
+from kvstore.router.requests import ApiRequest
 from kvstore.router.sse import done, event
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
-from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.ports import free_ports
 from tests.router.scripted import (
-    PROMPT,
     SETTINGS,
     Act,
     ScriptedEngine,
     answers,
+    chat,
     choice,
-    following,
+    completion,
     hangs_up,
     placement,
     run,
     says,
     streams,
     well,
-    work,
 )
 
-HANDLE: Mapping[str, Any] = {"blocks": 3}
-FIRST = FirstToken(Piece("a", 1, "length"), [97], HANDLE)
-QUICK = dataclasses.replace(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5)
+FIRST = Prefilled({"blocks": 3}, None)
+STREAMED = completion(stream=True)
+QUICK = dataclasses.replace(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5, answer_timeout_s=0.5, tokenize_timeout_s=0.5)
 
 
-async def prefill(*script: Act, settings: RouterSettings = SETTINGS, **sampling: Any) -> tuple[FirstToken, ScriptedEngine]:
-    async with ScriptedEngine(*script) as engine:
-        engines = Engines(settings)
-        try:
-            return await engines.prefill(work(**sampling), placement(engine.address, "http://there")), engine
-        finally:
-            await engines.close()
+@asynccontextmanager
+async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator[tuple[Engines, Placement]]:
+    engines = Engines(settings)
+    try:
+        yield engines, placement(address, address)
+    finally:
+        await engines.close()
 
 
-async def decode(*script: Act, settings: RouterSettings = SETTINGS) -> tuple[list[Piece], ScriptedEngine]:
-    async with ScriptedEngine(*script) as engine:
-        engines = Engines(settings)
-        try:
-            stream = await engines.decode(work(), placement("http://there", engine.address), FIRST)
-            try:
-                return [piece async for piece in stream], engine
-            finally:
-                stream.close()
-        finally:
-            await engines.close()
+async def prefill(*script: Act, settings: RouterSettings = SETTINGS, **members: Any) -> tuple[Prefilled, ScriptedEngine]:
+    async with ScriptedEngine(*script) as engine, asked(engine.address, settings) as (engines, where):
+        return await engines.prefill(completion(**members), where), engine
 
 
-def test_a_prefill_asks_for_one_token_and_says_what_was_decided() -> None:
-    first, engine = run(prefill(temperature=0.5))
-    token = following(PROMPT, 1)
-    assert first == FirstToken(Piece(chr(token[0]), 1, "length"), token, {"blocks": 3, "of": "engine"})
-    assert engine.bodies == [
-        {
-            "model": "m",
-            "prompt": PROMPT,
-            "max_tokens": 1,
-            "stream": False,
-            "temperature": 0.5,
-            "return_token_ids": True,
-            "kv_transfer_params": {
-                "do_remote_decode": True,
-                "do_remote_prefill": False,
-                "decode_address": "http://there",
-                "request_id": 7,
-                "prefix_blocks": 2,
-            },
-        }
-    ]
-    assert engine.headers[0]["X-Request-Id"] == "abc"
+async def drained(answer: EngineAnswer) -> bytes:
+    try:
+        return b"".join([chunk async for chunk in answer.chunks()])
+    finally:
+        answer.close()
 
 
-@pytest.mark.parametrize(
-    ("usage", "cached"),
-    [
-        ({"prompt_tokens_details": {"cached_tokens": 8}}, 8),
-        ({"prompt_tokens_details": {"cached_tokens": -8}}, None),
-        ({"prompt_tokens_details": None}, None),
-        ({}, None),
-        (None, None),
-    ],
-)
-def test_what_a_prefill_engine_says_that_it_did_not_compute_is_told(usage: Any, cached: int | None) -> None:
-    first, _ = run(prefill(says(json.dumps({**choice([97]), "usage": usage}))))
-    assert first.cached_tokens == cached
+async def decode(*script: Act, request: ApiRequest = STREAMED) -> tuple[bytes, EngineAnswer]:
+    async with ScriptedEngine(*script) as engine, asked(engine.address, SETTINGS) as (engines, where):
+        answer = await engines.decode(request, where, FIRST)
+        return await drained(answer), answer
 
 
-def test_a_decode_gets_the_prefills_handle_and_goes_on_after_its_token() -> None:
-    pieces, engine = run(decode())
-    tokens = following([*PROMPT, 97], 4)
-    assert pieces == [Piece(chr(token), 1, None if index < 3 else "length") for index, token in enumerate(tokens)]
+def test_a_prefill_says_what_was_decided() -> None:
+    prefilled, engine = run(prefill(temperature=0.5))
+    assert prefilled == Prefilled({"blocks": 3, "of": "engine"}, None)
     [body] = engine.bodies
-    assert (body["prompt"], body["max_tokens"], body["stream"]) == ([*PROMPT, 97], 4, True)
-    assert body["kv_transfer_params"] == {"blocks": 3, "request_id": 7}
+    decode_address = body["kv_transfer_params"].pop("decode_address")
+    assert decode_address.startswith("http://127.0.0.1:")
+    assert body["kv_transfer_params"] == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "request_id": 7,
+        "prefix_blocks": 2,
+    }
+    assert (engine.headers[0]["X-Request-Id"], engine.headers[0]["Content-Type"]) == ("abc", "application/json")
 
 
-def test_tokens_are_counted_without_ids_too_and_other_events_are_passed_over() -> None:
-    frames = [
-        event({"choices": [{"index": 0, "text": "ab"}]}),
-        event({"choices": [], "usage": {}}),
-        event({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}),
-        done(),
-    ]
-    pieces, _ = run(decode(streams(*frames)))
-    assert pieces == [Piece("ab", 1), Piece("", 0, "stop")]
+@pytest.mark.parametrize(("usage", "cached"), [({"prompt_tokens_details": {"cached_tokens": 8}}, 8), ({}, None), (None, None)])
+def test_a_prefill_says_what_it_did_not_compute(usage: Any, cached: int | None) -> None:
+    prefilled, _ = run(prefill(says(json.dumps({**choice([97]), "usage": usage}))))
+    assert prefilled.cached_tokens == cached
+
+
+def test_an_answer_passes_as_it_is_with_its_headers() -> None:
+    body = '{ "choices": [], "novel": 1.0 }'
+    passed, answer = run(decode(says(body, 200, X_Request_Id="abc", Server="secret"), request=completion()))
+    assert passed == body.encode()
+    assert answer.headers == {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body)), "X-Request-Id": "abc"}
+
+
+def test_a_stream_passes_as_it_is() -> None:
+    frames = [b": a comment\r\n\r\n", event(choice([97])), b"event: novel\nid: 1\ndata: {}\n\n", done()]
+    passed, answer = run(decode(streams(*frames)))
+    assert passed == b"".join(frames)
+    assert (answer.is_stream, answer.reader.parts) == (True, 1)
+
+
+def test_a_chat_goes_to_its_own_path() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, where):
+            await drained(await engines.serve(chat(), where))
+            assert engine.paths == ["/v1/chat/completions"]
+            assert await engines.tokenize(engine.address, b'{"prompt": "ab"}', {}) == [97, 98]
+
+    run(test())
 
 
 @pytest.mark.parametrize(
     ("act", "error", "message"),
     [
-        (answers(500, "out of memory"), Unavailable, "the engine at .* answers 500: out of memory"),
-        (answers(503, ""), Unavailable, "the engine at .* answers 503: nothing more"),
-        (answers(404, "no model"), Unavailable, "answers 404: no model"),
-        (answers(429, "later"), Unavailable, "answers 429: later"),
-        (says("<html>Bad Gateway</html>", 502), Unavailable, "answers 502: <html>Bad Gateway</html>"),
-        (says('{"detail": 1}', 422), InvalidArgument, 'refuses the request: {"detail": 1}'),
-        (answers(400, "temperature is too high"), InvalidArgument, "the engine refuses the request: temperature is too high"),
+        (answers(500, "out of memory"), EngineFailed, "the engine at .* answers 500: out of memory"),
+        (answers(503, ""), EngineFailed, "the engine at .* answers 503: nothing more"),
+        (answers(429, "later"), EngineFailed, "answers 429: later"),
+        (says("<html>Bad Gateway</html>", 502), EngineFailed, "answers 502: <html>Bad Gateway</html>"),
+        (says('{"detail": 1}', 422), EngineRefused, "the engine answers 422"),
+        (answers(404, "no model"), EngineRefused, "the engine answers 404"),
         (hangs_up, Unavailable, "the engine at .* hung up"),
-        (says("<html>"), Unavailable, "does not answer as engines do: no JSON: '<html>'"),
-        (says("[]"), Unavailable, "does not answer as engines do: no object: '\\[\\]'"),
-        (says("{}"), Unavailable, "it has no list of choices"),
-        (says('{"choices": [1]}'), Unavailable, "it has no list of choices"),
-        (says('{"choices": []}'), Unavailable, "there is no choice in it"),
+        (says("<html>"), Unavailable, "does not answer as engines do: no JSON object: b'<html>'"),
+        (says("[]"), Unavailable, "does not answer as engines do: no JSON object: b'\\[\\]'"),
         (says('{"choices": [{}], "kv_transfer_params": 1}'), Unavailable, "its kv_transfer_params are no object"),
-        (says('{"choices": [{"text": "a"}]}'), Unavailable, "it does not know return_token_ids"),
-        (says('{"choices": [{"token_ids": [1]}]}'), Unavailable, "a choice has no text"),
-        (says('{"choices": [{"text": "a", "token_ids": ["x"]}]}'), Unavailable, "token_ids are not integers"),
-        (says('{"choices": [{"text": "a", "token_ids": [1], "finish_reason": 1}]}'), Unavailable, "a finish_reason is no text"),
-        (says(json.dumps(choice([], "abort"))), Unavailable, "the engine gave the request up: abort"),
+        (says(json.dumps(choice([], "abort"))), Unavailable, "failed: it gave the request up: abort"),
     ],
 )
-def test_a_prefill_that_fails_says_whether_another_engine_may_do_better(act: Act, error: type[KVStoreError], message: str) -> None:
+def test_a_prefill_that_fails_says_if_another_may_do_better(act: Act, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as raised:
         run(prefill(act))
     assert type(raised.value) is error
 
 
-def test_an_engine_sends_a_prompt_nowhere_else() -> None:
-    async def redirected() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
-            engines = Engines(SETTINGS)
-            try:
-                with pytest.raises(Unavailable, match="answers 307: elsewhere"):
-                    await engines.prefill(work(), placement(engine.address, "http://there"))
-            finally:
-                await engines.close()
-            return engine.bodies, other.bodies
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (answers(404, "Not Found"), InvalidArgument),
+        (answers(503, "later"), EngineFailed),
+        (says("{}"), Unavailable),
+        (hangs_up, Unavailable),
+    ],
+)
+def test_an_engine_that_does_not_tokenise_is_an_error(act: Act, error: type[KVStoreError]) -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, _):
+            engine.tokenizing.append(act)
+            with pytest.raises(error):
+                await engines.tokenize(engine.address, b'{"prompt": "ab"}', {})
 
-    asked, other = run(redirected())
-    assert len(asked) == 1
-    assert other == []
+    run(test())
+
+
+def test_an_engine_sends_a_prompt_nowhere_else() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
+            async with asked(engine.address, SETTINGS) as (engines, where):
+                with pytest.raises(EngineFailed, match="answers 307: elsewhere"):
+                    await engines.prefill(completion(), where)
+            assert (len(engine.bodies), other.bodies) == (1, [])
+
+    run(test())
 
 
 def moved_to(address: str) -> Act:
@@ -192,33 +187,40 @@ def pours(status: int = 200, **headers: str) -> Act:
     return act
 
 
-def test_an_answer_without_an_end_is_given_up() -> None:
-    with pytest.raises(Unavailable, match=f"an answer of more than {MAX_ANSWER_BYTES} bytes"):
-        run(prefill(pours()))
-    with pytest.raises(Unavailable, match="answers 500: nothing more"):
-        run(prefill(pours(500)))
+def test_an_answer_without_an_end_is_not_held_back() -> None:
+    async def test() -> None:
+        async with ScriptedEngine(pours(), pours()) as engine, asked(engine.address, SETTINGS) as (engines, where):
+            with pytest.raises(Unavailable, match="no JSON object"):
+                await engines.prefill(completion(), where)
+            answer = await engines.serve(completion(), where)
+            size = 0
+            async for chunk in answer.chunks():
+                size += len(chunk)
+                if size > 2 * MAX_BUFFERED_BYTES:
+                    break
+            answer.close()
+
+    run(test())
 
 
-def test_what_is_compressed_is_not_unpacked() -> None:
-    async def act(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        whole = json.dumps({**choice(body["prompt"][:1], "length"), "kv_transfer_params": {}}).encode()
-        return web.Response(body=gzip.compress(whole), headers={"Content-Encoding": "gzip"})
+def test_a_compressed_answer_passes_as_it_is() -> None:
+    whole = gzip.compress(json.dumps(choice([97], "length")).encode())
 
-    with pytest.raises(Unavailable, match="no JSON"):
-        run(prefill(act))
+    async def act(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(body=whole, headers={"Content-Encoding": "gzip"})
+
+    passed, answer = run(decode(act, request=completion()))
+    assert (passed, answer.headers["Content-Encoding"]) == (whole, "gzip")
 
 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (streams(event(choice([97]))), "the stream ended before its end was said"),
         (streams(event(choice([97])), then=hangs_up), "hung up"),
-        (streams(event({"error": {"message": "CUDA error"}}), done()), "the engine failed: CUDA error"),
-        (streams(event({"error": "text"}), done()), "the engine failed: text"),
-        (streams(b"data: {\n\n"), "no JSON: '{'"),
-        (streams(event(choice([97])), event(choice([], "abort")), done()), "the engine gave the request up: abort"),
-        (streams(event(choice([97])), event(choice([98], "error")), done()), "the engine gave the request up: error"),
-        (streams(b"data: \xff\n\n"), "an event is not UTF-8"),
+        (streams(event({"error": {"message": "CUDA error"}}), done()), "failed: CUDA error"),
+        (streams(event({"error": "text"}), done()), "failed: text"),
+        (streams(event(choice([], "abort")), done()), "gave the request up: abort"),
+        (streams(), "ended its stream before the first event"),
         (answers(500, "no room"), "answers 500: no room"),
     ],
 )
@@ -231,7 +233,7 @@ def test_an_engine_that_is_not_there_is_unreachable() -> None:
     async def ask(address: str) -> None:
         engines = Engines(SETTINGS)
         try:
-            await engines.prefill(work(), placement(address, ""))
+            await engines.prefill(completion(), placement(address, ""))
         finally:
             await engines.close()
 
@@ -240,85 +242,44 @@ def test_an_engine_that_is_not_there_is_unreachable() -> None:
             run(ask(address))
 
 
-def test_a_silent_engine_is_given_up_and_hears_of_it() -> None:
-    async def test(*, is_prefill: bool) -> None:
-        async with ScriptedEngine() as engine:
-            engine.script.append(engine.silent if is_prefill else streams(event(choice([97])), then=engine.silent))
-            engines = Engines(QUICK)
-            where = placement(engine.address, engine.address)
-            try:
-                with pytest.raises(DeadlineExceeded, match="takes too long"):
-                    if is_prefill:
-                        await engines.prefill(work(), where)
-                    else:
-                        await drained(await engines.decode(work(), where, FIRST))
-                await engine.cancelled.wait()
-            finally:
-                await engines.close()
-
-    run(test(is_prefill=True))
-    run(test(is_prefill=False))
-
-
-def test_an_engine_that_only_keeps_its_connection_alive_is_given_up() -> None:
-    async def chatters(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(event(choice([97])))
-        while True:  # until the other side hangs up
-            await response.write(b": still here\n\n" + event({"choices": []}))
-            await asyncio.sleep(0.02)
-
-    async def test(*, is_served: bool) -> None:
-        async with ScriptedEngine(chatters) as engine:
-            engines = Engines(QUICK)
-            where = placement(engine.address, engine.address)
-            try:
-                with pytest.raises(DeadlineExceeded, match="takes too long"):
-                    await drained(await (engines.serve(work(), where) if is_served else engines.decode(work(), where, FIRST)))
-            finally:
-                await engines.close()
-
-    run(test(is_served=True))
-    run(test(is_served=False))
-
-
-async def drained(stream: DecodeStream) -> None:
-    try:
-        async for piece in stream:
-            assert piece == Piece("a", 1)
-    finally:
-        stream.close()
-
-
-def test_a_cancelled_prefill_and_a_closed_stream_are_heard_of_at_the_engine() -> None:
+@pytest.mark.parametrize("what", ["prefill", "tokenize", "whole", "first", "next"])
+def test_a_silent_engine_is_given_up_and_hears_of_it(what: str) -> None:
     async def test() -> None:
-        async with ScriptedEngine() as engine:
-            engine.script += [engine.silent, streams(event(choice([97])), then=engine.silent)]
-            engines = Engines(SETTINGS)
-            where = placement(engine.address, engine.address)
-            asking = asyncio.create_task(engines.prefill(work(), where))
-            await engine.entered.wait()
-            asking.cancel()
-            await engine.cancelled.wait()
-            engine.cancelled.clear()
-            stream = await engines.decode(work(), where, FIRST)
-            async for _ in stream:
-                break
-            stream.close()
-            await engine.cancelled.wait()
-            await engines.close()
+        settings = dataclasses.replace(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
+        async with ScriptedEngine() as engine, asked(engine.address, settings) as (engines, where):
+            engine.tokenizing.append(engine.silent)
+            engine.script.append(streams(event(choice([97])), then=engine.silent) if what == "next" else engine.silent)
+            with pytest.raises(DeadlineExceeded, match="takes too long"):
+                match what:
+                    case "prefill":
+                        await engines.prefill(completion(), where)
+                    case "tokenize":
+                        await engines.tokenize(engine.address, b"{}", {})
+                    case "whole":
+                        await engines.serve(completion(), where)
+                    case _:
+                        await drained(await engines.decode(STREAMED, where, FIRST))
+            if engine.entered.is_set():  # a machine that stalls for longer than the deadline may not have begun
+                await engine.cancelled.wait()
 
     run(test())
 
 
-@asynccontextmanager
-async def asked(address: str, settings: RouterSettings = QUICK) -> AsyncIterator[tuple[Engines, Placement]]:
-    engines = Engines(settings)
-    try:
-        yield engines, placement(address, address)
-    finally:
-        await engines.close()
+def test_cancelling_and_closing_hang_up_on_the_engine() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, where):
+            engine.script += [engine.silent, streams(event(choice([97])), then=engine.silent)]
+            asking = asyncio.create_task(engines.prefill(completion(), where))
+            await engine.entered.wait()
+            asking.cancel()
+            await engine.cancelled.wait()
+            engine.cancelled.clear()
+            answer = await engines.decode(STREAMED, where, FIRST)
+            assert await anext(answer.chunks()) == event(choice([97]))
+            answer.close()
+            await engine.cancelled.wait()
+
+    run(test())
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body")
@@ -329,7 +290,7 @@ def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     async def test(listener: socket.socket) -> None:
-        long = work(range(100_000, 400_000))  # more than two kernels keep
+        long = completion(range(100_000, 400_000))  # more than two kernels keep
         async with asked(f"http://127.0.0.1:{listener.getsockname()[1]}") as (engines, where):
             before = open_files()
             with pytest.raises(DeadlineExceeded, match="takes too long"):
@@ -364,7 +325,7 @@ def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
         engine = await asyncio.start_server(drips, "127.0.0.1", 0)
         async with engine, asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}") as (engines, where):
             with pytest.raises(DeadlineExceeded, match="takes too long"):
-                await engines.prefill(work(), where)
+                await engines.prefill(completion(), where)
             await hung_up.wait()
 
     run(test())
@@ -382,7 +343,7 @@ def test_a_name_server_that_is_silent_is_an_engine_that_cannot_be_reached(monkey
         try:
             async with asked("http://engine.example", dataclasses.replace(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
                 with pytest.raises(Unreachable, match="cannot be reached"):
-                    await engines.prefill(work(), where)
+                    await engines.prefill(completion(), where)
         finally:
             let_go.set()
 
@@ -413,7 +374,7 @@ async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
         head = await reader.readuntil(b"\r\n\r\n")
         [length] = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
         await reader.readexactly(int(length.partition(b":")[2]))
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for part in parts:
             await asyncio.sleep(0.02)  # or the head and what is malformed would be read as one, of which aiohttp tells
             writer.write(part)
@@ -433,10 +394,7 @@ def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(pa
     async def test() -> None:
         async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
             with pytest.raises(Unavailable, match="which is no HTTP"):
-                await engines.prefill(work(), where)
-        async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
-            with pytest.raises(Unavailable, match="which is no HTTP"):
-                await drained(await engines.decode(work(), where, FIRST))
+                await drained(await engines.decode(STREAMED, where, FIRST))
 
     run(test())
 
@@ -450,24 +408,7 @@ def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> Non
             raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,
             asked(address, SETTINGS) as (engines, where),
         ):
-            await drained(await engines.decode(work(), where, FIRST))
-
-    run(test())
-
-
-def test_an_answer_is_whole_though_its_connection_broke_before_its_end_was_read() -> None:
-    async def test() -> None:
-        async with (
-            raw_engine(chunked(event(choice([97]))), chunked(done()) + b"zz\r\n") as address,
-            asked(address, SETTINGS) as (engines, where),
-        ):
-            stream = await engines.decode(work(), where, FIRST)
-            await stream.first()
-            async with asyncio.timeout(PATIENCE_S):
-                while (connection := stream._response.connection) is not None and not connection.closed:
-                    await asyncio.sleep(0.001)
-            assert [piece async for piece in stream] == []
-            stream.close()
+            await drained(await engines.decode(STREAMED, where, FIRST))
 
     run(test())
 
@@ -482,9 +423,7 @@ def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_on
     async def test() -> None:
         async with ScriptedEngine(notes, notes) as engine, asked(engine.address, SETTINGS) as (engines, where):
             for _ in range(2):
-                stream = await engines.decode(work(), where, FIRST)
-                assert len([piece async for piece in stream]) == 4
-                stream.close()
+                assert (await drained(await engines.decode(STREAMED, where, FIRST))).endswith(done())
         assert len(set(opened)) == 1
 
     run(test())

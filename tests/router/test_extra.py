@@ -7,12 +7,10 @@ from kvstore.router.extra import need
 
 
 def test_a_package_that_is_there_is_no_error() -> None:
-    need("json", "tokenizers")
+    need("json", "sidecar")
 
 
 def test_a_missing_package_is_one_error_that_says_how_to_install_it() -> None:
     with pytest.raises(ConfigError) as refused:
-        need("no_such_package", "tokenizers")
-    assert (
-        str(refused.value) == "no_such_package is not installed, and this needs it: pip install '.[tokenizers]' in the checkout of kvstore"
-    )
+        need("no_such_package", "sidecar")
+    assert str(refused.value) == "no_such_package is not installed, and this needs it: pip install '.[sidecar]' in the checkout of kvstore"

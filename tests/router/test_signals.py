@@ -34,9 +34,11 @@ class Scheduler:
 def test_what_is_told_is_what_is_listed() -> None:
     counters = Counters(active=1, requests=5, hung_up=2)
     counters.rejected["busy"] += 3
+    counters.routed_by_load["salt"] += 4
     counters.durations.observe(3_000_000_000, 1)
     found = readings(counters, {("exported",): 4})
     assert found.keys() == {metric.name for metric in ROUTER}
+    assert found["kvstore_router_routed_by_load"] == {("salt",): 4}
     assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
     told = found["kvstore_router_request_duration_seconds"]
     assert isinstance(told, Mapping)

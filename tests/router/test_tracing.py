@@ -15,9 +15,9 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.router.app import RouterApp
 from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
-from kvstore.router.relay import Relay
+from kvstore.router.proxy import StreamingProxy
 from kvstore.router.sse import event
-from kvstore.router.tokenizing import ByteTokenizer
+from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.router.tracing import fail, step, tell, trace_headers
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.spans import Tracing
@@ -28,6 +28,7 @@ from tests.router.scripted import (
     ScriptedEngine,
     ScriptedScheduler,
     choice,
+    hangs_up,
     placement,
     run,
     streams,
@@ -39,7 +40,9 @@ PARENT = TraceParent(7, 11)
 UNSAMPLED = PARENT.text()[:-1] + "0"
 NAMING = NamespaceNaming(Namespace(model="m", dtype="bfloat16", block_tokens=4))
 BODY = {"model": "m", "prompt": PROMPT, "max_tokens": 5}
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+WHOLE = {"n": 2}
+"""Makes one request of an engine of what would be two."""
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "n": 2}
 
 
 @pytest.fixture
@@ -60,7 +63,8 @@ async def router(tracing: Tracing | None, *script: Act, fails: bool = False) -> 
     with ThreadPoolExecutor(2) as threads:
         async with ScriptedEngine(*script) as engine:
             scheduler = ScriptedScheduler(Unavailable("nobody") if fails else placement(engine.address, engine.address))
-            app = RouterApp(Relay(scheduler, engines, SETTINGS, counters), ByteTokenizer(), NAMING, SETTINGS, counters, threads, tracing)
+            proxy, tokenizer = StreamingProxy(scheduler, engines, SETTINGS, counters), PromptTokenizer(engines, NAMING, threads, counters)
+            app = RouterApp(proxy, tokenizer, SETTINGS, counters, tracing)
             async with TestClient(TestServer(app.web)) as client:
                 yield client, engine
             await engines.close()
@@ -100,10 +104,8 @@ def test_what_is_not_sampled_goes_on_as_it_came_and_what_cannot_be_read_does_not
     async def test() -> None:
         async with router(to(collector) if is_tracing else None) as (client, engine):
             for traceparent in (UNSAMPLED, "garbage"):
-                await client.post(
-                    "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-                )
-                await client.post("/v1/completions", json={**BODY, "max_tokens": 1}, headers={"traceparent": traceparent})
+                await client.post("/v1/chat/completions", json=CHAT)
+                await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": traceparent})
             await client.get("/health", headers={"traceparent": PARENT.text()})
         assert [headers.get("traceparent") for headers in engine.headers] == [None, UNSAMPLED, None, None]
         assert collector.all() == []
@@ -114,7 +116,7 @@ def test_what_is_not_sampled_goes_on_as_it_came_and_what_cannot_be_read_does_not
 def test_who_traces_nothing_hands_on_what_others_trace() -> None:
     async def test() -> None:
         async with router(None) as (client, engine):
-            await client.post("/v1/completions", json={**BODY, "max_tokens": 1}, headers={"traceparent": PARENT.text()})
+            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": PARENT.text()})
         assert [headers["traceparent"] for headers in engine.headers] == [PARENT.text()]
 
     run(test())
@@ -123,8 +125,8 @@ def test_who_traces_nothing_hands_on_what_others_trace() -> None:
 def test_chance_begins_traces_of_requests_that_name_none(collector: Collector) -> None:
     async def test() -> None:
         async with router(to(collector, sample_ratio=1)) as (client, engine):
-            await client.post("/v1/completions", json={**BODY, "max_tokens": 1}, headers={"traceparent": UNSAMPLED})
-            await client.post("/v1/completions", json={**BODY, "max_tokens": 1}, headers={"traceparent": "garbage"})
+            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": UNSAMPLED})
+            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": "garbage"})
         (request,) = collector.named("kvstore.router.completions", 1)
         assert request.parent_id == ""
         assert engine.headers[1]["traceparent"].split("-")[1] == request.trace_id
@@ -148,8 +150,8 @@ def test_what_fails_is_named_by_its_status_and_its_parts_by_their_error(collecto
 def test_a_stream_that_breaks_off_and_an_engine_that_refuses_are_errors(collector: Collector) -> None:
     async def test() -> None:
         async with router(to(collector, sample_ratio=1)) as (client, engine):
-            await client.post("/v1/completions", json={**BODY, "max_tokens": 1})
-            engine.script.extend([well, streams(event(choice([1])))])
+            await client.post("/v1/completions", json={**BODY, **WHOLE})
+            engine.script.extend([well, streams(event(choice([1])), then=hangs_up)])
             response = await client.post("/v1/completions", json={**BODY, "stream": True})
             assert "error" in (await response.text())
         errors = {span.error for span in collector.named("kvstore.router.completions", 2)}

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.rpc.address import ELSEWHERE, Address, connect, host_id, is_here, network_id, parse_address, socket_id, why_not_here
+from kvstore.transfer.testing.waiting import within
 from tests.forks import told_by_child
 from tests.garbage import assert_no_garbage
 from tests.ports import free_ports
@@ -35,6 +35,12 @@ def test_an_address_reads_back_as_it_is_written(text: str, address: Address) -> 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "[]:80", "host:x", "host:-1", "host:65536", "host:" + "9" * 5000])
 def test_anything_else_is_misuse_and_told_the_form(text: str) -> None:
     with pytest.raises(InvalidArgument, match="HOST:PORT"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:7440", "grpc://host:1", "host/path:1", " host:1", "a b:1"])
+def test_a_scheme_a_path_or_a_space_is_named(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="HOST:PORT, without a scheme or a path"):
         parse_address(text)
 
 
@@ -139,13 +145,11 @@ def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(monk
 
 
 def test_all_addresses_of_a_host_together_have_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight that do not answer would take 8 s if each had all of it."""
+    """Forty that do not answer would take 40 s if each had all of it."""
     with black_hole() as silent:
-        has_addresses(monkeypatch, *[silent] * 8)
-        begun_s = time.monotonic()
-        with pytest.raises(TimeoutError):
+        has_addresses(monkeypatch, *[silent] * 40)
+        with within(1), pytest.raises(TimeoutError):
             connect(Address("host", 1), timeout_s=1)
-        assert time.monotonic() - begun_s < 4
 
 
 def test_a_host_without_addresses_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:

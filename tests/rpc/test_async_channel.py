@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unauthorized, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, VERSION, Header, pack_header
+from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
-from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
@@ -23,7 +23,6 @@ from kvstore.rpc.incoming import BUFFER_BYTES
 from kvstore.rpc.session import Session
 from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
-from tests.rpc.older_peer import older_peer
 from tests.rpc.unanswering import black_hole, has_addresses
 
 Started = tuple[Daemon, Address, Address]
@@ -65,17 +64,7 @@ def with_peer(answer: Sequence[bytes], scenario: Callable[[AsyncChannel], Corout
 
 def frame(message: Message, request_id: int = 1, payload_bytes: int = 0) -> bytes:
     body = message.pack()
-    return pack_header(message.TYPE, request_id, len(body), payload_bytes, version=message.SINCE) + body
-
-
-def test_a_peer_of_the_release_before_is_spoken_to_in_its_own_version() -> None:
-    with older_peer() as (address, came):
-
-        async def scenario(channel: AsyncChannel) -> None:
-            assert channel.welcome == Welcome(SERVER_NODE, "older")
-
-        with_channel(address, scenario)
-        assert came == [VERSION, OLDEST_VERSION]
+    return pack_header(message.TYPE, request_id, len(body), payload_bytes) + body
 
 
 def values(*parts: bytes) -> Callable[[Session, Header, Message], None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Unauthorized, Unavailable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
@@ -93,7 +93,7 @@ def test_a_cancelled_waiter_is_forgotten(daemon: Started) -> None:
 
 def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Started) -> None:
     async def scenario(pool: AsyncPool) -> None:
-        asked = counted(pool._shelf)
+        looks = counted(pool._shelf)
         held, elsewhere = [[await pool.take(address, Deadline(20)) for _ in range(2)] for address in (daemon[2], daemon[1])]
         other = asyncio.create_task(pool.take(daemon[1], Deadline(20)))
         waiting = [asyncio.create_task(pool.take(daemon[2], Deadline(20))) for _ in range(8)]
@@ -103,7 +103,7 @@ def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Star
             held.append(await task)
         elsewhere.pop().give_back()
         elsewhere.append(await other)
-        assert len(asked) == 4 + 9 * 2, "when they came, and when they were woken"
+        assert len(looks) == 9 * 2, "before they waited, and when they were woken"
         for loan in (*held, *elsewhere):
             loan.give_back()
 
@@ -163,3 +163,37 @@ def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_dead
                 await pool.take(address, Deadline(0.02))
 
     with_pool(scenario, connect_timeout_s=0.2)
+
+
+def test_no_task_starves_behind_others(daemon: Started) -> None:
+    """More tasks than channels, each of which takes a channel again right after it has given one back."""
+
+    async def scenario(pool: AsyncPool) -> None:
+        tasks_count, times = 12, 5
+        done = [0] * tasks_count
+
+        async def run(number: int) -> None:
+            while min(done) < times:
+                with await pool.take(daemon[2], Deadline(30)) as loan:
+                    await loan.channel.call(Nodes(), Ok, Deadline(30))
+                done[number] += 1
+
+        await asyncio.gather(*map(run, range(tasks_count)))
+        assert min(done) >= times
+
+    with_pool(scenario)
+
+
+def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:
+    async def scenario(pool: AsyncPool) -> None:
+        loan = await pool.take(daemon[2], Deadline(20))
+        daemon[0].refusal = TooManyConnections("its only connection is in use")
+        waiting = asyncio.create_task(pool.take(daemon[2], Deadline(60)))
+        while not pool._shelf.waiting(daemon[2]):
+            await asyncio.sleep(0.001)
+        loan.give_back()
+        (await waiting).give_back()
+        with pytest.raises(TooManyConnections):
+            await pool.take(daemon[1], Deadline(20))
+
+    with_pool(scenario)

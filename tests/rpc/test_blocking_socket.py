@@ -5,12 +5,15 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.rpc.blocking_socket import BlockingSocket
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.gil_contention import HELD_WAIT_MS, LATE_NS
+from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import Looks, read_exactly
 
 
@@ -21,11 +24,14 @@ class Ended(ConnectionResetError):
 Ends = tuple[BlockingSocket, socket.socket]
 
 
-@pytest.fixture(params=["sleeps", "looks"])
+@pytest.fixture(params=["sleeps", "looks", "keeps the GIL"])
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     mine, peer = socket.socketpair()
     peer.settimeout(10)
-    yield BlockingSocket(mine, Looks(1000, is_on=True) if request.param == "looks" else None, Ended), peer
+    busy = None if request.param == "sleeps" else Looks(1000, is_on=request.param == "looks")
+    if busy is not None and request.param == "keeps the GIL":
+        busy.gil.copied(LATE_NS)
+    yield BlockingSocket(mine, busy, Ended), peer
     mine.close()
     peer.close()
 
@@ -80,3 +86,33 @@ def test_a_stream_that_ends_is_the_owners_error(ends: Ends) -> None:
 def test_nothing_is_taken_where_nothing_has_come(ends: Ends) -> None:
     assert ends[0].take((memoryview(bytearray(1)),)) == 0
     ends[0].send(deque(), Deadline(10))
+
+
+def test_while_one_thread_waits_the_others_keep_no_gil() -> None:
+    mine, peer = socket.socketpair()
+    busy = Looks(1000, is_on=False)
+    with mine, peer, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(BlockingSocket(mine, busy, Ended).receive_soon, memoryview(bytearray(8)), Deadline(10))
+        eventually(lambda: bool(busy.gil.waiting), "the thread waits")
+        busy.gil.copied(LATE_NS)
+        assert not busy.gil.holds()
+        peer.send(b"answer")
+        assert waiting.result() == 6
+        assert busy.gil.holds()
+
+
+def test_an_answer_that_takes_long_is_not_waited_for_with_the_gil() -> None:
+    mine, peer = socket.socketpair()
+    with mine, peer:
+        busy = Looks(1000, is_on=False)
+        busy.gil.copied(LATE_NS)
+        ours, room = BlockingSocket(mine, busy, Ended), bytearray(10)
+        peer.sendall(b"soon")
+        assert ours.receive_soon(memoryview(room), Deadline(10)) == 4
+        assert busy.gil.is_on
+        late = threading.Timer(10 * HELD_WAIT_MS / 1000, peer.sendall, (b"later",))
+        late.start()
+        assert ours.receive_soon(memoryview(room), Deadline(10)) == 5
+        late.join()
+        assert room[:5] == b"later"
+        assert not busy.gil.is_on

@@ -1,6 +1,8 @@
 """Promises of connecting.py, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
 
 import asyncio
+import errno
+import os
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unauthorized, Unavailable, Untrusted
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, TooManyConnections, Unauthorized, Unavailable, Untrusted
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Exists, Nodes
 from kvstore.protocol.node_messages import Put
@@ -17,7 +19,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MAS
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.channel import Channel
-from kvstore.rpc.connecting import connect_to
+from kvstore.rpc.connecting import connect_to, not_connected
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.encrypted import MAX_REFUSED_BYTES
 from kvstore.rpc.reactor import Reactor
@@ -191,7 +193,7 @@ def test_who_is_not_let_in_reads_why_though_he_spoke_on(make: Callable[..., Daem
 
 def test_plain_and_tls_are_told_from_one_another_in_one_line(make: Callable[..., Daemon], caplog: pytest.LogCaptureFixture) -> None:
     encrypted, plain = make(master()), make(None)
-    assert "this port speaks TLS, and 127.0.0.1" in refused(lambda: opened(encrypted, None))
+    assert "this port speaks TLS, and this side does not" in refused(lambda: opened(encrypted, None))
     assert "does not: set its tls_ca" in refused(lambda: opened_async(encrypted, None))
     assert "does not speak TLS: give it tls_cert and tls_key" in refused(lambda: opened(plain, client()))
     assert "does not speak TLS" in refused(lambda: opened_async(plain, client()))
@@ -311,3 +313,11 @@ def test_connecting_ends_with_what_the_caller_is_to_know() -> None:
     with pytest.raises(Unavailable, match="cannot connect to"):
         connect_to(address, client(), Deadline(PATIENCE_S))
     assert issubclass(ProtocolError, KVStoreError)
+
+
+def test_an_error_for_want_of_descriptors_has_a_type_of_its_own() -> None:
+    address = Address("127.0.0.1", 1)
+    for number, kind in ((errno.EMFILE, TooManyConnections), (errno.ENFILE, TooManyConnections), (errno.ECONNREFUSED, Unavailable)):
+        error = not_connected(address, OSError(number, os.strerror(number)))
+        assert type(error) is kind
+        assert os.strerror(number) in str(error)

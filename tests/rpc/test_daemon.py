@@ -84,6 +84,29 @@ def test_a_terminal_that_hangs_up_ends_nothing(act: str, said: list[str]) -> Non
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 
 
+GROWING = """
+import ctypes
+from array import array
+from kvstore.rpc.daemon import MAPPED_BYTES, map_large_arrays
+PREPARE
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+bytes(8 * MAPPED_BYTES)  # freed at once: malloc takes this for the size that is to be in the heap from now on
+before = mallinfo().hblks
+grown = [array("Q", bytes(MAPPED_BYTES)) for _ in range(3)]
+print(mallinfo().hblks - before)
+"""
+
+
+@pytest.mark.parametrize(("prepare", "mapped"), [("", 0), ("map_large_arrays()", 3)])
+def test_large_arrays_are_mapped_whatever_was_freed_before(prepare: str, mapped: int) -> None:
+    program = GROWING.replace("PREPARE", prepare)
+    out = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
+    assert int(out) == mapped
+
+
 def test_a_starter_that_no_longer_listens_is_no_reason_to_stop() -> None:
     process = start()
     assert process.stdout is not None

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded
-from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.deadline import Deadline, seconds_shown
 
 
 def test_time_runs_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +40,25 @@ def test_as_much_as_is_left_is_given_and_nothing_when_it_is_over(monkeypatch: py
     assert (deadline.up_to_s(1), deadline.up_to_s(2)) == (1, 1.5)
     now_ns = 1_500_000_001
     assert deadline.up_to_s(1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.0692551, "0.069 s"), (0.5, "0.5 s"), (2.000004, "2 s"), (1.234, "1.23 s"), (3600, "3600 s")]
+)
+def test_seconds_are_told_in_few_digits(seconds: float, shown: str) -> None:
+    assert seconds_shown(seconds) == shown
+
+
+def test_a_part_ends_within_the_whole_and_names_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    whole = Deadline(3)
+    assert whole.part(1).left_s() == 1
+    now_ns = 2_930_000_000
+    last = whole.part(1)
+    assert last.timeout_s == last.left_s() == pytest.approx(0.07)
+    now_ns = 3_000_000_000
+    with pytest.raises(DeadlineExceeded, match=r"^no answer within the deadline of 3 s$"):
+        last.left_s()
+    with pytest.raises(DeadlineExceeded, match=r"of 3 s$"):
+        whole.part(1).part(1).left_s()

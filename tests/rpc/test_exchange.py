@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError
+from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, TooManyConnections
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
@@ -14,8 +14,10 @@ from kvstore.protocol.node_messages import Release, SlabFds
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, has_hung_up, notice, take_descriptors
+from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, has_hung_up, notice, refusal, take_descriptors
+from kvstore.rpc.incoming import Incoming
 from tests.rpc.traced import sampled
+from tests.rpc.wires import frame
 
 EXISTS = Exists([b"key"])
 
@@ -43,35 +45,25 @@ def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None
     assert data.endswith(b"fourfive5")
 
 
-def test_a_peer_of_the_version_before_is_asked_in_the_form_that_it_knows() -> None:
-    hello = Hello(1, "red", ticket=b"a ticket")
-    for version, ticket in ((VERSION, b"a ticket"), (4, b"")):
-        data = b"".join(Exchange(Address(unix="/the/peer"), version).request(hello, Deadline(5)))
-        header = unpack_header(data)
-        assert header.version == version
-        assert Hello.unpack_of(version, data[HEADER_BYTES:]) == Hello(1, "red", ticket=ticket)
-
-
 def test_a_packed_request_is_the_frame_that_the_message_makes() -> None:
-    ones = [Exchange(Address(unix="/the/peer"), version) for version in (VERSION, VERSION, 4, 4)]
+    one, other = Exchange(Address(unix="/the/peer")), Exchange(Address(unix="/the/peer"))
     message = Hello(1, "red")
-    for exchange, version in ((ones[0], VERSION), (ones[2], 4)):
-        packed = exchange.packed_request(Hello.TYPE, VERSION, message.pack_for(version), 5, Deadline(5))
-        asked = b"".join(ones[ones.index(exchange) + 1].request(message, Deadline(5), [b"value"]))[:-5]
-        header, expected = unpack_header(packed), unpack_header(asked)
-        assert header._replace(deadline_ms=0) == expected._replace(deadline_ms=0)
-        assert packed[HEADER_BYTES:] == asked[HEADER_BYTES:]
-        assert header.deadline_ms == 5_001
-    far = ones[0].packed_request(Exists.TYPE, 3, b"", 0, Deadline(1e9))
+    packed = one.packed_request(Hello.TYPE, message.pack(), 5, Deadline(5))
+    asked = b"".join(other.request(message, Deadline(5), [b"value"]))[:-5]
+    header, expected = unpack_header(packed), unpack_header(asked)
+    assert header._replace(deadline_ms=0) == expected._replace(deadline_ms=0)
+    assert packed[HEADER_BYTES:] == asked[HEADER_BYTES:]
+    assert header.deadline_ms == 5_001
+    far = one.packed_request(Exists.TYPE, b"", 0, Deadline(1e9))
     assert (unpack_header(far).deadline_ms, unpack_header(far).request_id) == (MAX_DEADLINE_MS, 2)
-    ones[0].payload_left = 1
+    one.payload_left = 1
     with pytest.raises(ProtocolError, match="not read"):
-        ones[0].packed_request(Exists.TYPE, 3, b"", 0, Deadline(5))
+        one.packed_request(Exists.TYPE, b"", 0, Deadline(5))
 
 
 def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
     with sampled() as call:
-        asked = {takes: greeted(takes).packed_request(Exists.TYPE, 3, EXISTS.pack(), 5, Deadline(10)) for takes in (0, TAKES_TRACES)}
+        asked = {takes: greeted(takes).packed_request(Exists.TYPE, EXISTS.pack(), 5, Deadline(10)) for takes in (0, TAKES_TRACES)}
     assert asked[TAKES_TRACES].startswith(call.frame)
     assert asked[TAKES_TRACES][len(call.frame) :] == asked[0]
     assert call.requests == 4
@@ -81,17 +73,21 @@ def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_
     body = Flags(b"\7").pack()
 
     def flag(
-        body: bytes = body, kind: int = Flags.TYPE, request_id: int = 1, payload_bytes: int = 0, magic: bytes = b"kV", version: int = 3
+        body: bytes = body,
+        kind: int = Flags.TYPE,
+        request_id: int = 1,
+        payload_bytes: int = 0,
+        magic: bytes = b"kV",
+        version: int = VERSION,
     ) -> int | None:
         data = HEADER.pack(magic, version, kind, request_id, 0, len(body), payload_bytes) + body
         return exchange.flag(memoryview(data + b"what lies behind"), len(data))
 
     assert flag() == 7
-    assert flag(version=VERSION) == 7
     others = [flag(Flags(b"\7\7").pack()), flag(Flags(b"").pack()), flag(b"\2\0\0\0\7"), flag(kind=Failure.TYPE), flag(request_id=2)]
-    others += [flag(payload_bytes=1), flag(magic=b"HT"), flag(version=2), flag(version=VERSION + 1)]
+    others += [flag(payload_bytes=1), flag(magic=b"HT"), flag(version=VERSION - 1), flag(version=VERSION + 1)]
     assert others == [None] * len(others)
-    cut = HEADER.pack(b"kV", 3, Flags.TYPE, 1, 0, 4, 0) + body
+    cut = HEADER.pack(b"kV", VERSION, Flags.TYPE, 1, 0, 4, 0) + body
     assert exchange.flag(memoryview(cut), len(cut)) is None, "the body is to be a byte shorter, and another message follows"
 
 
@@ -100,7 +96,7 @@ def greeted(takes: int) -> Exchange:
     exchange = Exchange(Address(unix="/the/peer"))
     exchange.request(Hello(1), Deadline(10))
     body = Welcome(SERVER_NODE, "n").pack()
-    exchange.answer(Header(Welcome.TYPE, 1, takes, len(body), 0, VERSION), memoryview(body), Welcome)
+    exchange.answer(Header(Welcome.TYPE, 1, takes, len(body), 0), memoryview(body), Welcome)
     return exchange
 
 
@@ -232,3 +228,23 @@ def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
         there.close()
         assert has_hung_up(here)
     assert has_hung_up(here), "nor can a closed one be asked"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (frame(Failure(TooManyConnections.code, "16 are in use"), 0), TooManyConnections),
+        (frame(Failure(TooManyConnections.code, "of a request"), 1), None),
+        (frame(Count(1), 0), None),
+        (frame(Failure(TooManyConnections.code, "cut"), 0)[:-1], None),
+        (b"no frame of ours at all, of 24 bytes", None),
+    ],
+)
+def test_the_refusal_of_a_peer_that_has_closed_is_read(data: bytes, kind: type[TooManyConnections] | None) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        assert refusal(ours, Incoming()) is None, "nothing has come"
+        with theirs:
+            theirs.sendall(data)
+        found = refusal(ours, Incoming())
+        assert type(found) is (kind or type(None))

@@ -190,7 +190,7 @@ def test_what_overlaps_its_new_place_is_moved_whole() -> None:
 def test_bytes_that_are_no_frame_are_refused() -> None:
     for data, why in (
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a kvstore frame"),
-        (Sent(b"").packed(1)[:2] + bytes([VERSION + 1]) + Sent(b"").packed(1)[3:], "run releases next to each other"),
+        (Sent(b"").packed(1)[:2] + bytes([VERSION + 1]) + Sent(b"").packed(1)[3:], "run one release on both"),
         (pack_header(KIND, 1, 1 << 31), "over the limit"),
     ):
         incoming = Incoming()

@@ -6,10 +6,12 @@ import pytest
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc import observing
-from kvstore.rpc.observing import Stopwatch
+from kvstore.rpc.observing import Peer, Stopwatch
 
 
 class Noted:
+    slow_ns = 1 << 63
+
     def __init__(self) -> None:
         self.kinds: list[int] = []
         self.answered = {kind: partial(self._note, kind) for kind in range(256)}
@@ -19,6 +21,9 @@ class Noted:
         self.kinds.append(kind)
 
     def refused(self, error: KVStoreError) -> None:
+        raise AssertionError
+
+    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
         raise AssertionError
 
 
@@ -54,3 +59,16 @@ def test_of_one_peer_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     for request in range(1, 6):
         stopwatch.answered(request)
     assert noted.kinds == [1, 2, 5]
+
+
+def test_slow_request_is_told_with_its_type_and_duration() -> None:
+    noted = Noted()
+    stopwatch = Stopwatch(noted)
+    stopwatch.begin(1, 11)
+    assert stopwatch.answered(1) is None
+    noted.slow_ns = 0
+    stopwatch.begin(2, 12)
+    slow = stopwatch.answered(2)
+    assert slow is not None
+    assert (slow[0], slow[1] >= 0) == (12, True)
+    assert stopwatch.answered(2) is None

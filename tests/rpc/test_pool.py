@@ -1,124 +1,28 @@
-"""The bookkeeping on its own, then the pool against a real daemon."""
+"""The pool of a blocking client against a real daemon."""
 
+import resource
 import socket
+import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, Unauthorized, Unavailable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
-from kvstore.protocol.session_messages import Hello, Ok, Welcome
+from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan, Pool, Shelf, Turn, connect_failed
+from kvstore.rpc.pool import Loan, Pool, connect_failed, max_open_channels
 from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
-from tests.rpc.wires import Looks, counted
+from tests.rpc.wires import Item, Looks, counted
 
 HELLO = Hello(1, "tenant", "token", "me")
-A, B = Address("a", 1), Address("b", 1)
-
-
-class Item:
-    """What the shelf needs of a channel."""
-
-    def __init__(self, address: Address = A) -> None:
-        self.address = address
-        self.is_open = self.is_settled = True
-        self.welcome = Welcome(1, "x")
-
-    def close(self) -> None:
-        self.is_open = False
-
-
-def borrow(shelf: Shelf[Item], address: Address = A) -> tuple[Turn, Item | None]:
-    turn, item = shelf.lend(address)
-    assert turn is not None
-    return turn, item
-
-
-def test_the_last_given_back_is_the_first_lent() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=60)
-    items, turns = [Item(), Item()], [borrow(shelf), borrow(shelf)]
-    assert [item for _, item in turns] == [None, None]
-    for item, (turn, _) in zip(items, turns, strict=True):
-        shelf.give_back(item, turn, 0)
-    assert shelf.counts(A) == (0, 2)
-    again, lent = borrow(shelf)
-    assert lent is items[1]
-    other, opened = borrow(shelf, B)
-    assert opened is None
-    assert shelf.counts(A) == (1, 1)
-    assert shelf.counts(Address("c", 1)) == (0, 0)
-    del again, other
-
-
-def test_no_more_than_the_maximum_is_lent_to_one_address() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
-    turn, _ = borrow(shelf)
-    assert shelf.lend(A) == (None, None)
-    borrow(shelf, B)
-    assert (shelf.free(A), shelf.free(Address("c", 1))) == (0, 1)
-    shelf.not_opened(A, turn)
-    borrow(shelf)
-
-
-def test_a_borrower_who_opens_none_gets_only_what_is_idle() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
-    assert shelf.lend(A, opens=False) == (None, None)
-    turn, _ = borrow(shelf)
-    item = Item()
-    shelf.give_back(item, turn, 0)
-    turn_2, lent = shelf.lend(A, opens=False)
-    assert (turn_2 is not None, lent) == (True, item)
-    assert shelf.lend(A, opens=False) == (None, None)
-
-
-def test_a_turn_that_is_dropped_is_over_and_its_channel_is_the_shelfs_no_more() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
-    turn, _ = borrow(shelf)
-    item = Item()
-    shelf.opened(item, turn)
-    held = weakref.ref(item)
-    del turn, item
-    assert (shelf.counts(A), held()) == ((0, 0), None)
-    borrow(shelf)
-
-
-def test_broken_channels_are_dropped() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=1, idle_ttl_s=60)
-    turn, _ = borrow(shelf)
-    broken = Item()
-    broken.close()
-    shelf.give_back(broken, turn, 0)
-    assert shelf.counts(A) == (0, 0)
-
-
-def test_channels_idle_for_the_time_to_live_are_closed_whatever_their_address() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=10)
-    old, young, other = Item(), Item(), Item(B)
-    turns = [borrow(shelf, item.address)[0] for item in (old, young, other)]
-    for item, turn, now_ns in zip((old, young, other), turns, (0, 4_000_000_000, 10_000_000_000), strict=True):
-        shelf.give_back(item, turn, now_ns)
-    assert [item.is_open for item in (old, young, other)] == [False, True, True]
-
-
-def test_a_closed_shelf_closes_the_idle_at_once_and_the_lent_when_they_come_back() -> None:
-    shelf: Shelf[Item] = Shelf(max_channels=9, idle_ttl_s=10)
-    idle, lent = Item(), Item()
-    (first, _), (second, _) = borrow(shelf), borrow(shelf)
-    shelf.give_back(idle, first, 0)
-    shelf.close()
-    assert (idle.is_open, lent.is_open) == (False, True)
-    shelf.give_back(lent, second, 0)
-    assert not lent.is_open
-    with pytest.raises(Closed):
-        shelf.lend(A)
+A = Address("a", 1)
 
 
 def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> None:
@@ -128,7 +32,7 @@ def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> N
         (True, ValueError(), False),
         (False, None, False),
     ):
-        item = Item()
+        item = Item(A)
         item.is_settled = is_settled
         kept: list[Item] = []
         loan = Loan(item, kept.append, reused=True)
@@ -211,7 +115,7 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
     taken: list[Loan[Channel]] = []
     waiter = threading.Thread(target=lambda: taken.append(pool.take(daemon[2], Deadline(20))))
     waiter.start()
-    while not pool._waiting[daemon[2]]:
+    while not pool._shelf.waiting(daemon[2]):
         assert waiter.is_alive()
     first.give_back()
     waiter.join()
@@ -224,14 +128,14 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
 
 
 def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Started, pool: Pool) -> None:
-    asked = counted(pool._shelf)
+    looks = counted(pool._shelf)
     held, elsewhere = [pool.take(daemon[2], Deadline(20)) for _ in range(2)], [pool.take(daemon[1], Deadline(20)) for _ in range(2)]
     taken: SimpleQueue[tuple[int, Loan[Channel]]] = SimpleQueue()
 
     def start(number: int, address: Address) -> threading.Thread:
         thread = threading.Thread(target=lambda: taken.put((number, pool.take(address, Deadline(20)))))
         thread.start()
-        while len(pool._waiting[address]) <= number:
+        while pool._shelf.waiting(address) <= number:
             assert thread.is_alive()
         return thread
 
@@ -246,7 +150,7 @@ def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Star
     elsewhere.append(taken.get(timeout=20)[1])
     for thread in threads:
         thread.join()
-    assert len(asked) == 4 + 9 * 3, "when they came, when they lay down, and when they were woken"
+    assert len(looks) == 9 * 2, "before they waited, and when they were woken"
     for loan in (*held, *elsewhere):
         loan.give_back()
 
@@ -261,7 +165,7 @@ def test_who_was_woken_and_does_not_go_on_wakes_the_next(daemon: Started, pool: 
 
         def left_s(self) -> float:
             waiter.start()
-            while len(pool._waiting[daemon[2]]) < 2:
+            while pool._shelf.waiting(daemon[2]) < 2:
                 assert waiter.is_alive()
             loans.pop().give_back()
             raise KeyboardInterrupt
@@ -270,7 +174,7 @@ def test_who_was_woken_and_does_not_go_on_wakes_the_next(daemon: Started, pool: 
         pool.take(daemon[2], Interrupted(20))
     loans.append(taken.get(timeout=20))
     waiter.join()
-    assert not pool._waiting[daemon[2]]
+    assert not pool._shelf.waiting(daemon[2])
     for loan in loans:
         loan.give_back()
 
@@ -298,7 +202,7 @@ def test_a_channel_that_could_not_be_opened_is_the_turn_of_who_waits_for_that_ad
         opening, _ = server.accept()
         for address in (daemon[1], broken):
             threads.append(start(address))
-            while not pool._waiting[address]:
+            while not pool._shelf.waiting(address):
                 assert threads[-1].is_alive()
     opening.close()
     assert [type(heard.get(timeout=20)) for _ in range(2)] == [Unavailable, Unavailable]
@@ -323,7 +227,7 @@ def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) ->
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while not pool._waiting[daemon[2]]:
+    while not pool._shelf.waiting(daemon[2]):
         assert waiter.is_alive()
     pool.close()
     waiter.join()
@@ -378,3 +282,53 @@ def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daem
     pool.lent(turn, channel).give_back(KeyboardInterrupt())
     assert not channel.is_open
     assert pool.counts(daemon[1]) == (0, 0)
+
+
+def test_no_thread_starves_behind_others(daemon: Started, pool: Pool) -> None:
+    """More threads than channels, each as fast as it can: all go on until each has had a channel several times."""
+    threads_count, times = 12, 5
+    done = [0] * threads_count
+    errors: list[Exception] = []
+
+    def run(number: int) -> None:
+        try:
+            while min(done) < times and not errors:
+                with pool.take(daemon[2], Deadline(30)) as loan:
+                    loan.channel.call(Nodes(), Ok, Deadline(30))
+                done[number] += 1
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(threads_count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert min(done) >= times
+
+
+def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:
+    """The daemon refuses the third: its caller waits for one of the two that there are."""
+    pool = Pool(HELLO, max_channels=9, idle_ttl_s=60, connect_timeout_s=60)
+    loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
+    daemon[0].refusal = TooManyConnections("all 2 connections are in use")
+    taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
+    waiter = threading.Thread(target=lambda: taken.put(pool.take(daemon[2], Deadline(60))))
+    waiter.start()
+    while not pool._shelf.waiting(daemon[2]):
+        assert waiter.is_alive()
+    loans.pop().give_back()
+    loans.append(taken.get(timeout=20))
+    waiter.join()
+    with pytest.raises(TooManyConnections):
+        pool.take(daemon[1], Deadline(20))
+    for loan in loans:
+        loan.give_back()
+    pool.close()
+
+
+def test_half_of_the_descriptors_are_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, expected in ((256, 128), (resource.RLIM_INFINITY, sys.maxsize)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
+        assert max_open_channels() == expected

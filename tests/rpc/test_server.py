@@ -12,17 +12,24 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, MAX_BATCH, OLDEST_VERSION, VERSION, Header, pack_header, unpack_header
+from kvstore.protocol.errors import ConfigError, TooManyConnections
+from kvstore.protocol.frames import HEADER_BYTES, MAX_BATCH, Header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Failure, Hello, Ok, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello, Ok
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import ACCEPT_PAUSE_S, HELLO_TIMEOUT_S, MAX_HELLO_BYTES, Nobody, Server, allow_many_descriptors, default_run_dir
+from kvstore.rpc.server import (
+    ACCEPT_PAUSE_S,
+    HELLO_TIMEOUT_S,
+    MAX_HELLO_BYTES,
+    Nobody,
+    Server,
+    default_run_dir,
+)
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from kvstore.security.tickets.form import PASS, Ticket, seal
-from tests.rpc.wires import Clock, Recorder, frame, pump, read_exactly, read_frame
+from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
 
 
 class Daemon:
@@ -58,20 +65,6 @@ class Daemon:
     def close(self) -> None:
         self.server.close()
         self.reactor.close()
-
-
-def test_who_introduced_himself_in_the_version_before_is_answered_in_its_forms(daemon: Daemon) -> None:
-    welcome = Welcome(SERVER_MASTER, "master", owner="elsewhere:1")
-    daemon.answer = welcome
-    for version in (OLDEST_VERSION, VERSION):
-        with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)) as sock:
-            body = Hello(ROLE_CLIENT, name="client").pack()
-            sock.sendall(pack_header(Hello.TYPE, 1, len(body), version=version) + body)
-            asked = len(daemon.handler.frames)
-            pump(daemon.reactor, lambda: len(daemon.handler.frames) > asked)  # noqa: B023
-            header = unpack_header(read_exactly(sock, HEADER_BYTES))
-            assert header.version == min(version, Welcome.SINCE)
-            assert read_exactly(sock, header.body_bytes) == welcome.pack_for(version)
 
 
 @pytest.fixture
@@ -117,6 +110,15 @@ def test_a_stranger_is_hung_up_on_after_his_time_though_he_talks_and_others_stay
     pump(daemon.reactor, lambda: daemon.handler.closed_count == 2)
 
 
+def assert_turned_away(sock: socket.socket) -> None:
+    """Told that there are too many connections, and hung up on."""
+    header, failure, _ = read_frame(sock)
+    assert header.request_id == 0
+    assert isinstance(failure, Failure)
+    assert failure.code == TooManyConnections.code
+    assert sock.recv(1) == b""
+
+
 def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on() -> None:
     daemon = Daemon(max_strangers=2)
     try:
@@ -124,7 +126,7 @@ def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on()
         socks = [daemon.connect(address) for _ in range(2)]
         daemon.ask(socks[1], Hello(ROLE_CLIENT, name="known"))
         socks += [daemon.connect(address) for _ in range(2)]
-        assert socks[0].recv(1) == b""
+        assert_turned_away(socks[0])
         for sock in socks[1:]:
             daemon.ask(sock)
         socks[2].close()
@@ -143,7 +145,7 @@ def test_strangers_have_half_of_the_connections_at_most() -> None:
     try:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         socks = [daemon.connect(address) for _ in range(3)]
-        assert socks[0].recv(1) == b""
+        assert_turned_away(socks[0])
         assert len(daemon.server.sessions) == 2
         for sock in socks:
             sock.close()
@@ -162,7 +164,7 @@ def test_where_no_connection_is_left_who_has_not_introduced_himself_gives_his_up
                 known.append(stack.enter_context(daemon.connect(address)))
                 assert len(daemon.server.sessions) == min(1 + len(known), 4)
                 daemon.ask(known[-1], Hello(ROLE_CLIENT, name="known"))
-            assert stranger.recv(1) == b""
+            assert_turned_away(stranger)
             for sock in known:
                 daemon.ask(sock)
     finally:
@@ -213,7 +215,10 @@ def test_a_connection_over_the_limit_is_told_so_and_its_place_is_free_again_late
     first, second, *others = socks
     with daemon.connect(address) as third:
         header, failure, _ = read_frame(third)
-        assert (header.request_id, failure) == (0, Failure(Unavailable.code, "the server has all its 4 connections in use"))
+        assert (header.request_id, failure) == (
+            0,
+            Failure(TooManyConnections.code, "the server has all its 4 connections in use (max_connections)"),
+        )
         assert third.recv(1) == b""
     second.close()
     pump(daemon.reactor, lambda: len(daemon.server.sessions) == 3)
@@ -265,7 +270,7 @@ def test_the_socket_of_a_live_owner_is_refused_and_left_alone(daemon: Daemon, tm
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(path))
         alive.listen()
-        with pytest.raises(ConfigError, match="another process listens there"):
+        with pytest.raises(ConfigError, match=r"listens there: stop it, or give this one a folder of its own \(--run-dir\)"):
             daemon.server.listen_unix(path)
         assert path.is_socket()
 
@@ -300,28 +305,58 @@ def test_close_hangs_up_and_leaves_neither_files_nor_descriptors(tmp_path: Path)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_out_of_descriptors_connections_wait_without_the_loop_spinning(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
-    address = daemon.server.listen_tcp("127.0.0.1", 0)
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """All descriptors of this process are in use."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    waiting = socket.socket()
-    waiting.settimeout(10)
-    host, _, port = address.rpartition(":")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
-    spare: list[int] = []
+    taken: list[int] = []
     try:
-        while True:
-            try:
-                spare.append(os.dup(0))
-            except OSError:
-                break
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def unconnected() -> socket.socket:
+    """A socket, taken while there is a descriptor for it."""
+    sock = socket.socket()
+    sock.settimeout(10)
+    return sock
+
+
+def test_peer_is_refused_with_the_cause_when_no_descriptor_is_left(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    host, _, port = daemon.server.listen_tcp("127.0.0.1", 0).rpartition(":")
+    peers = [unconnected() for _ in range(3)]
+    with no_descriptor_left():
+        for peer in peers:
+            peer.connect((host, int(port)))
+            daemon.reactor.run_once(0)
+        for peer in peers:
+            failure = read_frame(peer)[1]
+            assert isinstance(failure, Failure)
+            assert failure.code == TooManyConnections.code
+            assert "raise ulimit -n" in failure.text
+    lines = [record.message for record in caplog.records if "refusing connections" in record.message]
+    assert len(lines) == 1
+    assert daemon.server.counts()["refused_connections"] == 3
+    for peer in peers:
+        peer.close()
+
+
+def test_out_of_descriptors_connections_wait_without_the_loop_spinning(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    """Another thread has taken the spare descriptor, too."""
+    host, _, port = daemon.server.listen_tcp("127.0.0.1", 0).rpartition(":")
+    waiting = unconnected()
+    with daemon.server._spare.given_up(), no_descriptor_left():
         waiting.connect((host, int(port)))
         for _ in range(50):
             daemon.reactor.run_once(0)
-        assert len([record for record in caplog.records if "cannot accept" in record.message]) == 1
-    finally:
-        for fd in spare:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert daemon.server.counts()["refused_connections"] == 1
     daemon.clock.now_ns += int(ACCEPT_PAUSE_S * 1e9)
     daemon.ask(waiting)
     waiting.close()
@@ -387,16 +422,6 @@ def test_a_folder_in_tmp_that_another_user_may_have_made_is_refused(
         default_run_dir()
 
 
-def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] - 1, limits[1]))
-    try:
-        allow_many_descriptors()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handler_that_it_gets(daemon: Daemon) -> None:
     server = Server(daemon.reactor, Nobody(), max_connections=2)
     address = server.listen_tcp("127.0.0.1", 0)
@@ -405,3 +430,17 @@ def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handl
         server.handler = daemon.handler
         daemon.ask(sock)
     server.close()
+
+
+def test_no_more_connections_are_accepted_than_descriptors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them are for slabs, files and the daemon's own connections."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (4, 4))
+    daemon = Daemon()
+    try:
+        address = daemon.server.listen_tcp("127.0.0.1", 0)
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                daemon.ask(stack.enter_context(daemon.connect(address)), Hello(ROLE_CLIENT, name="known"))
+            assert_turned_away(stack.enter_context(daemon.connect(address)))
+    finally:
+        daemon.close()

@@ -22,7 +22,7 @@ from kvstore.protocol.node_messages import Put, Release
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Ok, Trace, Welcome
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tenant_loads
-from kvstore.rpc.observing import Stopwatch
+from kvstore.rpc.observing import Peer, Stopwatch
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
@@ -333,6 +333,12 @@ def test_what_is_served_at_once_is_timed(unix: Line) -> None:
         def __init__(self) -> None:
             self.taken_ns: list[int] = []
             self.answered = {Put.TYPE: self.taken_ns.append}
+            self.slow_ns = 0
+            self.slow_kinds: list[int] = []
+
+        def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+            assert elapsed_ns == self.taken_ns[-1]
+            self.slow_kinds.append(kind)
 
         def refused(self, error: KVStoreError) -> None:
             raise AssertionError(error)
@@ -357,6 +363,7 @@ def test_what_is_served_at_once_is_timed(unix: Line) -> None:
     line.session.at_once = at_once
     line.send(put(b"value", request_id=7))
     assert len(times.taken_ns) == 3
+    assert times.slow_kinds == [Put.TYPE] * 3
     line.close()
 
 

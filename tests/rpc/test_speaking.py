@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import ProtocolError, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Failure, Flags, Hello, Trace
 from kvstore.rpc.outbox import SendLimits
@@ -48,14 +48,12 @@ def mouth() -> Iterator[Mouth]:
     mouth.close()
 
 
-def test_a_message_goes_in_the_form_that_the_peer_knows(mouth: Mouth) -> None:
-    for version in (VERSION, 4):
-        mouth.speaker.peer_version = version
-        mouth.speaker.say(Hello(1, "red", ticket=b"a ticket"), 7, 5, [b"value"])
-        header = unpack_header(read_exactly(mouth.peer, HEADER_BYTES))
-        assert header._replace(body_bytes=0) == Header(Hello.TYPE, 7, 5, 0, 5, version)
-        assert Hello.unpack_of(version, read_exactly(mouth.peer, header.body_bytes)).tenant == "red"
-        assert read_exactly(mouth.peer, 5) == b"value"
+def test_a_message_goes_with_its_deadline_and_payload(mouth: Mouth) -> None:
+    mouth.speaker.say(Hello(1, "red", ticket=b"a ticket"), 7, 5, [b"value"])
+    header = unpack_header(read_exactly(mouth.peer, HEADER_BYTES))
+    assert header._replace(body_bytes=0) == Header(Hello.TYPE, 7, 5, 0, 5)
+    assert Hello.unpack(read_exactly(mouth.peer, header.body_bytes)).tenant == "red"
+    assert read_exactly(mouth.peer, 5) == b"value"
     assert (mouth.queued, mouth.reasons) == (0, [])
 
 

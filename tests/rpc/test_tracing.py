@@ -1,5 +1,7 @@
 """Promises of tracing.py: only a request that a Trace announced has a span, which ends with its answer whatever that is."""
 
+import socket
+
 import pytest
 
 from kvstore.protocol.catalog_messages import Publish
@@ -9,6 +11,9 @@ from kvstore.protocol.master_messages import Exists, Lookup
 from kvstore.protocol.session_messages import Trace
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tracing
+from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.server import Nobody
+from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import BROKEN, CALL, MAX_LINKS, Call, TracedStopwatch, asking_for, on_behalf, parent_in, trace_metadata
 from tests.rpc.test_observing import Noted
 from tests.rpc.traced import Part, Spans, sampled
@@ -141,3 +146,16 @@ def test_of_one_peer_only_so_many_spans_are_open_and_they_end_with_the_connectio
     stopwatch.close()
     stopwatch.close()
     assert spans.told == [(Lookup.TYPE, PARENT, BROKEN)] * 2
+
+
+def test_who_only_traces_keeps_no_slow_requests(spans: Spans) -> None:
+    stopwatch = TracedStopwatch(None, spans)
+    stopwatch.begin(1, Exists.TYPE)
+    assert stopwatch.answered(1) is None
+    mine, peer = socket.socketpair()
+    reactor = Reactor()
+    session = Session(reactor, mine, Nobody())
+    stopwatch.observer.slow(session, Exists.TYPE, 1)
+    session.close("the test is over")
+    reactor.close()
+    peer.close()

@@ -9,11 +9,12 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
+from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.pool import C, Shelf, Turn
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
+from kvstore.rpc.shelf import C, Shelf, Turn, Waiter
 
 
 class Clock:
@@ -46,9 +47,21 @@ class Looks(BusyPoll):
         self.told.append("slept")
 
 
+class Item:
+    """What the bookkeeping of a pool needs of a channel."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.is_open = self.is_settled = True
+        self.welcome = Welcome(1, "x")
+
+    def close(self) -> None:
+        self.is_open = False
+
+
 def frame(message: Message, request_id: int = 1, payload: bytes = b"") -> bytes:
     body = message.pack()
-    return pack_header(message.TYPE, request_id, len(body), len(payload), version=message.SINCE) + body + payload
+    return pack_header(message.TYPE, request_id, len(body), len(payload)) + body + payload
 
 
 def read_exactly(sock: socket.socket, size: int) -> bytes:
@@ -77,16 +90,16 @@ def pump(reactor: Reactor, until: Callable[[], bool]) -> None:
 
 
 def counted(shelf: Shelf[C]) -> list[Address]:
-    """For whom a channel is looked for in `shelf` from now on."""
-    asked: list[Address] = []
-    lend = shelf.lend
+    """For each look of a caller that waits for a channel of `shelf` from now on, the address."""
+    looks: list[Address] = []
+    look = shelf.lend_or_queue
 
-    def counting(address: Address, *, opens: bool = True) -> tuple[Turn | None, C | None]:
-        asked.append(address)
-        return lend(address, opens=opens)
+    def counting(address: Address, waiter: Waiter[C]) -> tuple[Turn | None, C | None]:
+        looks.append(address)
+        return look(address, waiter)
 
-    shelf.lend = counting  # type: ignore[method-assign]
-    return asked
+    shelf.lend_or_queue = counting  # type: ignore[method-assign]
+    return looks
 
 
 @dataclass(eq=False)

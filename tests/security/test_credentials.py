@@ -1,13 +1,15 @@
 """Promises of credentials.py."""
 
 import math
+import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
-from kvstore.security.credentials import MAX_FILE_BYTES, NODES_LINE, Credentials, credential_id, digest_of, read_credentials
+from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, credential_id, digest_of, read_credentials
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
 
 NODES = '[nodes]\n"*" = "join"\n'
@@ -70,7 +72,8 @@ def test_each_token_is_of_one_kind_and_role(full: Credentials, tenant: str, toke
     [("red", "wrong"), ("red", ""), ("green", "secret"), ("green", ""), ("blue", "secret"), ("", "secret"), ("red", "\udcff")],
 )
 def test_an_unknown_tenant_and_a_wrong_token_are_refused_alike(full: Credentials, tenant: str, token: str) -> None:
-    with pytest.raises(Unauthorized, match=f"^unknown tenant '{tenant}' or wrong token$"):
+    text = f"unknown tenant '{tenant}' or wrong token" if tenant else NO_TENANT
+    with pytest.raises(Unauthorized, match=f"^{re.escape(text)}$"):
         full.identify(tenant, token, now_s=IN_TIME_S)
 
 
@@ -107,9 +110,21 @@ def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: C
     assert full.identify("", "", now_s=IN_TIME_S, certificate=node) == node
     assert full.holds(node, now_s=IN_TIME_S)
     assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=red).credential
+    shown = full.identify("red", "secret", now_s=IN_TIME_S, certificate=replace(red, certificate=b"f" * 32))
+    assert shown.certificate == b"f" * 32
+    assert full.holds(shown, now_s=IN_TIME_S)
     assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=node).kind is Kind.TENANT
     with pytest.raises(Denied, match=r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write$"):
         full.identify("red", "secret", now_s=IN_TIME_S, certificate=blue)
+
+
+def test_operator_token_beside_a_certificate(full: Credentials) -> None:
+    """An operator's certificate stands for each tenant that is named; a tenant's own certificate does not go with an operator's token."""
+    any_tenant = Identity(Kind.TENANT, Role.ADMIN, "red", certificate=b"f" * 32)
+    found = full.identify("red", "root", now_s=IN_TIME_S, certificate=any_tenant)
+    assert (found.kind, found.certificate) == (Kind.OPERATOR, b"f" * 32)
+    with pytest.raises(Denied, match=r"^the certificate is of tenant 'red' with role write, the token of operator "):
+        full.identify("red", "root", now_s=IN_TIME_S, certificate=Identity(Kind.TENANT, Role.WRITE, "red"))
 
 
 def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path, full: Credentials) -> None:
@@ -160,7 +175,7 @@ def test_a_credentials_id_tells_nothing_of_its_digest() -> None:
         ("[nodes]\nn1 = { token = 'b', role = 'read' }\n", r"\[nodes\] n1: write .* wanted expires$"),
         ("[tenants]\nred = ['a', 'a']\n", r"\[tenants\] red, number 2: this token is in the file twice"),
         ("[nodes]\nn1 = 'a'\n[admins]\nops = 'a'\n", r"\[admins\] ops: this token is in the file twice"),
-        ("# " + "x" * MAX_FILE_BYTES, "has more than 4194304 bytes"),
+        ("# " + "x" * MAX_FILE_BYTES, "has more than 4 MiB"),
     ],
 )
 def test_a_bad_file_is_one_error_that_names_what_is_wrong(tmp_path: Path, text: str, said: str) -> None:
@@ -185,3 +200,19 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes | Non
         path.write_bytes(data)
     with pytest.raises(ConfigError, match="cannot read the tokens"):
         read_credentials(str(path))
+
+
+def test_the_owner_of_a_token_is_known_without_its_tenant_and_after_its_end(full: Credentials) -> None:
+    owners = {token: found.name if (found := full.owner(token)) else None for token in ("secret", "rules", "one", "root", "guess")}
+    assert owners == {"secret": "red", "rules": "blue", "one": "n1", "root": "ops", "guess": None}
+
+
+def test_tokens_that_end_are_known_in_that_order(full: Credentials) -> None:
+    ends = [one.expires_s for one in full.first_to_end]
+    assert ends
+    assert ends == sorted(one.expires_s for one in full.identities() if one.expires_s != math.inf)
+
+
+def test_identities_are_those_of_all_tokens(full: Credentials) -> None:
+    assert len(full.identities()) == len(full)
+    assert Credentials().identities() == frozenset()

@@ -18,7 +18,6 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Want
 from kvstore.protocol.control_pb2_grpc import ControlStub, SchedulerStub
 from kvstore.protocol.errors import Denied, KVStoreError, from_code
-from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import (
     Cancel,
     Exists,
@@ -92,8 +91,7 @@ NODES: Final = {"any node", "n1"}
 VALID: Final = {"other tenant", *TENANT_ROLES, "operator", *NODES, "p1"}
 
 CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
-    "/kvstore.v1.Control/Register": (pb.RegisterRequest(name="n7", instance=1, protocol_version=VERSION), {"any node"}),
-    "/kvstore.v1.Control/Heartbeat": (pb.HeartbeatRequest(node_id=1, registration_epoch=1), NODES),
+    "/kvstore.v1.Control/Register": (pb.RegisterRequest(name="n7", instance=1), {"any node"}),
     "/kvstore.v1.Control/Status": (pb.StatusRequest(), VALID),
     "/kvstore.v1.Control/Topologies": (pb.TopologiesRequest(), OPERATORS),
     "/kvstore.v1.Control/Forget": (pb.ForgetRequest(node="nowhere"), OPERATORS),
@@ -102,8 +100,17 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/kvstore.v1.Control/ClearQuota": (pb.ClearQuotaRequest(tenant="green"), OPERATORS),
     "/kvstore.v1.Control/ListKeys": (pb.ListKeysRequest(tenant="green"), TENANT_ROLES | {"operator"}),
     "/kvstore.v1.Control/Contents": (pb.ContentsRequest(tenant="green"), TENANT_ROLES | {"operator"}),
-    "/kvstore.v1.Control/PinNamespace": (pb.PinNamespaceRequest(tenant="green"), {"operator"}),
-    "/kvstore.v1.Control/RemoveNamespace": (pb.RemoveNamespaceRequest(tenant="green"), {"operator"}),
+    "/kvstore.v1.Control/ReportWeights": (pb.WeightsReport(tenant="green", engine="e"), TENANT_ROLES),
+    "/kvstore.v1.Control/Weights": (pb.WeightsRequest(tenant="green"), TENANT_ROLES | {"operator"}),
+    "/kvstore.v1.Control/RetireWeights": (pb.RetireWeightsRequest(tenant="green", base="b"), OPERATORS),
+    "/kvstore.v1.Control/PinNamespace": (pb.PinNamespaceRequest(tenant="green"), OPERATORS),
+    "/kvstore.v1.Control/RemoveNamespace": (pb.RemoveNamespaceRequest(tenant="green"), OPERATORS),
+    "/kvstore.v1.Control/Audit": (pb.AuditRequest(), OPERATORS),
+    "/kvstore.v1.Control/RecordAudit": (pb.AuditEntries(), set()),
+    "/kvstore.v1.Control/Sessions": (pb.SessionsRequest(), OPERATORS),
+    "/kvstore.v1.Control/EndSession": (pb.EndSessionRequest(id=1 << 60), OPERATORS),
+    "/kvstore.v1.Control/Tokens": (pb.TokensRequest(), OPERATORS),
+    "/kvstore.v1.Control/SlowRequests": (pb.SlowRequestsRequest(), OPERATORS),
     "/kvstore.v1.Scheduler/Report": (pb.ReportRequest(name="p1", role=pb.ROLE_BOTH), {"p1", "tenant's admin"}),
     "/kvstore.v1.Scheduler/Leave": (pb.LeaveRequest(name="p1"), {"p1", "tenant's admin"}),
     "/kvstore.v1.Scheduler/Schedule": (pb.ScheduleRequest(tenant="green", block_tokens=1, input_tokens=1), TENANT_ROLES),
@@ -120,7 +127,8 @@ FELLOWS: Final = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     *(
         f"/kvstore.v1.Control/{name}"
-        for name in ["Status", "Topologies", "Forget", "Drain", "SetQuota", "ClearQuota", "Contents", "PinNamespace", "RemoveNamespace"]
+        for name in ("Status", "Topologies", "Forget", "Drain", "SetQuota", "ClearQuota", "Contents")
+        + ("Weights", "RetireWeights", "PinNamespace", "RemoveNamespace", "RecordAudit", "SlowRequests")
     ),
 }
 """What another master may call."""
@@ -128,17 +136,18 @@ FELLOWS: Final = {
 READERS: Final = {"other tenant", *TENANT_ROLES}
 """Each of its own tenant's blocks: a session is of the tenant that its Hello named."""
 WRITERS: Final = READERS - {"reader"}
+MANAGERS: Final = WRITERS | {"operator"}
 FRAMES: Final[Mapping[type[Message], tuple[Message, set[str]]]] = {
     Lookup: (Lookup([b"k"]), READERS),
-    Exists: (Exists([b"k"]), READERS),
+    Exists: (Exists([b"k"]), READERS | {"operator"}),
     MatchPrefix: (MatchPrefix([b"k"]), READERS),
     Nodes: (Nodes(), READERS),
     Reserve: (Reserve([b"k"], [1]), WRITERS),
     Cancel: (Cancel([b"k"], [1]), WRITERS),
-    Remove: (Remove([b"k"]), WRITERS),
-    RemoveMatching: (RemoveMatching("", 1, "*"), WRITERS),
-    Pin: (Pin([b"k"]), WRITERS),
-    PinFor: (PinFor([b"k"], 1), WRITERS),
+    Remove: (Remove([b"k"]), MANAGERS),
+    RemoveMatching: (RemoveMatching("", 1, "*"), MANAGERS),
+    Pin: (Pin([b"k"]), MANAGERS),
+    PinFor: (PinFor([b"k"], 1), MANAGERS),
     Replicate: (Replicate([b"k"], 2), WRITERS),
     type(publish(1, [])): (publish(1, []), NODES),
     Digests: (Digests(1, 1, 0, [1], b"\1", [1], b"\2"), NODES),
@@ -213,7 +222,7 @@ def is_taken(places: Places, message: Message, name: str, shown: Shown) -> bool:
             with places.stub() as stub:
                 node = name if name == "n1" else "n6"
                 found = stub.Register(
-                    pb.RegisterRequest(name=node, instance=1, protocol_version=VERSION),
+                    pb.RegisterRequest(name=node, instance=1),
                     timeout=TIMEOUT_S,
                     metadata=as_metadata("", shown.token),
                 )
@@ -247,9 +256,9 @@ def test_what_is_overheard_can_be_said_again_as_the_same_and_not_beside_a_node_t
     """It can be for as long as it is valid, which is why there is TLS; but the node that it is of is still the one that it was."""
     shown = as_metadata("", "the token of n1")
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path, more=FILE)) as places, places.stub() as stub:
-        first = stub.Register(pb.RegisterRequest(name="n1", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S, metadata=shown)
+        first = stub.Register(pb.RegisterRequest(name="n1", instance=1), timeout=TIMEOUT_S, metadata=shown)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Register(pb.RegisterRequest(name="n1", instance=2, protocol_version=VERSION), timeout=TIMEOUT_S, metadata=shown)
+            stub.Register(pb.RegisterRequest(name="n1", instance=2), timeout=TIMEOUT_S, metadata=shown)
         assert "a live node already has the name" in (refused.value.details() or "")
-        beat = pb.HeartbeatRequest(node_id=first.node_id, registration_epoch=first.registration_epoch)
-        stub.Heartbeat(beat, timeout=TIMEOUT_S, metadata=shown)
+        with closing(connect(parse_address(places.listen), timeout_s=TIMEOUT_S)) as sock:
+            assert said(sock, Hello(ROLE_NODE, token="the token of n1", name="n1", epoch=first.registration_epoch)) is None

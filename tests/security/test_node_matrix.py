@@ -15,7 +15,22 @@ from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
-from kvstore.protocol.node_messages import Abort, Commit, Flush, Open, OpenIndex, Put, Read, Regions, Release, Slabs
+from kvstore.protocol.node_messages import (
+    Abort,
+    Commit,
+    Flush,
+    HoldBlocks,
+    Open,
+    OpenAhead,
+    OpenIndex,
+    Put,
+    PutAhead,
+    Read,
+    Regions,
+    Release,
+    ReleaseHolds,
+    Slabs,
+)
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
 from kvstore.rpc.address import connect, parse_address
 from kvstore.security.identity import Role
@@ -37,8 +52,12 @@ FRAMES: Final[dict[type[Message], Message]] = {
         Put("", [b"new"], [1], [1], [0], [b""]),
         Open("", [b"new"], [1], [1], [b""]),
         Commit([], []),
+        OpenAhead(1),
+        PutAhead(1, 0, "", [b"new"], [1], [0], [1], [b""]),
         Abort([]),
         Flush(),
+        HoldBlocks(1, 100, [BLOCK], [4]),
+        ReleaseHolds([1]),
         Drop(1, "red", [BLOCK], [4]),
         Hold(1, "red", [BLOCK]),
         Copy(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
@@ -53,8 +72,8 @@ READS: Final = {"red reads", "red writes", "red rules", "blue reads"}
 WRITES: Final = {"red writes", "red rules"}
 ALLOWED: Final[dict[type[Message], set[str]]] = {
     **dict.fromkeys((Read, Release, Regions), READS | {"a pass"}),
-    **dict.fromkeys((Slabs, OpenIndex, Events), READS),
-    **dict.fromkeys((Put, Open, Commit, Abort, Flush), WRITES),
+    **dict.fromkeys((Slabs, OpenIndex, Events, HoldBlocks, ReleaseHolds), READS),
+    **dict.fromkeys((Put, Open, Commit, Abort, OpenAhead, PutAhead, Flush), WRITES),
     **{kind: set() for kind in (Drop, Hold, Copy, Drain, TicketKey, Revoke, Seek)},
 }
 KNOWN: Final = READS | {"a pass"}
@@ -117,7 +136,9 @@ def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVSto
             answer = read_frame(sock)[1]
         if message is not None:
             sock.sendall(frame(message, payload=b"x" if isinstance(message, Put) else b""))
-            if isinstance(message, Release):  # it has no answer where it is taken: then that to what no node takes is the first
+            if isinstance(
+                message, Release | ReleaseHolds
+            ):  # it has no answer where it is taken: then that to what no node takes is the first
                 sock.sendall(frame(Lookup([BLOCK]), request_id=2))
             header, answer, _values = read_frame(sock)
             answer = answer if header.request_id == 1 else None

@@ -14,6 +14,7 @@ from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, Kin
 from kvstore.security.rules import (
     COMMANDS,
     MASTER_FRAMES,
+    MASTERS,
     NODE_FRAMES,
     OPEN,
     OPERATES,
@@ -80,8 +81,8 @@ def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("rule", "identity", "error", "text"),
     [
-        (OPERATES, STRANGER, Unauthorized, r"^Drain needs a token of \[admins\], or a tenant's with role admin$"),
-        (OPERATES, WRITER, Denied, r"^tenant 'red' with role write may not say Drain: it needs a token of \[admins\], or .*$"),
+        (OPERATES, STRANGER, Unauthorized, r"^a token of \[admins\], or a tenant's with role admin is needed to drain a node$"),
+        (OPERATES, WRITER, Denied, r"^tenant 'red' with role write may not drain a node: it needs a token of \[admins\], or .*$"),
         (REPORTS, WRITER, Denied, r"instance's token"),
     ],
 )
@@ -92,7 +93,9 @@ def test_who_may_not_is_told_what_it_needs(rule: Rule, identity: Identity, error
 
 
 def test_where_no_credentials_are_configured_everybody_may_all() -> None:
-    for rule in RPCS.values():
+    for rule in set(RPCS.values()) - {MASTERS}:
         check(rule, EVERYBODY, "it")
+    with pytest.raises(Denied, match="another master"):
+        check(MASTERS, EVERYBODY, "RecordAudit")
     for rule in (OPEN, OPERATES):
         check(rule, ADMIN, "it")

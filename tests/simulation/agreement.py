@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.membership import ALIVE
 from kvstore.master.master import Master
 from kvstore.master.status import told_of
+from kvstore.protocol.node_states import ALIVE
 from kvstore.protocol.partitions import partition_of
 from tests.simulation.catalog import ModelCatalog
 from tests.simulation.cluster import Cluster

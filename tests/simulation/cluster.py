@@ -176,7 +176,7 @@ class Cluster:
         daemon.node = Node(settings)
         daemon.node.start()
 
-    def _open_tiers(self, settings: NodeSettings) -> dict[int, Any]:
+    def _open_tiers(self, settings: NodeSettings, _plan: object) -> dict[int, Any]:
         process = self.world.here
         dram = DramTier(settings.dram, transparent_hugepages=False)
         tiers: dict[int, Any] = {DRAM: dram}

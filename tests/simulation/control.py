@@ -14,7 +14,7 @@ from kvstore.rpc.address import Address, parse_address
 from tests.simulation.network import Network
 from tests.simulation.world import Process, S, Thread
 
-METHODS: Final = ("Register", "Heartbeat", "Status", "Drain", "Forget")
+METHODS: Final = ("Register", "Status", "Drain", "Forget")
 RESEND_NS: Final = 200_000_000
 
 
@@ -127,19 +127,6 @@ class _Method:
 
     def future(self, request: Any, *, timeout: float = 5.0, metadata: Sequence[Any] = (), **_options: Any) -> Call:
         return Call(self._plane, self._address, self._name, request, timeout, metadata)
-
-
-class Beats:
-    """store.link.beats: a call waits without a thread."""
-
-    def __enter__(self) -> "Beats":
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        return
-
-    def submit(self, method: _Method, request: Any, **options: Any) -> Call:
-        return method.future(request, **options)
 
 
 class _Channel:

@@ -54,7 +54,7 @@ from kvstore.client.effects import Operation, drive
 from kvstore.rpc.address import ELSEWHERE
 from kvstore.rpc.server import Server
 from kvstore.tiers.policies.by_name import make_policy
-from tests.simulation.control import Beats, ControlPlane
+from tests.simulation.control import ControlPlane
 from tests.simulation.loop import SimReactor
 from tests.simulation.memory import Descriptors, SimMemfd, give_back_pages
 from tests.simulation.network import FIRST_FD, Network
@@ -222,6 +222,19 @@ class Names:
         return value
 
 
+class NoForwarder:
+    """In place of the thread that carries audit entries to another master: there are none here, and killed masters end no thread."""
+
+    def __init__(self, *_parts: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Machine:
     """Everything that is outside a process of this world."""
 
@@ -259,7 +272,7 @@ class Machine:
             (link, "ControlStub", self.control.stub),
             (node, "new_instance", lambda: world.rng.getrandbits(63) | 1),
             (storage, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
-            (storage, "open_tiers", lambda settings: self.open_tiers(settings)),
+            (storage, "open_tiers", lambda settings, plan: self.open_tiers(settings, plan)),
             (storage, "make_engine", lambda *_args, **_options: None),
             (node, "watch_topology", lambda *_args: None),
             (clockwork, "TICK_S", TICK_S),
@@ -267,6 +280,7 @@ class Machine:
             *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.clockwork)),
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
+            (master, "Forwarder", NoForwarder),
             (operations, "is_here", self.is_here),
             (resources, "why_not_here", lambda unix, told: "" if self.is_here(unix, told) else ELSEWHERE),
             (driver, "begin_thread", lambda run: world.here.spawn(run, "background")),
@@ -277,7 +291,6 @@ class Machine:
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
         table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync, driver)]
         table += [(module, "threading", threads) for module in (link, relay)]
-        table += [(link, "beats", lambda _name: Beats())]
         table += [(module, "started", lambda *_args: Executor(world)) for module in (mover, queue, kvstore.store.puts.checking)]
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
@@ -344,6 +357,7 @@ class SimServer(Server):
 
     def __init__(self, machine: Machine, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._spare.close()  # a descriptor of the system
         self._machine = machine
         self.sessions: Any = OrderedSet()
 

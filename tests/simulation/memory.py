@@ -117,6 +117,5 @@ class SimMemfd(Memfd):
     def _map(self, size_bytes: int, *, asks: bool) -> memoryview:
         return self._descriptors.map(self.fd, size_bytes).data
 
-    def discard(self) -> None:
-        self.bytes[:] = 0
-        self.close()
+    def _remove(self, begin_bytes: int) -> None:
+        self._whole[begin_bytes:] = 0

@@ -39,7 +39,7 @@ def _words(item: "tuple[bytes, tuple[int, ...]] | None") -> str:
         return f"{len(item[0])} bytes"
     body = memoryview(item[0])[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
     try:
-        return f"#{header.request_id} {MESSAGES[header.type].unpack_of(header.version, body)}"[:300]
+        return f"#{header.request_id} {MESSAGES[header.type].unpack(body)}"[:300]
     except (KVStoreError, KeyError):
         return f"#{header.request_id} of type {header.type}"
 
@@ -126,6 +126,9 @@ class SimSocket:
 
     def settimeout(self, seconds: float | None) -> None:
         self._is_blocking = seconds != 0.0
+
+    def getpeername(self) -> tuple[str, int]:
+        return self.peer.process.host.name, 0
 
     def getsockname(self) -> tuple[str, int]:
         return self.process.host.name, 0

@@ -445,8 +445,6 @@ def heartbeat_rows() -> Iterator[Row]:
                 beat.counters[f"counter_{number}"] = number
             message = Heartbeat(beat.SerializeToString())
             yield Row("a heartbeat over the link: a real master", _beaten_us(places.pid, lambda: node.ask(message)), "us")
-            with places.stub() as stub:
-                yield Row("a heartbeat by gRPC: a real master", _beaten_us(places.pid, lambda: stub.Heartbeat(beat)), "us")
         finally:
             node.close()
             master.stop()

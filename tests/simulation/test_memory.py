@@ -46,10 +46,18 @@ def test_memory_that_is_discarded_is_zeros_for_whoever_maps_it(descriptors: Desc
 
 def test_more_than_there_is_cannot_be_mapped(descriptors: Descriptors) -> None:
     memory = SimMemfd(descriptors, 2 * SIZE_BYTES)
-    memory.trim(SIZE_BYTES)
-    assert descriptors.fstat(memory.fd).st_size == SIZE_BYTES
     with pytest.raises(Broken):
-        descriptors.map_slab(memory.export(writable=True), 2 * SIZE_BYTES, writable=True)
+        descriptors.map_slab(memory.export(writable=True), 2 * SIZE_BYTES + 1, writable=True)
+
+
+def test_memory_that_was_given_back_is_zeros(descriptors: Descriptors) -> None:
+    memory = SimMemfd(descriptors, 2 * SIZE_BYTES)
+    memory.bytes[:] = 1
+    memory.resize(SIZE_BYTES)
+    memory.give_back()
+    memory.resize(2 * SIZE_BYTES)
+    assert memory.bytes[:SIZE_BYTES].all()
+    assert not memory.bytes[SIZE_BYTES:].any()
 
 
 def test_a_descriptor_that_is_closed_twice_is_an_error(descriptors: Descriptors) -> None:

@@ -19,7 +19,7 @@ WITHIN: Final = {
     "slot_reused_while_shown": 20,
     "decision_ignored": 20,
 }
-OPERATIONS: Final = {"epoch_not_compared": 60, "removal_forgotten": 100}
+OPERATIONS: Final = {"epoch_not_compared": 60, "removal_forgotten": 100, "eviction_not_told": 60}
 DENSITY: Final = {"epoch_not_compared": 2, "removal_forgotten": 4}
 """Where the default of so many in a run is not enough, and their usual pace too slow."""
 PARTITIONS: Final = {"told_to_the_first_master": 2, "epoch_not_compared": 2}

@@ -16,6 +16,7 @@ from kvstore.rpc.session import Session
 from kvstore.store.asking import ask
 from kvstore.store.identity import Identity, new_instance
 from kvstore.store.link import MasterLink
+from kvstore.store.uses import Uses
 from kvstore.transfer.testing.waiting import eventually
 
 
@@ -40,11 +41,12 @@ def a_link(
     *masters: str,
     needs_tickets: bool = False,
     timeout_s: float = 10.0,
-    answers: Sequence[KVStoreError] = (),
+    answers: Sequence[KVStoreError | None] = (),
     node_id: Callable[[], int] = lambda: 0,
+    on_refused: Callable[[str], None] = lambda _why: None,
 ) -> Iterator[tuple[MasterLink, Linked]]:
     """A link that is not started yet, in a loop that runs, and the connections that it has made. `answers` are those to its first
-    heartbeats, in place of the master's; `node_id` is what partition 0 has given the node."""
+    heartbeats, in place of the master's (None: it has none, ever); `node_id` is what partition 0 has given the node."""
     reactor, linked, sessions = Reactor(), Linked(), list[Session]()
     given = list(answers)
 
@@ -54,7 +56,8 @@ def a_link(
 
     def over_link(said: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
         if given:
-            answered(given.pop(0))
+            if (answer := given.pop(0)) is not None:
+                answered(answer)
         else:
             ask(sessions[-1], Heartbeat(said), Heard, answered, deadline_s=deadline_s)
 
@@ -66,10 +69,12 @@ def a_link(
         rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
         hot=lambda most: [pb.HotBlocks(tenant="red", keys=[b"k"], reads_per_s=[most])] if most else [],
         links=lambda: [pb.LinkFlow(device="eth0", in_bytes=5)],
-        tenants=list,
-        on_quotas=lambda _quotas: None,
+        uses=lambda _slow_version: Uses([], []),
+        on_told=lambda _reply: None,
         on_registered=lambda _count, _node_id: None,
         on_link=on_link,
+        on_refused=on_refused,
+        refused_s=0.05,
         over_link=over_link,
         join_token=lambda: "",
         needs_tickets=needs_tickets,

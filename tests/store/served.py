@@ -78,12 +78,13 @@ class Served:
         limits: SendLimits = DEFAULT_LIMITS,
         read_bytes: int = 256 << 20,
         claim_interval_s: float = 0.0,
+        demotion_wait_s: float = 3600,
         **options: Any,
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
         self.reactor = Reactor()
         self._open(folder, dram_bytes, options)
-        self._assemble(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s)
+        self._assemble(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s, demotion_wait_s=demotion_wait_s)
         self._serve(folder, limits, needs_tickets=needs_tickets)
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
@@ -101,7 +102,9 @@ class Served:
         self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit
 
-    def _assemble(self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float) -> None:
+    def _assemble(
+        self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float, demotion_wait_s: float
+    ) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
         table, dram = self.store.table, self.store.dram
         self.waiting = WaitingRoom(max_of_owner=MAX_WAITING)
@@ -112,12 +115,13 @@ class Served:
             self.store.tiers,
             batch_bytes=1 << 20,
             read_threads=1,
+            write_threads=1,
             tier_retry_s=3600,
             on_room=self.waiting.retry,
             codec=self.store.codec,
         )
         self.regions = SharedRegions(dram, engine) if engine is not None else None
-        self._assemble_puts(claim_interval_s)
+        self._assemble_puts(claim_interval_s, demotion_wait_s)
         self.turns = ReadTurns(node_bytes=read_bytes, peer_bytes=limits.queued_bytes)
         self.waiting_reads = WaitingRoom(max_of_owner=MAX_WAITING)
         self.reads = ReadService(
@@ -133,8 +137,8 @@ class Served:
         )
         self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S)
 
-    def _assemble_puts(self, claim_interval_s: float) -> None:
-        table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting)
+    def _assemble_puts(self, claim_interval_s: float, demotion_wait_s: float) -> None:
+        table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting, demotion_wait_s=demotion_wait_s)
         self.answers = Answers()
         self.claims = Claims(table, self.answers, self.publishers, self.partitioning)
         self.deciding = Deciding(

@@ -3,11 +3,11 @@
 The rest is the real node.
 """
 
-from kvstore.store import config, daemon
+from kvstore.store import daemon, memory_plan
 
-TABLE_BYTES = config.MIN_TABLE_BYTES // 4
+TABLE_BYTES = memory_plan.MIN_TABLE_BYTES // 4
 
 
 def main() -> None:
-    setattr(config, "MIN_TABLE_BYTES", TABLE_BYTES)  # noqa: B010 - a constant
+    setattr(memory_plan, "MIN_TABLE_BYTES", TABLE_BYTES)  # noqa: B010 - a constant
     daemon.main()

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import xxhash
 
 from kvstore.client.local.desk import Hazard, LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.holds import SHARE, Holds
 from kvstore.store.blocks.memory import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
@@ -26,6 +28,7 @@ from tests.store.failing_tier import FailingHbm, FailingNvme
 
 PUT_TTL_NS = 1000
 MAX_LOOK_NS = 5000
+MAX_HOLD_NS = 10**12
 
 
 def bytes_for(max_blocks: int) -> int:
@@ -115,6 +118,13 @@ class LocalClient:
         """Say that it was read."""
         self.desk.read_one(self.index, found.at, found.sequence, found.size)
 
+    def hold(self, names: Iterable[str], number: int, until_ns: int) -> list[str]:
+        """Have those that are here stay; which these are."""
+        found = {name: place for name in names if (place := self.index.find(name.encode())) is not None}
+        words = [self.index.access_word(place) for place in found.values()]
+        assert self.desk.hold(number, until_ns, np.array(words, np.uint64))
+        return list(found)
+
     def look(self, name: str) -> tuple[memoryview, Hazard] | None:
         """A view, and what `desk.look_away` takes."""
         found = self.find(name)
@@ -141,7 +151,9 @@ class Store:
         low: float = 1.0,
         codec: str = "none",
         max_blocks: int | None = None,
+        may_hold_all: bool = False,
     ) -> None:
+        """`may_hold_all`: not only a tenth of each tier may be held."""
         self.dram = DramTier(dram_bytes, slab_bytes=slab_bytes)
         self.tiers: dict[int, Tier] = {DRAM: self.dram}
         if hbm_bytes:
@@ -155,9 +167,13 @@ class Store:
         self.codec = make_codec(codec)
         self.values: dict[int, bytes] = {}
         """Of the blocks that do not have `value_of`, by generation: tensor values, say."""
+        self.namespace = "ns"
+        """Of blocks that are made from now on."""
         self.now_us = 0
         """The wall clock of recorded events."""
-        self.showing = Showing(self.dram, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner))
+        times = SHARE if may_hold_all else 1
+        self.holds = Holds({index: times * tier.capacity_bytes for index, tier in self.tiers.items()}, max_ns=MAX_HOLD_NS)
+        self.showing = Showing(self.dram, self.holds, max_look_ns=MAX_LOOK_NS, hang_up=lambda owner: self.showing.forget_owner(owner))
         self.partitioning = Partitioning()
         self.table = BlockTable(
             self.tiers,
@@ -171,6 +187,7 @@ class Store:
             max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
             showing=self.showing,
             partitioning=self.partitioning,
+            holds=self.holds,
         )
         self._generation = 0
 
@@ -204,10 +221,19 @@ class Store:
     def block(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
         """A new block that is nowhere yet, of a generation of its own."""
         self._generation += 1
-        return self.table.rows.make(tenant, name.encode(), size_bytes, self._generation, "ns")
+        return self.table.rows.make(tenant, name.encode(), size_bytes, self._generation, self.namespace)
 
-    def open(self, name: str, size_bytes: int = 100, *, tenant: str = "red", owner: object = "writer", now_ns: int = 0) -> OpenPut | None:
-        return self.table.open(self.block(name, size_bytes, tenant=tenant), owner, now_ns=now_ns)
+    def open(
+        self,
+        name: str,
+        size_bytes: int = 100,
+        *,
+        tenant: str = "red",
+        owner: object = "writer",
+        now_ns: int = 0,
+        may_drop: bool = False,
+    ) -> OpenPut | None:
+        return self.table.open(self.block(name, size_bytes, tenant=tenant), owner, now_ns=now_ns, may_drop=may_drop)
 
     def open_remote(self, name: str, size_bytes: int = 100, *, owner: object = "writer", now_ns: int = 0) -> tuple[OpenPut, RemoteWriter]:
         """A put that is known to fit now, with its writer on another host."""

@@ -1,11 +1,12 @@
 """Promises of admission.py: who is let in, and whose connection ends when; with real tickets, sessions that only note that they were
 closed, and a clock of the test's own."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unavailable
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
@@ -38,7 +39,11 @@ class Scene:
 
     def __init__(self) -> None:
         self.now_ns = 5 * S
-        self.admission = Admission(clock_ns=lambda: self.now_ns, grace_s=GRACE_S)
+        self.revoked: set[bytes] = set()
+        self.hidden: list[str] = []
+        self.admission = Admission(
+            clock_ns=lambda: self.now_ns, grace_s=GRACE_S, is_revoked=self.revoked.__contains__, on_revoked=self.hidden.append
+        )
         self.numbers = iter(range(1, 1000))
         self.issuer = self.new_master("first")
 
@@ -108,11 +113,6 @@ def test_what_a_ticket_is_not_for_it_does_not_open(scene: Scene) -> None:
     with pytest.raises(StaleEpoch):
         admit(scene, scene.hello(node_pass, role=ROLE_NODE, epoch=2))
     assert len(scene.admission) == 0
-
-
-def test_who_speaks_a_version_without_tickets_is_told_so_by_name(scene: Scene) -> None:
-    with pytest.raises(Unauthorized, match=f"engine-7 speaks protocol version 4, which knows no tickets.* speaks {module.TICKETS_SINCE}"):
-        admit(scene, scene.hello(name="engine-7"), 4)
 
 
 def test_a_session_outlives_its_ticket_while_its_master_is_heard(scene: Scene) -> None:
@@ -222,3 +222,21 @@ def test_a_node_obeys_a_master_in_each_partition_and_takes_the_tickets_of_all_of
     scene.now_ns += int(GRACE_S * S)
     scene.admission.expire()
     assert not first.is_open
+
+
+def test_a_revoked_certificate_ends_the_sessions_of_its_tickets(scene: Scene) -> None:
+    """Whatever master issued them, and without one: the node knows by itself."""
+    leaked, kept = (scene.hello(scene.ticket(replace(RED, certificate=name * 32))) for name in (b"l", b"k"))
+    ended, going_on, by_token = scene.enter(leaked), scene.enter(kept), scene.enter()
+    scene.admission.link_down()
+    scene.revoked.add(b"l" * 32)
+    scene.wait(1)
+    assert ended.closed == "its certificate is revoked"
+    assert going_on.is_open
+    assert by_token.is_open
+    assert scene.hidden == ["red"]
+    with pytest.raises(InvalidTicket, match="the certificate that this ticket was issued upon is revoked"):
+        scene.enter(leaked)
+    scene.enter(kept)
+    scene.wait(1)
+    assert scene.hidden == ["red"], "once"

@@ -3,8 +3,7 @@
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.settings import Size
-from kvstore.store.config import MIN_TABLE_BYTES, NodeSettings, max_table_bytes, split_place
+from kvstore.store.config import split_place
 
 
 @pytest.mark.parametrize(
@@ -19,8 +18,3 @@ def test_the_size_is_behind_the_last_colon(text: str, place: str, size_bytes: in
 def test_another_form_is_refused_with_the_one_expected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"PLACE:SIZE|not a size"):
         split_place(text, "nvme")
-
-
-def test_the_block_table_may_be_a_share_of_dram_and_never_less_than_its_minimum() -> None:
-    assert max_table_bytes(NodeSettings(dram=Size(8 << 30), table_share=0.25)) == 2 << 30
-    assert max_table_bytes(NodeSettings(dram=Size(1 << 20))) == max_table_bytes(NodeSettings(table_share=0)) == MIN_TABLE_BYTES

@@ -44,12 +44,13 @@ def connect(node: Daemon, *, tcp: bool = False) -> Client:
     return Client(Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(10)))
 
 
-def test_it_says_serving_then_ready_and_ends_cleanly(tmp_path: Path, master: Daemon) -> None:
+def test_it_says_serving_then_ready_then_warm_and_ends_cleanly(tmp_path: Path, master: Daemon) -> None:
     with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
         assert node.facts["event"] == "serving"
         assert node.facts["pid"] == node.process.pid
         ready = node.line()
         assert ready == {**node.facts, "event": "ready"}
+        assert node.line() == {**node.facts, "event": "warm"}
         for tcp in (False, True):
             client = connect(node, tcp=tcp)
             assert client.channel.welcome.name == "n0"
@@ -167,7 +168,7 @@ def is_draining(node: Daemon) -> bool:
 
 
 def test_after_a_crash_what_was_on_nvme_is_there_and_what_was_not_is_a_miss(tmp_path: Path, master: Daemon) -> None:
-    flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB"]
+    flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--demotion-wait-s", "60"]
     values = {f"{number:02}": bytes([number]) * (256 << 10) for number in range(40)}
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
@@ -220,7 +221,7 @@ def test_what_it_knows_of_small_blocks_takes_no_more_memory_than_the_table_may(t
 
 def test_a_short_request_for_much_of_nvme_takes_as_much_memory_as_is_allowed_and_gives_it_back(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:64MiB"]
-    flags += ["--peer-bytes", "32MiB", "--read-bytes", "64MiB"]
+    flags += ["--peer-bytes", "32MiB", "--read-bytes", "64MiB", "--demotion-wait-s", "60"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
         node.line()
         client = connect(node)
@@ -275,7 +276,9 @@ def refusal(tmp_path: Path, *flags: str) -> str:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--dram", "0"], "minimum"),
+        (["--dram", "1KiB"], "give at least 4 KiB"),
+        (["--dram", "1GiB", "--memory", "2GiB"], "leave out dram"),
+        (["--dram", "0", "--memory", "100MiB"], "give at least 180 MiB"),
         (["--dram", "1024TiB"], "does not fit into this machine"),
         (["--dram", "lots"], "not a size"),
         (["--nvme", "/proc/nowhere:1MiB"], "/proc/nowhere"),

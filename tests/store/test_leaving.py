@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, DRAIN_SAVE
-from kvstore.protocol.errors import Draining, Unavailable
-from kvstore.protocol.frames import OLDEST_VERSION, VERSION
+from kvstore.protocol.errors import Draining
 from kvstore.store.leaving import Leaving
 from kvstore.store.moves.saving import Saver
 from tests.store.tables import Store
@@ -42,18 +41,15 @@ def ending(make_store: MakeStore) -> Ending:
 
 
 def test_it_takes_no_blocks_while_the_master_says_so(ending: Ending) -> None:
-    ending.leaving.check_open(VERSION)
+    ending.leaving.check_open()
     ending.leaving.drain(DRAIN_CLOSED)
     with pytest.raises(Draining, match="put them elsewhere"):
-        ending.leaving.check_open(VERSION)
-    with pytest.raises(Unavailable) as old:
-        ending.leaving.check_open(OLDEST_VERSION)
-    assert type(old.value) is Unavailable, "what a release before this one knows"
+        ending.leaving.check_open()
     ending.store.put("a")
     ending.run()
     assert ending.saver.lost() == (1, 100), "nothing is written unless the master says so"
     ending.leaving.drain(DRAIN_NOT)
-    ending.leaving.check_open(VERSION)
+    ending.leaving.check_open()
 
 
 def test_it_writes_down_what_it_has_when_the_master_says_so(ending: Ending) -> None:
@@ -75,7 +71,7 @@ def test_it_ends_once_all_is_written_and_says_so(ending: Ending, caplog: pytest.
     ending.leaving.drain(DRAIN_SAVE)
     ending.leaving.drain(DRAIN_NOT)
     with pytest.raises(Draining):
-        ending.leaving.check_open(VERSION)
+        ending.leaving.check_open()
     assert ending.ended == 0
     ending.run()
     assert ending.ended == 1

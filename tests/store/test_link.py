@@ -1,11 +1,12 @@
 """Promises of link.py, between real processes: a node is registered with the master that lives, again after whatever parted them."""
 
+import queue
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,8 @@ import grpc
 import pytest
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import Heartbeat
 from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
-from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
@@ -152,15 +151,6 @@ def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
                 assert reply.nodes[0].name == "n0"
 
 
-@pytest.fixture(params=["over the link", "to a release before, by gRPC"])
-def beating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How heartbeats go."""
-    if request.param != "over the link":
-        monkeypatch.setattr(Heartbeat, "SINCE", VERSION + 1)
-    return str(request.param)
-
-
-@pytest.mark.usefixtures("beating")
 def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_at_once(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places, a_link(places.listen) as (link, linked):
         link.describe(topology=b"topology", transfer=b"engine")
@@ -173,7 +163,6 @@ def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_a
             until(lambda: described(places) == (b"changed", b"other"))
 
 
-@pytest.mark.usefixtures("beating")
 def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         link.start()
@@ -190,7 +179,6 @@ def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> No
             assert rate.age_s >= 0.5
 
 
-@pytest.mark.usefixtures("beating")
 def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
@@ -207,25 +195,20 @@ def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(
             until(lambda: told() == {b"k": 1024.0})  # as many as it was asked for
 
 
+def test_a_node_that_masters_refuse_from_its_start_is_told_why(tmp_path: Path) -> None:
+    refusals = queue.SimpleQueue[str]()
+    with master_in_thread(tmp_path) as places, a_link(places.listen) as (first, linked):
+        first.start()
+        with linked.get(timeout=10)[0], a_link(places.listen, on_refused=refusals.put) as (second, _):
+            second.start()
+            assert "a live node already has the name 'n0'" in refusals.get(timeout=10)
+
+
 def test_where_others_reach_the_node_a_master_that_lets_everybody_in_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with master_in_thread(tmp_path) as places, a_link(places.listen, needs_tickets=True) as (link, linked):
         link.start()
         eventually(lambda: "the master has no tokens, so that this node would let in whoever" in caplog.text, "it says so")
         assert linked.empty()
-
-
-class Lacking(ThreadPoolExecutor):
-    """There is no memory to begin its thread."""
-
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:
-        raise RuntimeError("can't start new thread")
-
-
-class Dying(ThreadPoolExecutor):
-    """Its thread dies of a want of memory before it can tell."""
-
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:
-        return Future()
 
 
 def test_once_a_node_is_registered_it_has_no_call_and_no_connection_of_the_control_plane(
@@ -248,13 +231,14 @@ def test_once_a_node_is_registered_it_has_no_call_and_no_connection_of_the_contr
 
 
 def test_a_heartbeat_that_a_master_refuses_is_told_and_the_next_one_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    answers: list[KVStoreError] = [InvalidArgument("what is that?")]
+    answers: list[KVStoreError] = [InvalidArgument("what is that?")] * 3
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, answers=answers) as (link, linked):
         link.start()
         with linked.get(timeout=60)[0]:
             eventually(lambda: "a heartbeat failed: what is that?" in caplog.text, "it says so")
             beats_heard(places, besides=1)
             assert linked.empty()
+            assert caplog.text.count("a heartbeat failed: what is that?") == 1, "a refusal that goes on is told once"
 
 
 def test_a_registration_that_is_over_is_made_anew(tmp_path: Path) -> None:
@@ -278,73 +262,6 @@ def beats_heard(places: Places, *, besides: int = 0) -> int:
     first = heard()
     until(lambda: heard() >= first + besides)
     return heard()
-
-
-@pytest.mark.parametrize("first", [Lacking, Dying])
-def test_a_link_whose_heartbeat_never_ends_makes_way_for_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: type[ThreadPoolExecutor]
-) -> None:
-    kinds: list[type[ThreadPoolExecutor]] = [ThreadPoolExecutor, first]
-    monkeypatch.setattr(Heartbeat, "SINCE", VERSION + 1)
-    monkeypatch.setattr("kvstore.store.link.beats", lambda _name: (kinds.pop() if len(kinds) > 1 else kinds[0])(1))
-    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, timeout_s=0.5) as (link, linked):
-        link.start()
-        sock, before = linked.get(timeout=60)
-        with sock:
-            again, after = linked.get(timeout=60)
-            again.close()
-            assert after.registration_epoch > before.registration_epoch
-
-
-class Refusing(ControlServicer):
-    """Of a master that takes a registration, and no heartbeat."""
-
-    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
-        return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, catalog="another", heartbeat_interval_s=0.01)
-
-    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
-        context.abort(grpc.StatusCode.UNAVAILABLE, "another master owns the catalog")
-        raise AssertionError
-
-
-def test_a_node_whose_owner_refuses_its_heartbeats_registers_with_the_next_one(tmp_path: Path) -> None:
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_ControlServicer_to_server(Refusing(), server)  # type: ignore[no-untyped-call]
-    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with master_in_thread(tmp_path) as elected, stub_masters(2) as (follower, former):
-        former.control = control
-        with a_link(follower.address) as (link, linked):
-            link.start()
-            with linked.get(timeout=60)[0]:
-                follower.owner = elected.listen
-                sock, reply = linked.get(timeout=60)
-                sock.close()
-                assert reply.master_epoch == elected.epoch
-    server.stop(0).wait(60)
-
-
-class OfBeforeTickets(ControlServicer):
-    """A master of a release before tickets, that has tokens configured."""
-
-    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
-        digests = {"red": bytes(32)}
-        return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, heartbeat_interval_s=0.01, tenant_token_sha256=digests)
-
-
-def test_a_master_that_hands_out_digests_in_place_of_a_key_is_not_served_under(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its node would let everybody in, for no ticket is under a key that it has."""
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_ControlServicer_to_server(OfBeforeTickets(), server)  # type: ignore[no-untyped-call]
-    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with stub_masters(1) as [former]:
-        former.control = control
-        with a_link(former.address) as (link, linked):
-            link.start()
-            until(lambda: "of a release before tickets, and has tokens configured: upgrade the masters first" in caplog.text)
-            assert linked.empty()
-    server.stop(0).wait(60)
 
 
 class Registering(ControlServicer):
@@ -413,3 +330,41 @@ def described(places: Places) -> tuple[bytes, bytes]:
         return found.topology, client.call(Nodes(), NodeTable, Deadline(10)).transfers[0]
     finally:
         client.close()
+
+
+def test_a_link_whose_heartbeat_never_ends_makes_way_for_another_one(tmp_path: Path) -> None:
+    with (
+        master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places,
+        a_link(places.listen, timeout_s=0.5, answers=[None]) as (link, linked),
+    ):
+        link.start()
+        sock, before = linked.get(timeout=60)
+        with sock:
+            again, after = linked.get(timeout=60)
+            again.close()
+            assert after.registration_epoch > before.registration_epoch
+
+
+class Refusing(ControlServicer):
+    """Of a master that takes a registration, and no heartbeat."""
+
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+        return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, catalog="another", heartbeat_interval_s=0.01)
+
+
+def test_a_node_whose_owner_refuses_its_heartbeats_registers_with_the_next_one(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_ControlServicer_to_server(Refusing(), server)  # type: ignore[no-untyped-call]
+    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    refusal = Unavailable("another master owns the catalog")
+    with master_in_thread(tmp_path) as elected, stub_masters(2) as (follower, former):
+        former.control = control
+        with a_link(follower.address, answers=[refusal] * 1000) as (link, linked):
+            link.start()
+            with linked.get(timeout=60)[0]:
+                follower.owner = elected.listen
+                sock, reply = linked.get(timeout=60)
+                sock.close()
+                assert reply.master_epoch == elected.epoch
+    server.stop(0).wait(60)

@@ -13,7 +13,8 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, KVStoreError, TierFailed
 from kvstore.protocol.settings import Size
-from kvstore.store.config import MIN_TABLE_BYTES, NodeSettings
+from kvstore.store.config import NodeSettings
+from kvstore.store.memory_plan import MIN_TABLE_BYTES
 from kvstore.store.node import Node
 from kvstore.tiers.huge_pages import why_none
 from kvstore.tiers.nvme import NvmeTier
@@ -102,6 +103,8 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
     assert tiers[1].prefaulted_bytes == tiers[1].capacity_bytes == 1 << 20
     assert (tiers[0].why_not_huge, tiers[1].why_not_huge) == ("", why_none())
     assert counters.pop("max_table_bytes") == MIN_TABLE_BYTES
+    assert counters.pop("max_connections")
+    assert counters.pop("max_open_files")
     assert set(counters.values()) == {0}
     assert "no master" in caplog.text
     assert not Path(places.unix).exists()

@@ -2,6 +2,7 @@
 process is found, or given up with a word."""
 
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvstore.store.blocks.block import DRAM, NVME
 from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
+from kvstore.store.memory_plan import plan_memory
 from kvstore.store.opening import check, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record
@@ -44,8 +46,8 @@ def test_settings_that_contradict_one_another_are_refused(wrong: dict[str, Any],
 def test_tiers_that_were_opened_are_closed_when_another_cannot_be(tmp_path: Path) -> None:
     settings = replace(SETTINGS, nvme=f"{tmp_path}:1MiB")
     with pytest.raises(ConfigError):
-        open_tiers(replace(settings, hbm="nodevice:1MiB"))
-    tiers = open_tiers(settings)
+        open_tiers(replace(settings, hbm="nodevice:1MiB"), plan_memory(settings))
+    tiers = open_tiers(settings, plan_memory(settings))
     assert set(tiers) == {DRAM, NVME}
     for tier in tiers.values():
         tier.close()
@@ -56,14 +58,14 @@ def test_a_new_folder_on_the_root_disk_is_told_of_once(tmp_path: Path, caplog: p
     is_root_disk = tmp_path.stat().st_dev == Path("/").stat().st_dev
     for is_first in (True, False):
         caplog.clear()
-        for tier in open_tiers(settings).values():
+        for tier in open_tiers(settings, plan_memory(settings)).values():
             tier.close()
         assert ("is new, and on the disk of /" in caplog.text) == (is_root_disk and is_first)
 
 
 def test_a_folder_is_not_made_where_its_parent_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mount its disk"):
-        open_tiers(replace(SETTINGS, nvme=f"{tmp_path / 'not' / 'mounted'}:1MiB"))
+        open_tiers(replace(SETTINGS, nvme=f"{tmp_path / 'not' / 'mounted'}:1MiB"), plan_memory(SETTINGS))
     assert not (tmp_path / "not").exists()
 
 
@@ -72,6 +74,19 @@ def stored(folder: Path, size_bytes: int, *tags: bytes) -> None:
     tier = NvmeTier(folder, capacity_bytes=1 << 20)
     tier.write_batch([Record(tier.allocate(size_bytes), bytes(size_bytes), 1, tag) for tag in tags])
     tier.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("below", ["nvme", "missing/nvme"])
+def test_a_folder_below_one_that_may_not_be_entered_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "closed").mkdir(0o700)
+    settings = replace(SETTINGS, nvme=f"{tmp_path / 'closed' / below}:1MiB")
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
+            open_tiers(settings, plan_memory(settings))
+    finally:
+        os.seteuid(0)
 
 
 def test_a_value_whose_tag_is_not_ours_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,8 +93,8 @@ class Node:
         link.sent.clear()
         return link
 
-    def commit(self, name: str) -> Block:
-        block = made("red", name.encode(), 10, 1, "ns", b"p", checksum=7)
+    def commit(self, name: str, tenant: str = "red", namespace: str = "ns") -> Block:
+        block = made(tenant, name.encode(), 10, 1, namespace, b"p", checksum=7)
         block.set_slot(DRAM, Slot(1, 1, 10))
         self.blocks[name] = block
         self.publisher.emit(EVENT_COMMIT, block)
@@ -272,8 +272,7 @@ def test_a_new_link_says_everything_at_once_though_events_were_held_back() -> No
 def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
     link = node.link_up(epoch=9)
     link.answer_all()
-    first, second = node.commit("a"), node.commit("b")
-    second.columns = second.columns.named("blue", "other")
+    first, second = node.commit("a"), node.commit("b", "blue", "other")
     second.set_slot(NVME, Slot(2, 1, 10))
     link.sent.clear()
     node.publisher.flush()

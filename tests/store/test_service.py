@@ -26,7 +26,19 @@ from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Flush, Open, Opened, OpenIndex, Read, Slabs
+from kvstore.protocol.node_messages import (
+    HOLD_GRANTED,
+    HOLD_MISS,
+    HOLD_REFUSED,
+    Flush,
+    HoldBlocks,
+    Open,
+    Opened,
+    OpenIndex,
+    Read,
+    ReleaseHolds,
+    Slabs,
+)
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import connect, parse_address, socket_id
 from kvstore.rpc.channel import Channel
@@ -65,6 +77,46 @@ def find(node: Served, name: str) -> Block | None:
     return node.call(lambda: node.store.table.find("red", name.encode()))
 
 
+# --- holds ---
+
+
+def test_blocks_are_held_until_their_number_is_released_by_any_connection(node: Served, client: Client) -> None:
+    client.put({"a": b"a", "b": b"b"})
+    asked = HoldBlocks(4, 60_000, [b"a", b"b", b"never", b"b"], [0, 1, 0, 9])
+    assert client.ask(asked, Flags).flags == bytes((HOLD_GRANTED, HOLD_GRANTED, HOLD_MISS, HOLD_MISS))
+    assert [bool(block and block.hold_bits) for block in (find(node, "a"), find(node, "b"))] == [True, True]
+    stranger, other = node.connect(tenant="blue"), node.connect()
+    stranger.channel.post(ReleaseHolds([4]))
+    stranger.ask(Flush(), Flags)
+    assert node.call(lambda: node.store.holds.blocks) == 2
+    other.channel.post(ReleaseHolds([3, 4]))
+    until(node, lambda: not node.store.holds.blocks)
+    stranger.close()
+    other.close()
+
+
+def test_no_more_is_held_than_may_be(node: Served, client: Client) -> None:
+    client.put(dict.fromkeys("ab", b"x" * 5 * KIB))
+    assert client.ask(HoldBlocks(4, 60_000, [b"a", b"b"], [0, 0]), Flags).flags == bytes((HOLD_GRANTED, HOLD_REFUSED))
+
+
+def test_holds_end_with_the_connection_that_took_them(node: Served, client: Client) -> None:
+    client.put({"a": b"a"})
+    other = node.connect()
+    other.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
+    other.close()
+    until(node, lambda: not node.store.holds.blocks)
+
+
+def test_what_is_held_goes_with_force_only(node: Served, client: Client, master: Master) -> None:
+    client.put({"a": b"a"})
+    client.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
+    assert master.ask(Drop(1, "red", [b"a"], [9])) == Flags(bytes((0,)))
+    assert master.ask(Drop(1, "red", [b"a"], [9], 1)) == Flags(bytes((1,)))
+    client.channel.post(ReleaseHolds([4]))
+    until(node, lambda: not node.store.holds.blocks)
+
+
 # --- who is let in ---
 
 
@@ -93,9 +145,9 @@ def test_a_ticket_to_read_writes_nothing_and_reads_all(tmp_path: Path) -> None:
             assert sizes[0]
             os.close(fds[0])
             for refused in (lambda: reader.put({"b": b"b"}), lambda: reader.open({"b": 1}), lambda: reader.slabs([slab], writable=True)):
-                with pytest.raises(Denied, match="tenant 'red' with role read may not say"):
+                with pytest.raises(Denied, match="tenant 'red' with role read may not put blocks"):
                     refused()
-            with pytest.raises(Denied, match="may not say Flush"):
+            with pytest.raises(Denied, match="may not put blocks"):
                 reader.ask(Flush(), Ok)
         assert find(node, "b") is None
 
@@ -127,7 +179,7 @@ def test_another_node_reads_what_its_pass_names_and_nothing_else(tmp_path: Path)
                 lambda: reader.slabs([0]),
                 lambda: reader.ask(Events(0), EventBatch),
             ):
-                with pytest.raises(Denied, match="node 'other' may not say"):
+                with pytest.raises(Denied, match=r"node 'other' may not (put|read|record)"):
                     refused()
         assert find(node, "c") is None
 

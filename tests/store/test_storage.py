@@ -14,6 +14,7 @@ from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, NVME
 from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
+from kvstore.store.memory_plan import plan_memory
 from kvstore.store.opening import open_tiers
 from kvstore.store.storage import Storage, hang_up_on_looker
 from kvstore.tiers.nvme import NvmeTier
@@ -41,7 +42,7 @@ def make(settings: NodeSettings, reactor: Reactor, opened: ExitStack) -> Storage
 
 
 def test_blocks_of_nvme_are_there_again_and_are_what_masters_are_told(settings: NodeSettings) -> None:
-    tiers = open_tiers(settings)
+    tiers = open_tiers(settings, plan_memory(settings))
     nvme = tiers[NVME]
     nvme.write_batch([Record(nvme.allocate(3), b"abc", 1, tag_of(made("red", b"a", 3, 7)))])
     for tier in tiers.values():
@@ -69,7 +70,7 @@ def test_what_is_open_is_closed_where_nvme_cannot_be_recovered(settings: NodeSet
         opened.callback(reactor.close)
         with pytest.raises(TierFailed):
             make(settings, reactor, opened)
-    tiers = open_tiers(settings)  # one process at a time may have the folder
+    tiers = open_tiers(settings, plan_memory(settings))  # one process at a time may have the folder
     assert set(tiers) == {DRAM, NVME}
     for tier in tiers.values():
         tier.close()

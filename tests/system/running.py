@@ -91,7 +91,10 @@ class System:
         """What it has put is there for all when `put` returns, and calls have as long as a busy machine needs, unless it is told otherwise.
         The caller closes it."""
         with _MAKING:
-            return Client(self.address, settings=replace(settings or ClientSettings(), ack=ack), **{"deadline_s": PATIENT_S, **options})
+            own = {name: options.pop(name) for name in ("tenant", "token") if name in options}
+            deadline_s = options.pop("deadline_s", PATIENT_S)
+            chosen = replace(settings or ClientSettings(), master=self.address, ack=ack, deadline_s=deadline_s, is_loaded=True, **own)
+            return Client(settings=chosen, **options)
 
     def remote_client(self, **options: Any) -> Client:
         """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""
@@ -121,6 +124,7 @@ class System:
             self.node_module,
             *("--master", self.address, "--listen", f"127.0.0.1:{self._node_ports[name]}", "--name", name),
             *("--join-token", JOIN),
+            *("--demotion-wait-s", "60"),  # what is put is there, in DRAM or on NVMe
             *("--run-dir", str(self.folder / name), "--reconnect-interval-s", "0.02", "--reconnect-max-interval-s", "0.1"),
             *self._node_flags[name],
         )

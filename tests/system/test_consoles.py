@@ -115,9 +115,9 @@ def test_each_master_shows_the_whole_and_does_as_an_operator_says(three: Console
         assert [(one["tenant"], one["namespace"], one["blocks"]) for one in found["namespaces"]] == [("red", "shown", BLOCKS)]
         assert [one["blocks"] for one in found["segments"]] == [BLOCKS], "one prompt, across all partitions"
         of = {"tenant": "red", "namespace": "shown"}
-        assert f"pinned {BLOCKS} blocks" in three.act(index, "pin", **of, pinned=True)
-        assert "removed 0 blocks" in three.act(index, "remove", **of)
-        assert f"let go {BLOCKS} blocks" in three.act(index, "pin", **of, pinned=False)
+        assert f"Pinned {BLOCKS} blocks" in three.act(index, "pin", **of, pinned=True)
+        assert "Removed 0 blocks" in three.act(index, "remove", **of)
+        assert f"Unpinned {BLOCKS} blocks" in three.act(index, "pin", **of, pinned=False)
         three.act(index, "drain", node="n1")
         until(lambda index=index: three.node(index, "n1")["drain"] == "drained", "it is drained of all partitions")  # type: ignore[misc]
         three.act(index, "drain", node="n1", cancel=True)
@@ -126,7 +126,7 @@ def test_each_master_shows_the_whole_and_does_as_an_operator_says(three: Console
         three.act(index, "quota", tenant="red", limit="pins", value="")
         refused = three.ask(index, "/api/actions/drain", {"node": "nowhere"})
         assert (refused.status, "there is no node 'nowhere'" in refused.text) == (400, True)
-    assert f"removed {BLOCKS} blocks" in three.act(2, "remove", tenant="red", namespace="shown")
+    assert f"Removed {BLOCKS} blocks" in three.act(2, "remove", tenant="red", namespace="shown")
     until(lambda: three.shows(0, 0), "the others show that they are gone")
 
 

@@ -17,7 +17,9 @@ import pytest
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.config import ClientSettings
+from kvstore.client.reads import fetching
 from kvstore.client.sync import Client
+from kvstore.client.writes import by_engine
 from kvstore.protocol.errors import Denied, KVStoreError, Retry, StaleHandle
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import MAPPED, MISS, Blocks, Commit, Open, Opened, Read, RegionList, Regions
@@ -247,9 +249,10 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
     """Open a put as a client of another host, begin to write its slot, say so, and when told to go on write the rest and commit."""
     deadline = Deadline(DEADLINE_S)
     channel = Channel.open(parse_address(tcp), Hello(ROLE_CLIENT), deadline)
-    [agent] = unpack_engine(engine).agents
+    description = unpack_engine(engine)
+    [agent] = description.agents
     with RawAsker(agent.metadata) as writer:
-        writer.join(key.decode())
+        writer.join(key.decode(), secret=description.secret)
         opened = channel.call(Open("", [key], [MIB], [1], [b""], 1), Opened, deadline)  # last: from here on TTL_S runs
         region = unpack_region(opened.regions[0])
         writer.send(store([(region, 0, MIB)]), b"\xee" * 1000, payload_bytes=MIB, deadline_ms=20_000)
@@ -333,3 +336,51 @@ def test_no_tenant_reads_or_writes_anothers_memory_by_the_engine(tmp_path: Path)
                     beyond = PeerRegion(peer, mine._replace(size_bytes=2 * MIB))
                     engine.transfer([(b"x" * 100, Span(beyond, MIB - 50), 100)], deadline_s=5.0)
             assert red_client.get(b"k") == secret
+
+
+# --- batches in parts ---
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is a value or two: several are under way in each call."""
+    monkeypatch.setattr(by_engine, "PART_BYTES", MIB // 8)
+    monkeypatch.setattr(fetching, "SLICE_BYTES", MIB // 8)
+
+
+@pytest.mark.usefixtures("parts")
+def test_batches_in_parts_are_the_bytes_that_were_put(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+
+    async def work() -> None:
+        async with AsyncClient(system.address, settings=BY_ENGINE) as client:
+            assert await client.put_batch(KEYS[8:], VALUES[8:]) == [True] * 8
+            assert await client.get_batch(KEYS) == VALUES
+
+    with far_client(system) as far:
+        assert far.put_batch(KEYS[:8], VALUES[:8]) == [True] * 8
+        asyncio.run(work())
+        assert far.get_batch(KEYS) == VALUES
+        assert far.put_batch(KEYS, VALUES) == [False] * 16
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_node_that_is_killed_between_parts_costs_no_byte_and_no_slot_elsewhere(system: System) -> None:
+    """What a call returned as stored is read right, or is a miss where the killed node had it."""
+    system.start_node("n1", "--dram", "64MiB")
+    stored: dict[bytes, bytes] = {}
+    with far_client(system, ack="cluster") as far:
+        killer = threading.Timer(0.3, system.kill_node)
+        killer.start()
+        for number in range(40):
+            values = {b"%d-%d" % (number, i): value_of(b"%d-%d" % (number, i), 0, 70_000) for i in range(12)}
+            try:
+                done = far.put_batch(list(values), list(values.values()), deadline_s=DEADLINE_S)
+            except Retry:
+                continue
+            stored |= {key: value for (key, value), is_new in zip(values.items(), done, strict=True) if is_new}
+        killer.join()
+        found = far.get_batch(list(stored), deadline_s=DEADLINE_S)
+        assert all(got in (None, value) for got, value in zip(found, stored.values(), strict=True))
+        assert None not in found[-12:], "the last ones are at the other node"
+        system.await_counters("n1", open_puts=0)

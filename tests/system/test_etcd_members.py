@@ -1,13 +1,16 @@
 """Three masters over an etcd of three members: what becomes of it while members die and come back."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from kvstore.client.cli.main import kvstore
 from kvstore.protocol.errors import Retry
 from tests.etcd_cluster import EtcdCluster
-from tests.system.running import PATIENT_S, System
+from tests.system.running import PATIENT_S, PROCESS_POLL_S, System, until
 
 FLAGS = ("--lease-ttl-s", "10")
 """A machine that does much else does not end it."""
@@ -40,14 +43,40 @@ def test_each_member_may_die_as_long_as_the_others_live(etcd: EtcdCluster, syste
         assert all(client.exists_batch([b"while %d is dead" % index for index in range(len(etcd.members))]))
 
 
+LACK = "etcd has no quorum: 1 of 3 answers"
+NO_QUORUM = f"{LACK}; reads go on, puts are not confirmed"
+
+
 def test_without_a_majority_reads_go_on_and_puts_wait_for_it(etcd: EtcdCluster, system: System) -> None:
     with system.client(deadline_s=PATIENT_S) as client:
         assert client.put(b"before", b"value", ack="cluster")
         for member in etcd.members[:2]:
             member.kill()
         assert client.get(b"before") == b"value"
-        with pytest.raises(Retry):
+        with pytest.raises(Retry, match=r"not confirmed|no answer within the deadline of 1 s") as failure:
             client.put(b"without", b"value", ack="cluster", deadline_s=1)
+        assert "kept" not in str(failure.value)
+        await_quorum_told(system.address)
         etcd.start(etcd.members[:2])
         assert client.put(b"after", b"value", ack="cluster")
         assert client.get(b"before") == b"value"
+
+
+def await_quorum_told(masters: str) -> None:
+    """Wait until each master knows, and `kvstore status` says it in one sentence, without what gRPC says."""
+
+    def asked(*more: str) -> Result:
+        return CliRunner().invoke(kvstore, ["status", "--master", masters, "--deadline-s", "20", *more])
+
+    def is_known() -> bool:
+        found = json.loads(asked("--json").stdout)
+        return [master["catalog_health"] for master in found["masters"]] == [NO_QUORUM] * 3
+
+    def is_told() -> bool:
+        shown = asked()
+        raw = [words for words in ("ipv4:", "UNKNOWN", "etcdserver", "Exceeded", "unreachable") if words in shown.output]
+        is_once = shown.stdout.count("quorum") == 1 and f"Catalog: {LACK}\n    Reads go on; puts are not confirmed." in shown.stdout
+        return shown.exit_code == 1 and is_once and not raw
+
+    until(is_known, "each master knows", every_s=PROCESS_POLL_S)
+    until(is_told, "the command says it once", every_s=PROCESS_POLL_S)

@@ -1,22 +1,22 @@
 """Masters whose user of etcd may do what docs/operations.md says such a user needs, and nothing else."""
 
 import os
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.docs.shell_blocks import ROOT, SHELL, code
 from tests.etcd_server import EtcdServer, found
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 from tests.system.test_standby import LEASE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+PAGE = ROOT / "docs" / "operations.md"
 AS_ROOT = ["user add root:root", "role add root", "user grant-role root root"]
 
 
 def guard(etcd: EtcdServer, tmp_path: Path) -> str:
     """Make the user that the page says, have the server ask who comes, and return the masters' catalog."""
-    [script] = [block for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "role grant-permission" in block]
+    [script] = [block for block in code(PAGE, SHELL) if "role grant-permission" in block]
     commands = [*(f"etcdctl {command}" for command in AS_ROOT), script, "etcdctl auth enable"]
     path = f"{Path(found('etcdctl')).parent}:{os.environ['PATH']}"
     subprocess.run(

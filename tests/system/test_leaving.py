@@ -99,7 +99,7 @@ def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system
     with system.client(ack="node") as client:
         assert client.put(b"small", b"the way of one message") is True
         name, other = put_all(client)
-        assert f"{name} is drained: nothing is left that would be missed, it can be stopped\n" in drain(system, name)
+        assert f"{name} is drained: it holds no block that no other node has, and can be stopped\n" in drain(system, name)
         assert all({place.node for place in places} == {name, other} for places in client.locate([*KEYS, b"small"]))
         assert client.put(b"later", b"value") is True
         client.flush()
@@ -129,8 +129,8 @@ def test_what_finds_no_room_at_peers_stays_on_nvme_and_comes_back(system: System
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
         system.start_node("n1", "--dram", "4MiB")
         said = drain(system, "n0")
-        assert "n0 is drained: nothing is left that would be missed, it can be stopped; " in said
-        assert "blocks are on its NVMe only, and come back with it" in said
+        assert "n0 is drained: it holds no block that no other node has, and can be stopped; " in said
+        assert "blocks are on its NVMe only, until it is back" in said
         assert system.nodes["n0"].stop(120)
         system.start_node("n0")
         until(lambda: all(client.exists_batch(KEYS)), "all blocks are back")
@@ -149,7 +149,7 @@ def test_a_node_is_drained_to_its_own_nvme_if_that_is_asked_for_and_a_master_tha
             system.start_master()
             system.await_alive("n0", "n1")
             said = drain(system, name, "--to", "nvme")
-            assert f"can be stopped; {len(KEYS)} blocks are on its NVMe only, and come back with it" in said
+            assert f"can be stopped; {len(KEYS)} blocks are on its NVMe only, until it is back" in said
             assert not any(place.node == other for places in client.locate(KEYS) for place in places)
             assert system.node_status(name).drain.to == "nvme"
             assert "alive, drained" in CliRunner().invoke(kvstore, ["nodes", "--master", system.address], env={"COLUMNS": "300"}).output
@@ -161,10 +161,10 @@ def test_a_drain_without_room_anywhere_says_so_and_goes_on_once_there_is_some(sy
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
         result = CliRunner().invoke(kvstore, ["drain", "n0", "--wait-s", "5", "--master", system.address])
         assert result.exit_code == 2
-        assert f"n0: {len(KEYS)} blocks left that only its memory has, no node has room for them; 0 on their way" in result.output
+        assert f"n0: {len(KEYS)} blocks left in its memory only (no node has room); 0 are being copied" in result.output
         assert "n0 is not drained after 5 s; the drain goes on" in result.output
         with pytest.raises(Unavailable):
             client.put(b"nowhere", b"value", deadline_s=5)
         system.start_node("n1", "--dram", "16MiB")
-        assert "n0 is drained: nothing is left" in drain(system, "n0")
+        assert "n0 is drained: it holds no block" in drain(system, "n0")
         assert all({place.node for place in places} == {"n0", "n1"} for places in client.locate(KEYS))

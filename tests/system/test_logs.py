@@ -47,15 +47,16 @@ def test_events_have_names_and_nothing_secret_is_told(tmp_path: Path) -> None:
             assert ask(master.facts["http"], "/debug/log-level", method="POST", headers=headers, body=body).status == 200
             eventually(lambda: any(line["event"] == "blocks_evicted" for line in events(node)), "a line about evictions")
             node.stop(signal.SIGTERM)
-        eventually(lambda: any(line["event"] == "node_died" for line in events(master)), "a node that died")
+        eventually(lambda: any(line["event"] == "node_stopped" for line in events(master)), "a node that stopped")
         master.stop(signal.SIGTERM)
     told = {"master": events(master), "node": events(node)}
-    assert {"owner_elected", "node_registered", "node_died", "log_level", "daemon_stops"} <= {line["event"] for line in told["master"]}
+    events_of_master = {line["event"] for line in told["master"]}
+    assert {"owner_elected", "node_registered", "node_stopped", "audit", "log_level", "daemon_stops"} <= events_of_master
     assert {"registered", "blocks_evicted", "node_ends", "daemon_stops"} <= {line["event"] for line in told["node"]}
     [stops] = [line for line in told["node"] if line["event"] == "daemon_stops"]
     assert stops["why"] == "SIGTERM"
-    [died] = [line for line in told["master"] if line["event"] == "node_died"]
-    assert (died["level"], died["node"]) == ("warning", "n0")
+    [stopped] = [line for line in told["master"] if line["event"] == "node_stopped"]
+    assert (stopped["level"], stopped["node"]) == ("info", "n0")
     text = (tmp_path / "master.log").read_text() + (tmp_path / "node.log").read_text()
     for secret in (*SECRETS.values(), KEY.decode(), KEY.hex()):
         assert secret not in text, secret
@@ -73,13 +74,14 @@ def test_what_an_operator_does_with_a_node_is_told(tmp_path: Path) -> None:
                 eventually(lambda: any(line["event"] == "node_drained" for line in events(master)), "the end of the drain of an empty node")
                 control.drain("n0", cancel=True)
                 node.stop(signal.SIGTERM)
-            eventually(lambda: control.status().nodes[0].state == "dead", "a master that knows that the node is gone")
+            eventually(lambda: control.status().nodes[0].state == "stopped", "a master that knows that the node has stopped")
             control.forget("n0")
-        told = [line for line in events(master) if line["event"] in ("node_drain", "node_drained", "node_forgotten")]
-        assert [(line["event"], line["node"]) for line in told] == [
-            ("node_drain", "n0"),
-            ("node_drained", "n0"),
-            ("node_drain", "n0"),
-            ("node_forgotten", "n0"),
+        told = [line for line in events(master) if line["event"] in ("audit", "node_drained")]
+        assert [(line["event"], line.get("action"), line.get("new")) for line in told] == [
+            ("audit", "drain", "drained to peers"),
+            ("node_drained", None, None),
+            ("audit", "drain", "takes blocks"),
+            ("audit", "forget", ""),
         ]
-        assert [told[0]["to"], told[1]["kept"], told[2]["to"], told[3]["why"]] == ["peers", 0, "", "an operator"]
+        assert [line["target"] for line in told if line["event"] == "audit"] == ["node n0"] * 3
+        assert told[1]["kept"] == 0

@@ -13,7 +13,7 @@ import pytest
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError, ProtocolError, QuotaExceeded
+from kvstore.protocol.errors import KVStoreError, QuotaExceeded
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
@@ -84,7 +84,8 @@ def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remo
         assert client.exists_batch([b"none", *KEYS]) == [False] + [True] * len(KEYS)
         assert [client.match_prefix([*KEYS[:at], b"none", *KEYS[at:]]) for at in (0, 1, 77)] == [0, 1, 77]
         assert client.match_prefix(KEYS) == len(KEYS)
-        assert not any(client.put_batch(KEYS, VALUES))
+        # With ack="node" another host's client asks one node, and that one does not know what others have (docs/promises.md).
+        assert not any(client.put_batch(KEYS, VALUES, ack="cluster"))
         assert all(len(found) == 1 for found in client.locate(KEYS))
         assert all(client.pin(KEYS[:50]))
         assert client.remove(KEYS[:100]) == 50
@@ -126,9 +127,7 @@ def test_what_the_tree_of_prefixes_shows_goes_across_partitions(alone: System) -
     assert [(one.namespace, one.held.blocks) for one in found.namespaces] == [("chain", 200)]
 
 
-def test_a_peer_that_knows_no_partitions_is_told_so(alone: System) -> None:
-    with pytest.raises(ProtocolError, match="key space has 4 partitions"):
-        Channel.open(parse_address(alone.address), Hello(ROLE_CLIENT), Deadline(PATIENT_S), version=5)
+def test_a_partition_that_there_is_not_is_refused(alone: System) -> None:
     with pytest.raises(KVStoreError, match="there is no partition 4"):
         Channel.open(parse_address(alone.address)._replace(partition=4), Hello(ROLE_CLIENT), Deadline(PATIENT_S))
 
@@ -213,13 +212,21 @@ def test_a_limit_holds_for_the_cluster_wherever_a_tenants_keys_fall_and_whoever_
                 return control.status().pinned
             return 0
 
+        def is_in_force() -> bool:
+            """At the owners of both partitions: others than that of partition 0 follow its catalog."""
+            found = [pins(keys) < len(keys) for keys in (one, other)]
+            red.unpin([*one, *other])
+            return all(found)
+
+        until(is_in_force, "each master knows the limit")
         until(lambda: pins(one) > 0 and pinned() == 8, "the whole limit pinned in one partition")
         assert pins(other) == 0
         victim = owners(shared, 0, 1, 2)[1]
         shared.masters[victim].kill()
         until(lambda: all(red.unpin(one[:4])), "the next owner knows the nodes that hold them")
         until(lambda: pins(other) > 0 and pinned() == 8, "what was let go pinned in another partition")
-        assert (pins(one[:4]), pinned()) == (0, 8)
+        assert pins(one[:4]) == 0
+        until(lambda: pinned() == 8, "no more than that, once every partition has an owner again")
 
 
 def finds_all(client: Client, keys: list[bytes]) -> None:

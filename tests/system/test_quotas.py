@@ -90,7 +90,7 @@ def test_what_the_file_says_now_holds_without_a_restart(quotas: Quotas) -> None:
         until(lambda: red.exists_batch(keys).count(True) == 4, "the surplus gone")
         assert [value for value in red.get_batch(keys) if value is not None] == wanted[-4:], "the coldest have left"
         quotas.edit('[tenants.red]\ndram_bytes = "one"\n')
-        until(lambda: any("the quotas stay as they were" in line for line in quotas.system.logs), "the bad file in the master's log")
+        until(lambda: any("quotas reload quotas file, failed: " in line for line in quotas.system.logs), "the bad file in the master's log")
         assert red.put(b"one more", wanted[0])
         assert red.exists_batch(keys).count(True) == 3
         quotas.edit("")

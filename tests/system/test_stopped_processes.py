@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.client.local.writer_page import OfferedSlot
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
-from kvstore.protocol.node_messages import Commit, Open, Opened, SlabFds, Slabs
+from kvstore.protocol.node_messages import Commit, Open, OpenAhead, Opened, SlabFds, Slabs
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
@@ -67,6 +68,65 @@ def hold_put(connection: Connection, unix: str, key: bytes) -> None:
     connection.recv()
 
 
+def write_behind(connection: Connection, unix: str, key: bytes, is_ahead: bool) -> None:
+    """Get a slot, by Open or opened ahead, and be hung up on for nonsense; when told to go on scribble over the slot all the same."""
+    deadline = Deadline(DEADLINE_S)
+    channel = Channel.open(Address(unix=unix), Hello(ROLE_CLIENT), deadline)
+    if is_ahead:
+        answer, [page] = channel.call_for_fds(OpenAhead(MIB), deadline)
+        entered = OfferedSlot(page, answer.sizes[0]).enter(MIB)
+        assert entered is not None
+        slab_id, offset = entered[1:]
+    else:
+        opened = channel.call(Open("", [key], [MIB], [1], [b""]), Opened, deadline)
+        slab_id, offset = opened.slabs[0], opened.offsets[0]
+    answer, [fd] = channel.call_for_fds(Slabs([slab_id], 1), deadline)
+    slab = mmap.mmap(fd, answer.sizes[0])
+    sock = channel.detach()
+    sock.sendall(b"nonsense" * 8)
+    while sock.recv(1 << 16):
+        pass
+    connection.send("hung up")
+    connection.recv()
+    slab[offset : offset + MIB] = b"\xee" * MIB
+    connection.send("written")
+    connection.recv()
+    sock.close()
+    connection.send("closed")
+    connection.recv()
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_writer_that_was_hung_up_on_writes_into_no_other_block(tmp_path: Path, is_ahead: bool) -> None:
+    """The node ended the connection; the writer, which a stop held up in the middle of its copy, goes on later. Its slot is another block's
+    only once its end of the connection is closed."""
+    flags = ("--dram", "64MiB", "--put-ttl-s", str(TTL_S))  # of which slots ahead take a sixteenth
+    keys = [b"other-%d" % number for number in range(128)]
+    with System(tmp_path) as system:
+        system.start_master()
+        system.start_node("n0", *flags)
+        unix = system.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)["unix"]
+
+        def fill(client: Client) -> list[bytes]:
+            """Put twice as much as there is room for, once nothing else is there; the blocks that stay."""
+            client.remove_matching(pattern="*", force=True)
+            for key in keys:
+                assert client.put(key, value_of(key, 0, MIB))
+            kept = [key for key in keys if client.exists(key)]
+            assert client.get_batch(kept) == [value_of(key, 0, MIB) for key in kept]
+            return kept
+
+        with system.client(deadline_s=DEADLINE_S) as client, process(write_behind, unix, b"late", is_ahead) as (_pid, writer):
+            assert heard(writer) == "hung up"
+            kept = fill(client)
+            writer.send("go on")
+            assert heard(writer) == "written"
+            assert client.get_batch(kept) == [value_of(key, 0, MIB) for key in kept]
+            writer.send("close")
+            assert heard(writer) == "closed"
+            until(lambda: len(fill(client)) > len(kept), "the slot serves others once its writer is gone")
+
+
 def test_leases_of_a_stopped_client_end_and_it_is_told_so(small: System) -> None:
     keys = [b"held-%d" % number for number in range(BLOCKS)]
     with small.client() as client:
@@ -92,9 +152,9 @@ def test_an_open_put_of_a_stopped_client_ends_and_what_it_writes_later_harms_nob
             assert client.get(others[-1]) == value_of(others[-1], 0, MIB)
         writer.send("go on")
         assert heard(writer) == [ASK_AGAIN]
-        kept = [other for other in others if client.exists(other)]
+        kept = [name for name in [key, *others] if client.exists(name)]
         assert len(kept) == BLOCKS - 1, "all room but the stopped writer's slot"
-        assert client.get_batch(kept) == [value_of(other, 0, MIB) for other in kept]
+        assert client.get_batch(kept) == [value_of(name, int(name == key), MIB) for name in kept]
         until(lambda: small.node_status().counters["open_puts"] == 0, "no put is open")  # by what the node told last
 
 

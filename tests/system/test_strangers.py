@@ -27,5 +27,6 @@ def test_strangers_are_hung_up_on_and_clients_and_the_nodes_link_stay(tmp_path: 
 
 
 def is_hung_up(sock: socket.socket) -> bool:
+    """At once or after the reason."""
     with sock:
-        return not sock.recv(1)
+        return not sock.recv(4096) or not sock.recv(1)

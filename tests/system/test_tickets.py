@@ -64,13 +64,13 @@ def test_tickets_of_a_moment_are_renewed_and_nothing_is_refused(tmp_path: Path) 
     with with_tokens(tmp_path) as system:
         start_master(system, 0, "--ticket-ttl-s", "1", "--ticket-key-ttl-s", "1")
         system.start_node("n0", "--dram", "16MiB")
-        settings = dataclasses.replace(system.settings, idle_ttl_s=0.001, use_index=False)
+        settings = dataclasses.replace(system.settings, tenant="red", token=TOKENS["red"], idle_ttl_s=0.001, use_index=False)
 
         def rounds() -> int:
             return sum(len(tickets) for tickets in seen.values())
 
         seen: dict[str, set[bytes]] = {"sync": set(), "async": set()}
-        with system.client(tenant="red", token=TOKENS["red"], settings=settings) as client:
+        with system.client(settings=settings) as client:
             client.put_batch(KEYS, VALUES)
 
             def again() -> bool:
@@ -83,7 +83,7 @@ def test_tickets_of_a_moment_are_renewed_and_nothing_is_refused(tmp_path: Path) 
             eventually(again, "four tickets")
 
         async def aio() -> None:
-            async with AsyncClient(system.address, tenant="red", token=TOKENS["red"], settings=settings) as client:
+            async with AsyncClient(settings=settings) as client:
                 while len(seen["async"]) < 4:
                     assert await client.get_batch(KEYS) == VALUES
                     for node in client._operations.resources.daemons.nodes._nodes.values():

@@ -22,12 +22,12 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
-from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.grpc_credentials import open_channel
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.transfer.config import TransferSettings
 from tests.credentials import tokens_file
-from tests.security.tls.certified import HOSTS, Cluster, flags, given_to, past, revoke, swap
+from tests.security.tls.certified import HOSTS, Cluster, given_to, past, revoke, swap
+from tests.system.encrypted import Encrypted, environment
 from tests.system.history import value_of
 from tests.system.running import MIB, PATIENT_S, System, until
 
@@ -35,30 +35,6 @@ SIZES = (700, 70_000, MIB)
 KEYS = [b"block-%d" % number for number in range(30)]
 VALUES = [value_of(key, 0, SIZES[number % 3]) for number, key in enumerate(KEYS)]
 BY_TCP = TransferSettings(transports="tcp")
-
-
-class Encrypted:
-    """A master and nodes with certificates of one authority, and settings of clients that have one, too."""
-
-    def __init__(self, folder: Path, system: System, *master_flags: str) -> None:
-        self.authority = Cluster(folder / "certs")
-        self.system = system
-        self.of_master = self.authority.master()
-        self.of_nodes: dict[str, ServerTlsSettings] = {}
-        system.start_master(0, *flags(self.of_master), *master_flags)
-        system.settings = self.client("*")
-
-    def node(self, name: str, *more: str) -> None:
-        self.of_nodes[name] = self.authority.node(name)
-        self.system.start_node(name, "--dram", "96MiB", *flags(self.of_nodes[name]), *more)
-
-    def client(self, tenant: str = "") -> ClientSettings:
-        return given_to(replace(self.system.settings, tenant=tenant if tenant != "*" else ""), self.authority.client(tenant))
-
-
-def environment(settings: ClientSettings) -> dict[str, str]:
-    """By which the command line has the same certificates."""
-    return {f"KVSTORE_CLIENT_{name.upper()}": getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key")}
 
 
 @pytest.fixture
@@ -77,7 +53,7 @@ def test_values_are_put_got_copied_and_moved_over_tls(encrypted: Encrypted) -> N
         assert all(far.get(key) == value for key, value in zip(KEYS, VALUES, strict=True))
         assert {place.node for places in near.locate(KEYS) for place in places} == {"n0", "n1"}
         drained = CliRunner().invoke(kvstore, ["drain", "n0", "--master", system.address], env=environment(system.settings))
-        assert "n0 is drained: nothing is left that would be missed" in drained.output
+        assert "n0 is drained: it holds no block that no other node has" in drained.output
         system.kill_node("n0")
         assert far.get_batch(KEYS) == VALUES
 
@@ -88,12 +64,12 @@ def test_an_asynchronous_client_over_tls(encrypted: Encrypted) -> None:
     from kvstore.client.aio import AsyncClient
 
     encrypted.node("n0")
-    settings = replace(encrypted.client(), ack="cluster")
+    settings = replace(encrypted.client(), ack="cluster", deadline_s=PATIENT_S)
 
     async def use() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
-            client = AsyncClient(encrypted.system.address, settings=settings, deadline_s=PATIENT_S, transfer=BY_TCP)
+            client = AsyncClient(encrypted.system.address, settings=settings, transfer=BY_TCP)
         async with client:
             assert await client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
             assert await client.get_batch(KEYS) == VALUES
@@ -112,7 +88,7 @@ def test_nobody_without_a_certificate_of_this_authority_is_let_in(encrypted: Enc
     system, good = encrypted.system, encrypted.client()
     encrypted.node("n0")
     other = Cluster(tmp_path / "other")
-    assert "this port speaks TLS, and 127.0.0.1" in refused(system, ClientSettings())
+    assert "this port speaks TLS, and this side does not: set its tls_ca" in refused(system, ClientSettings())
     assert "lets in nobody without a certificate" in refused(system, replace(good, tls_cert="", tls_key=""))
     assert "signed by an authority that is not in tls_ca" in refused(system, given_to(good, other.client()))
     stranger = replace(other.client(), tls_ca=good.tls_ca)

@@ -73,3 +73,7 @@ class ArenaAgainstBytes(RuleBasedStateMachine):
 
 TestArenaAgainstBytes = pytest.mark.no_cover(ArenaAgainstBytes.TestCase)
 TestArenaAgainstBytes.settings = MACHINE_SETTINGS
+
+
+def test_an_arena_is_as_fast_to_write_at_first_as_later() -> None:
+    assert ArenaRanges(100).has_warm(10, 1, "")

@@ -37,6 +37,11 @@ def descriptors_left(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def pages_of(memory: Memfd) -> int:
+    """How many pages it has."""
+    return os.fstat(memory.fd).st_blocks * 512 // PAGE_BYTES
+
+
 @contextmanager
 def descriptor(memory: Memfd, *, writable: bool) -> Iterator[int]:
     number = memory.export(writable=writable)
@@ -62,13 +67,36 @@ def test_memory_is_of_the_size_asked_in_whole_pages_and_zero(memory: Memfd) -> N
     assert not memory.bytes.any()
 
 
-def test_trimming_gives_pages_back_and_keeps_what_comes_before(memory: Memfd) -> None:
+def test_a_smaller_size_gives_pages_back_and_keeps_the_rest(memory: Memfd) -> None:
     memory.bytes[:] = 7
-    memory.trim(PAGE_BYTES + 1)
+    memory.resize(PAGE_BYTES + 1)
     assert memory.size_bytes == PAGE_BYTES + 1
-    assert os.fstat(memory.fd).st_size == 2 * PAGE_BYTES
-    memory.trim(PAGE_BYTES + 1)
+    assert pages_of(memory) == 4
+    memory.give_back()
+    assert pages_of(memory) == 2
+    memory.resize(PAGE_BYTES + 1)
     assert (memory.bytes == 7).all()
+
+
+def test_memory_grows_again_to_the_size_it_was_made_with(memory: Memfd) -> None:
+    memory.bytes[:] = 7
+    memory.resize(PAGE_BYTES)
+    memory.give_back()
+    assert memory.most_bytes == 4 * PAGE_BYTES
+    memory.resize(3 * PAGE_BYTES)
+    assert (memory.untouched_bytes, pages_of(memory)) == (3 * PAGE_BYTES, 1)
+    assert (memory.bytes[:PAGE_BYTES] == 7).all()
+    assert not memory.bytes[PAGE_BYTES:].any()
+
+
+def test_pages_given_back_are_zeros_for_whoever_maps_them(memory: Memfd) -> None:
+    """A client that still maps the whole file is not killed by SIGBUS."""
+    memory.bytes[:] = 7
+    with descriptor(memory, writable=False) as number, mmap.mmap(number, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        memory.resize(PAGE_BYTES)
+        memory.give_back()
+        assert mapped[:PAGE_BYTES] == b"\7" * PAGE_BYTES
+        assert mapped[PAGE_BYTES:] == bytes(3 * PAGE_BYTES)
 
 
 def test_a_reader_sees_what_is_written_and_cannot_write(memory: Memfd) -> None:
@@ -89,7 +117,7 @@ def test_a_writer_writes_into_the_same_memory(memory: Memfd) -> None:
     assert memory.bytes[3] == ord("*")
 
 
-def test_no_client_can_change_the_size_of_exported_memory(memory: Memfd) -> None:
+def test_no_client_can_change_the_size_of_memory(memory: Memfd) -> None:
     with descriptor(memory, writable=True) as writer, descriptor(memory, writable=True) as again:
         for size_bytes in (0, 10 * PAGE_BYTES):
             with pytest.raises(PermissionError):
@@ -115,19 +143,25 @@ def test_views_outlive_the_memory(memory: Memfd) -> None:
 def test_prefaulting_makes_pages_present_and_changes_no_byte(memory: Memfd, monkeypatch: pytest.MonkeyPatch, advice: int) -> None:
     monkeypatch.setattr(memfd, "MADV_POPULATE_WRITE", advice)
     memory.bytes[0] = 1
-    before = os.fstat(memory.fd).st_blocks * 512
-    memory.prefault(1, memory.size_bytes)
-    assert (before, os.fstat(memory.fd).st_blocks * 512) == (PAGE_BYTES, 4 * PAGE_BYTES)
+    before = pages_of(memory)
+    assert memory.touch(3 * PAGE_BYTES) == memory.size_bytes
+    assert (before, pages_of(memory), memory.untouched_bytes) == (1, 3, 1)
+    assert memory.touch(3 * PAGE_BYTES) == 1
+    assert (pages_of(memory), memory.untouched_bytes, memory.touch(PAGE_BYTES)) == (4, 0, 0)
     assert memory.bytes[0] == 1
     assert not memory.bytes[1:].any()
 
 
-def test_prefaulting_what_was_trimmed_or_closed_does_nothing(memory: Memfd) -> None:
-    memory.trim(PAGE_BYTES)
-    memory.prefault(PAGE_BYTES, 4 * PAGE_BYTES)
-    assert os.fstat(memory.fd).st_blocks == 0
+def test_touching_ends_where_memory_was_made_smaller_or_closed(memory: Memfd) -> None:
+    memory.touch(4 * PAGE_BYTES)
+    memory.resize(PAGE_BYTES)
+    memory.give_back()
+    assert (memory.touch(4 * PAGE_BYTES), pages_of(memory)) == (0, 1)
+    memory.resize(2 * PAGE_BYTES)
+    assert (memory.touch(4 * PAGE_BYTES), pages_of(memory)) == (PAGE_BYTES, 2)
     memory.close()
-    memory.prefault(0, PAGE_BYTES)
+    memory.give_back()
+    assert memory.touch(PAGE_BYTES) == 0
 
 
 def test_memory_that_the_system_refuses_leaves_no_descriptor_behind() -> None:
@@ -198,30 +232,77 @@ def test_memory_given_up_for_another_slab_is_the_systems_again_though_a_client_m
     pool.close()
 
 
-def test_exported_memory_is_reused_only_at_its_own_size() -> None:
+def test_memory_that_clients_map_serves_slabs_of_other_sizes_warm() -> None:
+    """Of the tenant's own: 4 pages serve slots of 3, and of 1 again, and no page that is still used is made anew."""
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.prefault_step(4 * PAGE_BYTES)
+    for slab, (slot_bytes, count, pages) in enumerate([(PAGE_BYTES, 4, 4), (4 * PAGE_BYTES, 1, 4), (3 * PAGE_BYTES, 1, 3)]):
+        assert pool.acquire(slab, slot_bytes, count, "red") == count
+        os.close(pool.memory(slab).export(writable=True))
+        is_warm = pages_of(pool.memory(slab)) == 4
+        pool.prefault_step(PAGE_BYTES)
+        assert (is_warm, pages_of(pool.memory(slab))) == (True, pages)
+        pool.check_integrity()
+        pool.release(slab)
+    pool.close()
+
+
+def test_a_slab_has_fewer_slots_where_warm_memory_holds_no_more() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.acquire(0, PAGE_BYTES, 4, "red")
-    memory = pool.memory(0)
-    os.close(memory.export(writable=True))
-    pool.release(0)
-    pool.acquire(1, 2 * PAGE_BYTES, 2, "red")
-    assert pool.memory(1) is memory
+    pool.acquire(1, 3 * PAGE_BYTES, 1, "red")
+    memory = pool.memory(1)
     pool.release(1)
-    pool.acquire(2, 3 * PAGE_BYTES, 1, "red")
-    assert pool.memory(2) is not memory
+    assert pool.acquire(2, PAGE_BYTES, 5, "red") == 4
+    assert pool.memory(2) is memory
+    pool.check_integrity()
+    pool.release(2)
+    pool.acquire(3, 3 * PAGE_BYTES, 1, "red")
+    pool.release(3)
+    pool.acquire(4, PAGE_BYTES, 1, "blue")
+    assert pool.acquire(5, PAGE_BYTES, 5, "red") == 3, "blue has the page that the memory had"
+    pool.check_integrity()
+    pool.close()
+
+
+def test_a_slab_of_less_than_half_its_slots_is_made_anew() -> None:
+    pool = MemfdPool(16 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    assert pool.acquire(0, PAGE_BYTES, 9, "red") == 9
+    assert pool.acquire(1, PAGE_BYTES, 6, "red") == 4
+    pool.check_integrity()
     pool.close()
 
 
 def test_a_pool_is_prefaulted_step_by_step_until_nothing_is_left() -> None:
     pool = MemfdPool(10 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     assert pool.prefaulted_bytes == 0
-    assert pool.prefault_step(3 * PAGE_BYTES) == 7 * PAGE_BYTES
+    assert pool.prefault_step(3 * PAGE_BYTES)
     assert pool.prefaulted_bytes == 3 * PAGE_BYTES
     pool.acquire(0, PAGE_BYTES, 3, "")
-    assert pool.prefault_step(100 * PAGE_BYTES) == 0
+    assert not pool.prefault_step(100 * PAGE_BYTES)
     assert pool.prefaulted_bytes == 10 * PAGE_BYTES
-    assert os.fstat(pool.memory(0).fd).st_blocks * 512 == 3 * PAGE_BYTES
-    assert pool.prefault_step(1) == 0
+    assert pages_of(pool.memory(0)) == 3
+    assert not pool.prefault_step(1)
+    pool.close()
+
+
+def test_slabs_are_prefaulted_before_memory_that_nobody_uses() -> None:
+    pool = MemfdPool(12 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.acquire(0, 4 * PAGE_BYTES, 1, "")
+    pool.acquire(1, 4 * PAGE_BYTES, 1, "")
+    assert pool.has_cold.is_set()
+    assert pool.prefault_step(4 * PAGE_BYTES)
+    assert (pages_of(pool.memory(0)), pages_of(pool.memory(1))) == (0, 4)
+    pool.close()
+
+
+def test_memory_made_anew_is_prefaulted_too() -> None:
+    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=2 * PAGE_BYTES)
+    assert not pool.prefault_step(8 * PAGE_BYTES)
+    pool.acquire(0, 8 * PAGE_BYTES, 1, "")
+    assert (pool.has_cold.is_set(), pool.prefaulted_bytes) == (True, 0)
+    assert not pool.prefault_step(8 * PAGE_BYTES)
+    assert (pool.prefaulted_bytes, pages_of(pool.memory(0))) == (8 * PAGE_BYTES, 8)
     pool.close()
 
 
@@ -253,15 +334,17 @@ def test_huge_pages_are_used_when_there_are_enough(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memfd, "MFD_HUGETLB", 0)
     pool = MemfdPool(3 << 20, slab_bytes=3 << 20, hugepages=True)
     assert pool.hugepages
+    pool.prefault_step(8 * HUGE_PAGE_BYTES)
     pool.acquire(0, 3 << 19, 1, "")
-    assert os.fstat(pool.memory(0).fd).st_size == HUGE_PAGE_BYTES
+    assert pages_of(pool.memory(0)) * PAGE_BYTES == HUGE_PAGE_BYTES
+    assert pool.memory(0).most_bytes == HUGE_PAGE_BYTES, "what was given back may be another's"
     pool.close()
 
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(asks: bool) -> None:
     memory = Memfd(4 * HUGE_PAGE_BYTES, asks=asks)
-    memory.trim(3 * HUGE_PAGE_BYTES + 1)
+    memory.resize(3 * HUGE_PAGE_BYTES + 1)
     with descriptor(memory, writable=True) as writer:
         os.pwrite(writer, b"*", 3 * HUGE_PAGE_BYTES)
     assert (memory.size_bytes, memory.bytes[-1]) == (3 * HUGE_PAGE_BYTES + 1, ord("*"))
@@ -295,7 +378,7 @@ def test_a_pool_asks_for_all_its_slabs_those_that_come_later_too() -> None:
 
 def test_small_slabs_for_the_first_are_made_at_the_start_too() -> None:
     pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES, first_sizes=[PAGE_BYTES, 2 * PAGE_BYTES])
-    assert pool.prefault_step(100 * PAGE_BYTES) == 0
+    assert not pool.prefault_step(100 * PAGE_BYTES)
     for slab, count in enumerate((1, 2, 4, 1)):
         assert pool.acquire(slab, PAGE_BYTES, count, "") == count
         assert os.fstat(pool.memory(slab).fd).st_blocks * 512 == count * PAGE_BYTES, "warm"
@@ -303,13 +386,39 @@ def test_small_slabs_for_the_first_are_made_at_the_start_too() -> None:
     pool.close()
 
 
-def test_a_slab_is_not_trimmed_to_a_small_part_of_itself() -> None:
-    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES, first_sizes=[8 * PAGE_BYTES, PAGE_BYTES])
-    pool.prefault_step(8 * PAGE_BYTES)
-    for slab, count in enumerate((1, 3, 3, 1)):
-        assert pool.acquire(slab, PAGE_BYTES, count, "") == count
+def test_small_slabs_are_of_memory_made_for_them_where_there_is_room() -> None:
+    """A whole spare is cut down for the first; what is cut off serves the next two, and leaves the other spare whole."""
+    pool = MemfdPool(16 * PAGE_BYTES, slab_bytes=8 * PAGE_BYTES)
+    pool.prefault_step(16 * PAGE_BYTES)
+    for slab in range(3):
+        assert pool.acquire(slab, PAGE_BYTES, 1, "red") == 1
         pool.check_integrity()
-    assert [os.fstat(pool.memory(slab).fd).st_blocks * 512 // PAGE_BYTES for slab in range(4)] == [0, 3, 0, 0]
+    pool.prefault_step(PAGE_BYTES)
+    assert [pages_of(pool.memory(slab)) for slab in range(3)] == [1, 0, 1], "the last was touched first"
+    assert pool.acquire(3, PAGE_BYTES, 8, "red") == 8
+    assert pages_of(pool.memory(3)) == 8
+    pool.close()
+
+
+def test_what_slabs_are_cut_off_becomes_a_spare_and_is_touched() -> None:
+    pool = MemfdPool(24 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    pool.prefault_step(24 * PAGE_BYTES)
+    for slab in range(6):
+        pool.acquire(slab, 2 * PAGE_BYTES, 1, "red")
+    pool.prefault_step(24 * PAGE_BYTES)
+    assert pool.has_warm(PAGE_BYTES, 4, "blue")
+    pool.acquire(6, PAGE_BYTES, 4, "blue")
+    assert pages_of(pool.memory(6)) == 4
+    pool.check_integrity()
+    pool.close()
+
+
+def test_memory_is_warm_once_all_of_it_was_touched() -> None:
+    pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
+    assert not pool.has_warm(PAGE_BYTES, 4, "red")
+    pool.prefault_step(4 * PAGE_BYTES)
+    assert pool.has_warm(PAGE_BYTES, 4, "red")
+    assert not pool.has_warm(5 * PAGE_BYTES, 1, "red"), "there is no such memory"
     pool.close()
 
 

@@ -1,13 +1,16 @@
 """Promises of nvme.py, one a test, after those of every durable tier: real LMDB, real full disks, real killed processes."""
 
+import errno
+import functools
 import os
 import random
 import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +23,54 @@ from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.conformance import DurableTierConformance, get, put, read, record, value
+from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
-from kvstore.tiers.nvme import NUMPY_COPY_BYTES, NvmeTier
+from kvstore.tiers.nvme import LMDB_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec, decode_into
+from kvstore.tiers.value_file import DIRECT_BYTES
+from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background, is_quiet
+from tests.tiers.test_value_file import refuse
 
 KIB = 1 << 10
+MIB = 1 << 20
 
 
 class OpenNvme:
     def open_tier(self, folder: Path, capacity_bytes: int) -> NvmeTier:
         return NvmeTier(folder, capacity_bytes=capacity_bytes, sync=False)
 
+    def slot_bytes(self, size_bytes: int) -> int:
+        return size_bytes if size_bytes <= LMDB_BYTES else -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
 
 class TestNvmeConformance(OpenNvme, DurableTierConformance):
     def raw_get(self, tier: Tier, slot: Slot) -> bytes:
-        with environment_of(tier).read() as transaction:
-            return bytes(transaction.get(slot.index.to_bytes(8), db=environment_of(tier).values))
+        with open(values_file(tier), "rb") as file:
+            file.seek(place_of(tier, slot))
+            return file.read(slot.size_bytes)
 
     def raw_set(self, tier: Tier, slot: Slot, data: bytes) -> None:
-        environment = environment_of(tier)
-        environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), data, db=environment.values))
+        with open(values_file(tier), "r+b") as file:
+            file.seek(place_of(tier, slot))
+            file.write(data)
 
 
 class NvmeAgainstDict(OpenNvme, TierMachine):
-    """Re-opened between any two operations, too."""
+    """All values in LMDB; re-opened between any two operations, too."""
+
+
+class NvmeExtentsAgainstDict(OpenNvme, TierMachine):
+    """Values of 300 bytes in LMDB, of 30 to 100 KB read through the page cache, of 150 KB by O_DIRECT."""
+
+    UNIT_BYTES = 300
 
 
 TestNvmeAgainstDict = pytest.mark.no_cover(NvmeAgainstDict.TestCase)
 TestNvmeAgainstDict.settings = MACHINE_SETTINGS
+TestNvmeExtentsAgainstDict = pytest.mark.no_cover(NvmeExtentsAgainstDict.TestCase)
+TestNvmeExtentsAgainstDict.settings = MACHINE_SETTINGS
 
 
 class Faults:
@@ -86,6 +107,19 @@ def environment_of(tier: Tier) -> Any:
     return tier._environment
 
 
+def values_file(tier: Tier) -> Path:
+    return Path(environment_of(tier)._path) / "values"
+
+
+def place_of(tier: Tier, slot: Slot) -> int:
+    """Offset of a value's bytes in the value file. It lies in one run."""
+    assert isinstance(tier, NvmeTier)
+    placement = tier._values.placements.find(slot.index)
+    assert placement is not None
+    [run] = placement.runs
+    return run.begin * PAGE_BYTES
+
+
 def change_header(tier: NvmeTier, slot: Slot, change: Callable[[bytearray], None]) -> None:
     environment = environment_of(tier)
 
@@ -107,10 +141,10 @@ def test_it_is_durable_and_keeps_the_loop_waiting(open_tier: Callable[..., NvmeT
     assert get(tier, put(tier, [value(1)])) == [value(1)]
 
 
-@pytest.mark.parametrize("size_bytes", [NUMPY_COPY_BYTES - 1, NUMPY_COPY_BYTES, 1_000_003])
-def test_both_ways_of_copying_give_the_bytes_written(open_tier: Callable[..., NvmeTier], size_bytes: int) -> None:
-    tier = open_tier(1 << 20)
-    assert get(tier, put(tier, [value(1, size_bytes)])) == [value(1, size_bytes)]
+@pytest.mark.parametrize("size_bytes", [LMDB_BYTES, LMDB_BYTES + 1, DIRECT_BYTES - 1, DIRECT_BYTES, 1_000_003])
+def test_values_of_any_size_are_read_as_they_were_written(open_tier: Callable[..., NvmeTier], size_bytes: int) -> None:
+    tier = open_tier(4 << 20)
+    assert get(tier, put(tier, [value(number, size_bytes) for number in range(3)])) == [value(number, size_bytes) for number in range(3)]
 
 
 def test_a_value_can_be_read_into_memory_of_any_item_type(open_tier: Callable[..., NvmeTier]) -> None:
@@ -155,6 +189,7 @@ def test_damaged_encoded_bytes_are_not_decoded_and_what_is_not_encoded_fills_no_
     environment = environment_of(tier)
     damaged = bytearray(encoded.data)
     flip_bit(damaged, 1000)
+    assert len(damaged) <= LMDB_BYTES
     environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), bytes(damaged), db=environment.values))
     rooms = [memoryview(bytearray(tensor.nbytes)), memoryview(bytearray(len(value(1)) + 1))]
     answers = tier.read_batch_into([slot, other], rooms)
@@ -193,12 +228,12 @@ def test_a_folder_whose_headers_cannot_be_read_is_refused_and_released(open_tier
 
 def test_flush_makes_a_deletion_durable(open_tier: Callable[..., NvmeTier]) -> None:
     tier = open_tier()
-    slots = put(tier, [value(1), value(2)], tags=[b"one", b"two"])
-    tier.free(slots[0])
+    slots = put(tier, [value(1), value(2), value(3, 10), value(4, 10)])
+    tier.free_batch(slots[::2])
     tier.flush()
     tier.flush()
     with environment_of(tier).read() as transaction:
-        assert transaction.stat(environment_of(tier).headers)["entries"] == 1
+        assert transaction.stat(environment_of(tier).headers)["entries"] == 2
         assert transaction.stat(environment_of(tier).values)["entries"] == 1
 
 
@@ -244,7 +279,7 @@ def test_a_slot_freed_while_it_is_written_does_not_come_back(tmp_path: Path) -> 
 
 
 def test_recovery_is_oldest_first_and_in_chunks(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.tiers.nvme.RECOVER_CHUNK", 3)
+    monkeypatch.setattr("kvstore.tiers.lmdb_records.SCAN_CHUNK", 3)
     tier = open_tier()
     tags = [b"%d" % number for number in range(7)]
     put(tier, [value(number, 9) for number in range(7)], tags=tags)
@@ -292,17 +327,22 @@ def test_a_value_of_another_length_or_none_is_noticed(open_tier: Callable[..., N
     assert isinstance(read(tier, gone), ChecksumMismatch)
 
 
-def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
-    tier = open_tier(256 * KIB)
-    values = [np.random.default_rng(number).bytes(4096) for number in range(32)]
+@pytest.mark.parametrize(("size_bytes", "name"), [(LMDB_BYTES, "data.mdb"), (4096, "values"), (DIRECT_BYTES, "values")])
+def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(
+    open_tier: Callable[..., NvmeTier], tmp_path: Path, size_bytes: int, name: str
+) -> None:
+    tier = open_tier(8 << 20)
+    values = [np.random.default_rng(number).bytes(size_bytes) for number in range(32)]
     slots = put(tier, values)
     chance = random.Random(1)
-    with (tmp_path / "nvme" / "data.mdb").open("r+b") as file:
+    with (tmp_path / "nvme" / name).open("r+b") as file:
         content = file.read(8 << 20)
         for number in chance.sample(range(32), 20):
-            offset_bytes = content.index(values[number]) + chance.randrange(4096)
-            file.seek(offset_bytes)
-            file.write(bytes([content[offset_bytes] ^ 1 << chance.randrange(8)]))
+            within, bit = chance.randrange(size_bytes), 1 << chance.randrange(8)
+            found = -1
+            while (found := content.find(values[number], found + 1)) >= 0:  # LMDB's splits of pages leave copies that nothing points to
+                file.seek(found + within)
+                file.write(bytes([content[found + within] ^ bit]))
             file.flush()
             assert isinstance(read(tier, slots[number]), ChecksumMismatch)
     answers = [read(tier, slot) for slot in slots]
@@ -313,29 +353,72 @@ def test_bits_flipped_in_the_file_are_found_and_wrong_bytes_never_given(open_tie
 def test_a_damaged_page_fails_its_slot_and_not_the_neighbours(open_tier: Callable[..., NvmeTier]) -> None:
     faults = Faults()
     tier = open_tier(begin=faults)
-    slots = put(tier, [value(1), value(2)])
+    slots = put(tier, [value(1, 9), value(2, 9), value(3)])
     faults.errors = [(False, lmdb.PageNotFoundError("damaged page"))]
-    first, second = tier.read_batch_into(slots, [memoryview(bytearray(4096)) for _ in slots])
-    assert isinstance(first, TierFailed)
-    assert second is None
+    answers = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
+    assert [type(answer) for answer in answers] == [TierFailed, type(None), type(None)]
+    assert tier.health == "ok"
+
+
+def test_a_read_that_the_device_refuses_fails_its_slot_and_not_the_neighbours(
+    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(1 << 20)
+    slots = put(tier, [value(1), value(2), value(3, DIRECT_BYTES), value(4, DIRECT_BYTES), value(5, 10)])
+    bad = {place_of(tier, slots[0]), place_of(tier, slots[2])}
+    refuse(monkeypatch, "preadv", errno.EIO, lambda _file, _parts, offset: offset in bad)
+    answers = tier.read_batch_into(slots, [memoryview(bytearray(slot.size_bytes)) for slot in slots])
+    assert [type(answer) for answer in answers] == [TierFailed, type(None), TierFailed, type(None), type(None)]
     assert tier.health == "ok"
 
 
 def test_a_failing_device_takes_nothing_more_and_says_so(open_tier: Callable[..., NvmeTier]) -> None:
+    """LMDB gives up; what lies in the value file can still be read."""
     faults = Faults()
     tier = open_tier(begin=faults)
-    (slot,) = put(tier, [value(1)])
+    small, slot = put(tier, [value(1, 10), value(2)])
     late = tier.allocate(4096)
     faults.errors = [(True, lmdb.Error("Input/output error")), (True, lmdb.Error("Input/output error"))]
     with pytest.raises(TierFailed):
-        tier.write_batch([record(late, value(2))])
+        tier.write_batch([record(late, value(3))])
     assert "Input/output error" in tier.health
     with pytest.raises(TierFailed):
         tier.allocate(10)
-    assert isinstance(read(tier, slot), TierFailed)
+    assert isinstance(read(tier, small), TierFailed)
+    assert get(tier, [slot]) == [value(2)]
     tier.free(slot)
     with file_size_limit(0), pytest.raises(TierFailed):
         tier.flush()
+
+
+def test_a_value_file_that_fails_once_is_written_again_else_it_is_out_of_order(
+    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    (slot,) = put(tier, [value(1)])
+    failures = [1]
+    refuse(monkeypatch, "pwritev", errno.EIO, lambda *_: bool(failures and failures.pop()))
+    more = put(tier, [value(2)])
+    assert tier.health == "ok"
+    refuse(monkeypatch, "pwritev", errno.EIO)
+    with pytest.raises(TierFailed, match="Input/output error"):
+        put(tier, [value(3)])
+    assert "out of order" in tier.health
+    with pytest.raises(TierFailed):
+        tier.allocate(10)
+    assert get(tier, [slot, *more]) == [value(1), value(2)]
+    tier.free(slot)
+    tier.flush()
+    with environment_of(tier).read() as transaction:
+        assert transaction.stat(environment_of(tier).headers)["entries"] == 1
+
+
+def test_written_bytes_are_those_of_values_and_metadata(open_tier: Callable[..., NvmeTier]) -> None:
+    tier = open_tier(1 << 20)
+    before = tier.written_bytes
+    put(tier, [value(1, 5000), value(2, 5000)])
+    after = tier.written_bytes
+    assert before + 4 * PAGE_BYTES < after < before + 4 * PAGE_BYTES + 100_000
 
 
 @contextmanager
@@ -495,34 +578,309 @@ def test_a_folder_without_room_for_tombstones_is_refused_and_released(open_tier:
     open_tier()
 
 
+def test_extents_are_not_reused_while_they_are_read(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot is freed, its deletion is durable, and others want its room: the read gets the bytes that were there as it began."""
+    tier = open_tier(2 << 20)
+    slots = put(tier, [value(number, 512 * KIB) for number in range(4)])
+    is_reading, may_read = threading.Event(), threading.Event()
+    preadv = os.preadv
+
+    def slow(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        is_reading.set()
+        may_read.wait(PATIENCE_S)
+        return preadv(descriptor, parts, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", slow)
+        reading = in_background(lambda: get(tier, [slots[1]]))
+        assert is_reading.wait(PATIENCE_S)
+        tier.free_batch(slots)
+        tier.flush()
+        replaced = [tier.allocate(512 * KIB) for _ in range(4)]
+        values = [value(number, 512 * KIB) for number in range(10, 14)]
+        records = [record(slot, data) for slot, data in zip(replaced, values, strict=True)]
+        writing = in_background(lambda: tier.write_batch(records))
+        assert is_quiet(writing)
+        may_read.set()
+        assert reading.result(PATIENCE_S) == [value(1, 512 * KIB)]
+        writing.result(PATIENCE_S)
+    assert get(tier, replaced) == values
+
+
+def test_writers_and_readers_at_once_leave_all_values(open_tier: Callable[..., NvmeTier]) -> None:
+    """Four threads write and read, one frees and flushes: the tier has no room to spare."""
+    tier = open_tier(4 << 20)
+    sizes = [10, 4096, 70_000, 200_000]
+    kept: list[tuple[Slot, bytes]] = []
+    taking = threading.Lock()
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for number in range(25):
+            made: list[tuple[Slot, bytes]] = []
+            with taking:  # the loop's own calls
+                for size_bytes in chance.choices(sizes, k=3):
+                    while tier.free_bytes < tier.slot_bytes(size_bytes) and kept:
+                        tier.free(kept.pop(chance.randrange(len(kept)))[0])
+                    if tier.free_bytes >= tier.slot_bytes(size_bytes):
+                        made.append((tier.allocate(size_bytes), np.random.default_rng([seed, number]).bytes(size_bytes)))
+            tier.write_batch([record(slot, data) for slot, data in made])
+            assert get(tier, [slot for slot, _ in made]) == [data for _, data in made]
+            if number % 5 == 0:
+                tier.flush()
+            with taking:
+                kept.extend(made)
+
+    for worker in [in_background(functools.partial(work, seed)) for seed in range(4)]:
+        worker.result(PATIENCE_S)
+    assert get(tier, [slot for slot, _ in kept]) == [data for _, data in kept]
+    tier.flush()
+    tier.check_integrity()
+
+
+class Held:
+    """Begins real transactions; each writing one is counted, and waits for `go` before its commit."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.has_begun = threading.Event()
+        self.writes = 0
+        self.error: Exception | None = None
+
+    @contextmanager
+    def __call__(self, environment: lmdb.Environment, write: bool) -> Iterator[Any]:
+        with begin_transaction(environment, write) as transaction:
+            yield transaction
+            if write:
+                self.writes += 1
+                self.has_begun.set()
+                self.go.wait(PATIENCE_S)
+                if self.error is not None and self.writes > 1:
+                    raise self.error
+
+
+@pytest.mark.parametrize("error", [None, NO_ROOM])
+def test_batches_that_wait_for_a_transaction_share_the_next_one(open_tier: Callable[..., NvmeTier], error: Exception | None) -> None:
+    """Its failure is that of each of them."""
+    held = Held()
+    tier = open_tier(1 << 20, begin=held)
+    held.go.clear()
+    held.has_begun.clear()
+    held.writes, held.error = 0, error
+    slots = [tier.allocate(size_bytes) for size_bytes in (4096, 10, 4096, 10)]
+    values = [value(number, slot.size_bytes) for number, slot in enumerate(slots)]
+
+    def write(number: int) -> None:
+        tier.write_batch([record(slots[number], values[number])])
+
+    first = in_background(lambda: write(0))
+    assert held.has_begun.wait(PATIENCE_S)
+    others = [in_background(functools.partial(write, number)) for number in (1, 2, 3)]
+    eventually(lambda: len(tier._commits) == 3, "three batches wait")
+    held.go.set()
+    first.result(PATIENCE_S)
+    if error is None:
+        for other in others:
+            other.result(PATIENCE_S)
+        assert get(tier, slots) == values
+        assert held.writes == 2
+    else:
+        for other in others:
+            with pytest.raises(TierFull):
+                other.result(PATIENCE_S)
+        assert get(tier, slots[:1]) == values[:1]
+        held.error = None
+        for number in (1, 2, 3):
+            write(number)
+        assert get(tier, slots) == values
+
+
+def test_a_slot_freed_and_deleted_by_another_writer_while_it_is_written_does_not_come_back(
+    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    slot, other = tier.allocate(4096), tier.allocate(10)
+    pwritev = os.pwritev
+
+    def free_meanwhile(*arguments: Any) -> int:
+        tier.free(slot)
+        tier.flush()
+        return pwritev(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", free_meanwhile)
+        tier.write_batch([record(slot, value(1)), record(other, value(2, 10))])
+    tier.check_integrity()
+    tier.close()
+    assert [found.slot.index for found in open_tier().recover()] == [other.index]
+
+
+def test_a_restart_reads_no_value(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier(1 << 20)
+    put(tier, [value(1), value(2, DIRECT_BYTES), value(3, 10)])
+    tier.close()
+    reads: list[int] = []
+    preadv = os.preadv
+
+    def counted(file: int, parts: Sequence[memoryview], offset: int) -> int:
+        reads.append(sum(map(len, parts)))
+        return preadv(file, parts, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    again = open_tier(1 << 20)
+    assert len(list(again.recover())) == 3
+    assert reads == [PAGE_BYTES], "whether the file system takes O_DIRECT"
+
+
+def test_a_value_file_that_is_gone_is_so_many_misses(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
+    tier = open_tier()
+    put(tier, [value(1), value(2, 10)], tags=[b"gone", b"kept"])
+    tier.close()
+    (tmp_path / "nvme" / "values").unlink()
+    again = open_tier()
+    assert [found.tag for found in again.recover()] == [b"kept"]
+    put(again, [value(3)], tags=[b"new"])
+    again.close()
+    assert [found.tag for found in open_tier().recover()] == [b"kept", b"new"]
+
+
+def test_what_a_smaller_capacity_gives_up_makes_room_for_others(open_tier: Callable[..., NvmeTier]) -> None:
+    tier = open_tier(4 << 20)
+    put(tier, [value(number, MIB) for number in range(4)])
+    tier.close()
+    tier = open_tier(2 << 20)
+    assert [found.slot.index for found in tier.recover()] == [2, 3]
+    tier.free_batch([Slot(number, tier._environment.openings, MIB) for number in (2, 3)])
+    slots = put(tier, [value(number, MIB) for number in (5, 6)])
+    assert get(tier, slots) == [value(5, MIB), value(6, MIB)]
+
+
+class PowerCut(BaseException):
+    """No part of the program catches it."""
+
+
+class VolatileWrites:
+    """Writes to the value file that a power cut may undo: those since the last fdatasync, each or not as `chance` says."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, chance: random.Random, cut_at: int) -> None:
+        self._chance = chance
+        self._events_left = cut_at
+        self._undo: list[tuple[int, bytes]] = []
+        self._lock = threading.Lock()
+        self._real = {name: getattr(os, name) for name in ("pwritev", "fdatasync")}
+        patch.setattr(os, "pwritev", self.pwritev)
+        patch.setattr(os, "fdatasync", self.fdatasync)
+
+    def _step(self) -> None:
+        self._events_left -= 1
+        if self._events_left < 0:
+            raise PowerCut
+
+    def pwritev(self, file: int, parts: Sequence[memoryview], offset: int) -> int:
+        with self._lock:
+            self._step()
+            with open(f"/proc/self/fd/{file}", "rb") as before:  # noqa: PTH123 - one that is not opened for O_DIRECT
+                before.seek(offset)
+                self._undo.append((offset, before.read(sum(map(len, parts)))))
+            written: int = self._real["pwritev"](file, parts, offset)
+            return written
+
+    def fdatasync(self, file: int) -> None:
+        with self._lock:
+            self._step()
+            self._real["fdatasync"](file)
+            self._undo.clear()
+
+    @contextmanager
+    def begin(self, environment: lmdb.Environment, write: bool) -> Iterator[Any]:
+        with begin_transaction(environment, write) as transaction:
+            yield transaction
+            if write:
+                with self._lock:
+                    self._step()  # before the commit
+
+    def cut(self, file: Path) -> None:
+        with file.open("r+b") as raw:
+            for offset, before in reversed(self._undo):
+                if self._chance.random() < 0.7:
+                    raw.seek(offset)
+                    raw.write(before)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_power_cut_loses_nothing_acknowledged_and_gives_no_wrong_bytes(tmp_path: Path, sync: bool) -> None:
+    """Cut at each step of a writer's, with what was not synced undone in part. Without `sync` values may be lost, and are then misses."""
+    lost = 0
+    for cut_at in range(0, 60, 3):
+        folder, chance = tmp_path / f"cut-{cut_at}", random.Random(cut_at)
+        acknowledged: dict[bytes, tuple[Slot, int]] = {}
+        with pytest.MonkeyPatch.context() as patch:
+            disk = VolatileWrites(patch, chance, cut_at)
+            tier = NvmeTier(folder, capacity_bytes=64 * KIB, sync=sync, begin=disk.begin)
+            try:
+                for number in range(40):
+                    size_bytes = chance.choice([10, 4096, 9000])
+                    while tier.free_bytes < 3 * 12_288:
+                        tier.free(acknowledged.pop(chance.choice(list(acknowledged)))[0])
+                    slots = [tier.allocate(size_bytes) for _ in range(3)]
+                    tags = [b"%d" % (3 * number + i) for i in range(3)]
+                    tier.write_batch([record(slot, value(int(tag), size_bytes), tag) for slot, tag in zip(slots, tags, strict=True)])
+                    acknowledged |= {tag: (slot, size_bytes) for tag, slot in zip(tags, slots, strict=True)}
+                    if number % 7 == 3:
+                        tier.flush()
+            except PowerCut:
+                pass
+            shutil.copytree(folder, tmp_path / "after")
+            disk.cut(tmp_path / "after" / "values")
+        with suppress(PowerCut):
+            tier.close()
+        after = NvmeTier(tmp_path / "after", capacity_bytes=64 * KIB, sync=sync)
+        found = {found.tag: found.slot for found in after.recover()}
+        after.check_integrity()
+        for tag, slot in found.items():
+            buffer = bytearray(slot.size_bytes)
+            [answer] = after.read_batch_into([slot], [memoryview(buffer)])
+            lost += answer is not None
+            assert answer is None or (isinstance(answer, ChecksumMismatch) and not sync)
+            assert answer is not None or buffer == value(int(tag), slot.size_bytes)
+        assert not sync or set(acknowledged) <= set(found)
+        after.close()
+        shutil.rmtree(tmp_path / "after")
+    assert (lost > 0) == (not sync), "the cuts reach what was not synced"
+
+
 WRITER = """
 import sys
+import threading
 from kvstore.tiers.conformance import record, value
 from kvstore.tiers.nvme import NvmeTier
 
-tier = NvmeTier(sys.argv[1], capacity_bytes=32 << 20, sync=False)
+SIZE = int(sys.argv[2])
+tier = NvmeTier(sys.argv[1], capacity_bytes=128 << 20, sync=False)
 numbers = {int(found.tag): found.slot for found in tier.recover()}
 number = max(numbers, default=0)
 while True:
     batch = range(number + 1, number + 9)
-    tier.write_batch([record(tier.allocate(5000), value(i, 5000), b"%d" % i) for i in batch])
+    tier.write_batch([record(tier.allocate(SIZE), value(i, SIZE), b"%d" % i) for i in batch])
     number += 8
     print(number, flush=True)
 """
 
 
-def test_kill_9_of_the_writer_loses_nothing_acknowledged_and_tears_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size_bytes", [1000, 5000, 150_000])
+def test_kill_9_of_the_writer_loses_nothing_acknowledged_and_tears_nothing(tmp_path: Path, size_bytes: int) -> None:
     chance = random.Random(2)
-    for _cycle in range(5):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+    for _cycle in range(4):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(size_bytes)], stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
-            acknowledged = [int(writer.stdout.readline()) for _ in range(chance.randrange(1, 40))]
+            acknowledged = [int(writer.stdout.readline()) for _ in range(chance.randrange(1, 18))]
             writer.kill()
-        tier = NvmeTier(tmp_path, capacity_bytes=32 << 20, sync=False)
+        tier = NvmeTier(tmp_path, capacity_bytes=128 << 20, sync=False)
         recovered = {int(found.tag): found.slot for found in tier.recover()}
         assert len(recovered) % 8 == 0
         assert sorted(recovered) == list(range(1, len(recovered) + 1))
         assert len(recovered) >= acknowledged[-1]
-        assert get(tier, list(recovered.values())) == [value(number, 5000) for number in recovered]
+        assert get(tier, list(recovered.values())) == [value(number, size_bytes) for number in recovered]
         tier.check_integrity()
         tier.close()

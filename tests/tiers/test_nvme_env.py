@@ -59,7 +59,7 @@ def open_environment(tmp_path: Path) -> Iterator[Callable[..., Environment]]:
     opened: list[Environment] = []
 
     def open_one(**settings: Any) -> Environment:
-        opened.append(Environment(tmp_path / "nvme", **{"capacity_bytes": MIB, "sync": False, **settings}))
+        opened.append(Environment(tmp_path / "nvme", **{"capacity_bytes": 36 * MIB, "sync": False, **settings}))
         return opened[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +116,7 @@ def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier
         os.umask(umask)
 
 
-@pytest.mark.parametrize("folder", ["file/below", "/proc/self/kvstore"])
+@pytest.mark.parametrize("folder", ["file/below", "file/folder/below", "/proc/self/kvstore"])
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -148,13 +148,13 @@ def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_map
 
 @pytest.mark.parametrize("capacity_bytes", [0, -1, 1 << 62])
 def test_a_capacity_of_nothing_or_beyond_the_disk_is_refused(open_environment: Callable[..., Environment], capacity_bytes: int) -> None:
-    with pytest.raises(ConfigError, match="must be from 1 to"):
+    with pytest.raises(ConfigError, match="must be from 1 byte to"):
         open_environment(capacity_bytes=capacity_bytes)
     open_environment()
 
 
 def test_a_file_longer_than_the_file_system_has_them_is_refused_with_its_length(open_environment: Callable[..., Environment]) -> None:
-    with file_size_limit(2 * MIB), pytest.raises(ConfigError, match=r"File too large.*: 2424832 bytes, 2\.25 times its capacity"):
+    with file_size_limit(2 * MIB), pytest.raises(ConfigError, match=r"File too large.*: 2\.3 MiB, 1/16 of its capacity"):
         open_environment()
     open_environment()
 
@@ -198,7 +198,7 @@ def test_a_truncated_file_is_refused_by_name_before_it_can_kill_the_process(
     put(environment, b"key", b"v" * 100_000)
     environment.close()
     os.truncate(tmp_path / "nvme" / "data.mdb", 50_000)
-    with pytest.raises(ConfigError, match=r"data\.mdb is truncated: 50000 of .* move the folder away"):
+    with pytest.raises(ConfigError, match=r"data\.mdb is truncated: 48\.8 KiB of .* move the folder away"):
         open_environment()
 
 
@@ -277,7 +277,7 @@ def test_a_map_that_the_kernel_does_not_let_grow_is_full(open_environment: Calla
 
 
 def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goes_on(open_environment: Callable[..., Environment]) -> None:
-    environment = open_environment(capacity_bytes=16 * MIB)
+    environment = open_environment(capacity_bytes=16 * 36 * MIB)
     value, keys = b"v" * MIB, [b"%d" % number for number in range(48)]
     with address_space_limit(16 * MIB), pytest.raises(TierFull, match="cannot grow: mdb_env_set_mapsize: Cannot allocate memory"):
         for key in keys:
@@ -409,6 +409,24 @@ def test_a_data_file_that_is_gone_when_re_opened_is_not_taken_for_an_empty_tier(
     with pytest.raises(TierFailed):
         put(environment, b"key", b"value")
     assert environment.failure
+
+
+def test_written_bytes_are_those_of_lmdbs_pages(open_environment: Callable[..., Environment]) -> None:
+    environment = open_environment()
+    put(environment, b"key", b"v" * 100_000)
+    assert 100_000 < environment.written_bytes < 200_000
+
+
+def test_without_the_kernels_count_no_bytes_are_counted(
+    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    environment = open_environment()
+    monkeypatch.setattr(Path, "read_text", missing)
+    put(environment, b"key", b"value")
+    assert environment.written_bytes == 0
 
 
 def test_a_damaged_page_fails_the_read_and_not_the_environment(open_environment: Callable[..., Environment]) -> None:

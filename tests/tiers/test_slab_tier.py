@@ -95,7 +95,7 @@ def test_the_rest_of_a_slab_is_unused(tier: SlabTier) -> None:
 def test_a_slab_reserved_ahead_is_the_next_one_used(tier: SlabTier) -> None:
     group = tier.group(PAGE_BYTES)
     assert tier.reserve_slabs(group, 1) == [0]
-    assert tier.reserve_slabs(group, 1) == []
+    assert tier.reserve_slabs(group, 1) == [0], "it has one"
     assert tier.allocate(PAGE_BYTES).group == group
     tier.close()
 

@@ -14,6 +14,7 @@ class AnyMemory:
 
     def __init__(self, grant: int = 1 << 30) -> None:
         self.grant = grant
+        self.is_warm = True
         self.slabs: dict[int, int] = {}
         self.released: list[int] = []
 
@@ -22,6 +23,9 @@ class AnyMemory:
         if count:
             self.slabs[slab] = count * slot_bytes
         return count
+
+    def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
+        return self.is_warm
 
     def release(self, slab: int) -> None:
         del self.slabs[slab]
@@ -335,18 +339,43 @@ def test_vacant_slabs_are_given_up_until_the_backing_finds_memory() -> None:
     slabs.check_integrity()
 
 
-def test_slabs_are_reserved_ahead_only_out_of_unassigned_bytes() -> None:
+def test_slabs_are_reserved_ahead_out_of_unassigned_bytes() -> None:
     memory = AnyMemory()
     slabs = allocator(250, backing=memory)
     group = slabs.group(10, "")
     [number] = slabs.reserve_slabs(group, 1)
-    assert slabs.reserve_slabs(group, 1) == [], "it has one"
+    assert slabs.reserve_slabs(group, 1) == [number], "it has one"
     assert slab_of(slabs.allocate(10, "")) == number
     assert len(slabs.reserve_slabs(group, 2)) == 1, "there is room for one more"
+    assert slabs.reserve_slabs(slabs.group(20, ""), 1) == [], "the other group has not used its slab yet"
     slabs.allocate(10, "")
-    assert slabs.reserve_slabs(slabs.group(20, ""), 1) == []
     memory.grant = 0
     assert slabs.reserve_slabs(slabs.group(50, ""), 1) == []
+    slabs.check_integrity()
+
+
+def test_slabs_of_forgotten_values_are_reserved_for_another_size() -> None:
+    memory = AnyMemory()
+    slabs = allocator(300, backing=memory)
+    for tenant in ("red", "blue"):
+        slots = [slabs.allocate(10, tenant) for _ in range(10)]
+        slabs.free_all(slots)
+    [first, second] = slabs.reserve_slabs(slabs.group(50, "red"), 2)
+    assert memory.released == [0], "red's own, for blue's memory would have to be made anew"
+    assert slabs.reserve_slabs(slabs.group(50, "red"), 3) == [first, second]
+    slabs.check_integrity()
+
+
+def test_slabs_of_forgotten_values_are_reserved_before_cold_memory() -> None:
+    memory = AnyMemory()
+    slabs = allocator(240, backing=memory)
+    slabs.free_all([slabs.allocate(60, "red") for _ in range(2)])
+    assert len(slabs.reserve_slabs(slabs.group(50, "red"), 1)) == 1
+    assert memory.released == [], "unassigned bytes are warm"
+    memory.is_warm = False
+    assert len(slabs.reserve_slabs(slabs.group(50, "red"), 2)) == 2
+    assert memory.released == [0, 1], "one of 60 bytes was too small"
+    assert len(slabs.reserve_slabs(slabs.group(50, "red"), 3)) == 2, "too few bytes are left"
     slabs.check_integrity()
 
 

@@ -105,6 +105,7 @@ def tier() -> NaiveTier:
 def test_a_tier_says_of_itself_the_least_unless_it_says_more(tier: NaiveTier) -> None:
     assert (tier.durable, tier.mappable, tier.blocking) == (False, False, True)
     assert tier.health == "ok"
+    assert tier.written_bytes == 0
     assert tier.group(10) == tier.group(20, tenant="red") == 0
     assert tier.slot_bytes(10, tenant="red") == 10
     slot = tier.allocate(10, tenant="red")

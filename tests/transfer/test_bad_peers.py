@@ -23,7 +23,7 @@ from kvstore.protocol.errors import (
     Unavailable,
     Unreachable,
 )
-from kvstore.protocol.frames import HEADER, MAGIC, MAX_BODY_BYTES, MAX_PAYLOAD_BYTES, OLDEST_VERSION, VERSION
+from kvstore.protocol.frames import HEADER, MAGIC, MAX_BODY_BYTES, MAX_PAYLOAD_BYTES, VERSION
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import (
     MAX_NOTICE_BYTES,
@@ -160,7 +160,7 @@ BAD_AT_READING: list[tuple[str, Play, type[KVStoreError]]] = [
     ("announces too much", answer_request(lambda number: frame(Ok(), number, payload_bytes=MAX_PAYLOAD_BYTES + 1)), ProtocolError),
     ("a body over the limit", answer_request(lambda number: frame(Ok(), number, body=TOO_LONG)), ProtocolError),
     ("a body", answer_request(lambda number: frame(Ok(), number, body=b"x", payload=bytes(SIZE))), ProtocolError),
-    ("another version", answer_request(lambda number: frame(Ok(), number, payload=bytes(SIZE), version=OLDEST_VERSION - 1)), ProtocolError),
+    ("another version", answer_request(lambda number: frame(Ok(), number, payload=bytes(SIZE), version=VERSION - 1)), ProtocolError),
     ("another type", answer_request(lambda number: frame(Joined("x"), number)), ProtocolError),
     ("a type that nobody knows", answer_request(lambda number: frame(255, number, payload=bytes(SIZE))), ProtocolError),
     ("another request", answer_request(lambda number: whole(number + 1)), ProtocolError),

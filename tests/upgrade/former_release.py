@@ -1,35 +1,34 @@
-"""Releases before this one, as trees that processes of the tests import kvstore from: taken out of git, once a checkout."""
+"""The last tagged release, as a tree that processes of the tests import kvstore from: taken out of git, once a checkout."""
 
-import io
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-COMMITS: Final = {
-    3: "2bd4c5050c97b597d46e87c3c9de4a4e01fd7095",
-    4: "380a90dbcf2d8b08848b71c34401f6e09fca0d11",
-    5: "fd925f7d776d2d754ab1acf10e5abb3b9fb5c3c5",
-}
-"""The last one of each protocol version that this release reads, but for its own."""
+NO_RELEASE: Final = "there is no release yet: git has no tag to compare this checkout with"
 
 
-def tree(version: int) -> Path:
-    """What goes into PYTHONPATH. Raises CalledProcessError where git does not have the commit."""
-    commit = COMMITS[version]
-    folder = ROOT / "build" / "releases" / commit[:7]
+def last_tag(repository: Path = ROOT) -> str | None:
+    """Return the newest tag behind HEAD, None where there is none."""
+    command = ["git", "describe", "--tags", "--abbrev=0", "HEAD"]
+    found = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def tree(tag: str) -> Path:
+    """Return what goes into PYTHONPATH for the release. Raises CalledProcessError where git does not have the tag."""
+    folder = ROOT / "build" / "releases" / tag.replace("/", "-")
     if not (folder / "made").exists():
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder / "kvstore", filter="data")
+        archive = subprocess.run(["git", "archive", tag], cwd=ROOT, check=True, capture_output=True).stdout
+        (folder / "kvstore").mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-x", "-C", str(folder / "kvstore")], input=archive, check=True)
         (folder / "made").touch()
     return folder
 
 
 def start(release: Path | None, *arguments: str, log: Path) -> subprocess.Popen[str]:
-    """A Python program of the tests' own environment, of this release (None) or of the tree's."""
+    """Start a Python program of the tests' own environment, of this release (None) or of the tree's."""
     environment = {"PYTHONPATH": str(release)} if release is not None else {"PYTHONPATH": str(ROOT / "build" / "typing")}
     with log.open("ab") as errors:
         return subprocess.Popen(

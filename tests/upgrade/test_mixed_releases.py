@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
-from tests.upgrade.former_release import COMMITS, ROOT, start, tree
+from tests.upgrade.former_release import NO_RELEASE, ROOT, last_tag, start, tree
 
 CLIENT = str(ROOT / "tests" / "upgrade" / "client_child.py")
 END_S = 60
@@ -20,10 +20,10 @@ NOW, FORMER = "this release", "the release before"
 class Daemons:
     """A master and its nodes, each of the release that was asked for; all are ended with the test."""
 
-    def __init__(self, folder: Path, former: int) -> None:
-        """`former` is the protocol version of the release before."""
+    def __init__(self, folder: Path, tag: str) -> None:
+        """`tag` is that of the release before."""
         self._folder = folder
-        self._former = former
+        self._tag = tag
         self._running: dict[str, subprocess.Popen[str]] = {}
         self._port, self._control = free_ports(2)
         self.address = f"127.0.0.1:{self._port}"
@@ -70,7 +70,7 @@ class Daemons:
         assert out == "done\n", log.read_text()
 
     def _tree(self, release: str) -> Path | None:
-        return tree(self._former) if release == FORMER else None
+        return tree(self._tag) if release == FORMER else None
 
     def close(self) -> None:
         for name in list(self._running):
@@ -78,9 +78,12 @@ class Daemons:
                 daemon.kill()
 
 
-@pytest.fixture(params=COMMITS, ids="of protocol version {}".format)
-def daemons(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemons]:
-    started = Daemons(tmp_path, request.param)
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    tag = last_tag()
+    if tag is None:
+        pytest.skip(NO_RELEASE)
+    started = Daemons(tmp_path, tag)
     yield started
     started.close()
 

@@ -54,6 +54,24 @@ class PolicyConformance:
         policy.check_integrity()
         return policy
 
+    def test_no_graph_of_parents_keeps_a_key_from_eviction(self) -> None:
+        """Parents are what callers say: rings, forests, keys that are their own parent, parents that come later or never."""
+        for seed in range(200):
+            generator = random.Random(seed)
+            policy, stored = self.make_policy(), set[int]()
+            count = generator.randint(2, 12)
+            parents = {key: generator.choice([None, *range(count + 1)]) for key in range(count)}
+            for key in generator.choices(range(count), k=3 * count):
+                if key in stored and generator.random() < 0.5:
+                    policy.remove(key)
+                    stored.remove(key)
+                else:
+                    policy.insert(key, parents[key])
+                    stored.add(key)
+                policy.check_integrity()
+            evicted = policy.take_victims(count, lambda _key: True, lambda _key: True)
+            assert sorted(evicted) == sorted(stored), f"seed {seed}"
+
     def test_an_empty_policy_has_no_victim(self) -> None:
         policy = self.make_policy()
         assert len(policy) == 0

@@ -12,7 +12,10 @@ first. An insert may come without them, when there is room. Nobody tells a polic
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import repeat
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from kvstore.tiers.policies.states import States
 
 K = TypeVar("K", bound=Hashable)
 
@@ -24,6 +27,9 @@ class EvictionPolicy(ABC, Generic[K]):
     """
 
     name: ClassVar[str]
+
+    def keep_in(self, states: "States[K, Any]") -> None:  # noqa: B027 - most have no use for it
+        """Keep what is known of each key here, instead of in a dict: to be called before anything else. Most policies leave it empty."""
 
     @abstractmethod
     def insert(self, key: K, parent: K | None = None) -> None:

@@ -5,8 +5,8 @@ dead weight until it comes up itself.
 """
 
 from collections.abc import Callable
-from itertools import islice
 
+from kvstore.tiers.policies.ancestors import closes_cycle, has_cycle
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
 from kvstore.tiers.policies.rising_heap import RisingHeap
 
@@ -15,8 +15,8 @@ class LeafLRU(EvictionPolicy[K]):
     """Of the keys without present children the one used longest ago leaves. Source: Zheng et al., SGLang: Efficient Execution of
     Structured Language Model Programs (RadixAttention), NeurIPS 2024.
 
-    A touch is O(1), an eviction O(log n) amortised. While every leaf is refused there is no victim, whatever is above them. Keys that are
-    each other's ancestors (no chain of hashes makes them) have no leaf: they leave when nothing else is left, in order of arrival.
+    A touch is O(1), an eviction O(log n) amortised. While every leaf is refused there is no victim, whatever is above them. A parent that
+    would close a cycle is taken for None (see `closes_cycle`), so there always is a leaf.
     """
 
     name = "leaf_lru"
@@ -34,6 +34,10 @@ class LeafLRU(EvictionPolicy[K]):
         if key in self._parents:
             self.touch(key)
             return
+        if parent == key:
+            parent = None
+        if parent is not None and key in self._children and closes_cycle(key, parent, self._parents.get, self._max_scan):
+            parent = None
         self._clock += 1
         self._parents[key] = parent
         self._used[key] = self._clock
@@ -66,9 +70,7 @@ class LeafLRU(EvictionPolicy[K]):
                     self._leaves.add(parent, self._used[parent])
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        if self._leaves:
-            return self._leaves.lowest(evictable, self._max_scan)
-        return next(filter(evictable, islice(self._used, self._max_scan)), None)
+        return self._leaves.lowest(evictable, self._max_scan)
 
     def __len__(self) -> int:
         return len(self._parents)
@@ -86,3 +88,4 @@ class LeafLRU(EvictionPolicy[K]):
         assert self._children == children
         assert all((key in self._leaves) == (key not in children) for key in self._parents)
         assert len(self._leaves) <= len(self._parents)
+        assert not any(has_cycle(key, self._parents.get) for key in self._parents)

@@ -46,6 +46,14 @@ class Node(Generic[K]):
             self.siblings = without_child(self.siblings, key)
 
 
+def is_alone(node: Node[K]) -> bool:
+    """Whether `alone` would make the same of a leaf whose visit has just ended: a block without parent, stored by that visit and not known
+    before, and nothing else was."""
+    visit = node.visit
+    is_first = visit.blocks == visit.new_blocks == visit.turn == node.birth_turn == 1
+    return is_first and node.parent is None and not node.forks and not visit.forks
+
+
 def alone(key: K, cohort: Cohort[K]) -> Node[K]:
     """The node of a block without parent and children that was stored by itself, in a visit that ended in `cohort`, and not read since."""
     visit: Visit[K] = Visit()

@@ -11,15 +11,19 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
+from kvstore.tiers.policies.ancestors import closes_cycle, has_cycle
 from kvstore.tiers.policies.children import Children, with_child, without_child
 from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
-from kvstore.tiers.policies.node import Node, alone
+from kvstore.tiers.policies.node import Node, alone, is_alone
 from kvstore.tiers.policies.run import Run
+from kvstore.tiers.policies.states import DictStates, States
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog
 
+MAX_PASSED: Final = 1 << 16
+"""Keys that are passed by, some 5 ms, in search of blocks that are no leaves: only where every leaf is in use."""
 LEARN_BLOCKS: Final = 2048
 """Blocks seen after which worths are computed anew: 0.4 ms, 0.2 us a block. A batch is seen at once."""
 ADVANCE_S: Final = 0.125
@@ -40,8 +44,8 @@ class PrefixPolicy(EvictionPolicy[K]):
     def __init__(self, *, max_scan: int = MAX_SCAN, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._max_scan = max_scan
-        self._nodes: dict[K, Node[K] | Run[K, Cohort[K]]] = {}
-        """Of blocks that were stored alone, many at a time, only their run, which is filed for them, until more is to be known."""
+        self._nodes: States[K, Node[K] | Run[K, Cohort[K]]] = DictStates()
+        """Of blocks that were stored alone only their run, which is filed for them, until more is to be known."""
         self._ghosts: OrderedDict[K, tuple[Visit[K], int, int] | Cohort[K]] = OrderedDict()
         """Evicted key to its last visit, the turn it was first stored in, and its forks; of a block that was alone, where it was filed."""
         self._parentless: dict[K, Children[K]] = {}
@@ -54,13 +58,16 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._advanced_s = clock()
         self._learn(self._advanced_s)
 
+    def keep_in(self, states: States[K, Any]) -> None:
+        self._nodes = states
+
     # --- what happens to blocks ---
 
     def insert(self, key: K, parent: K | None = None) -> None:
-        if key in self._nodes:
+        if self._nodes.get(key) is not None:
             self.touch(key)
             return
-        if parent == key:
+        if parent is not None and (parent == key or self._closes_cycle(key, parent)):
             parent = None
         now_s = self._clock()
         above = self._find(parent) if parent is not None else None
@@ -101,6 +108,14 @@ class PrefixPolicy(EvictionPolicy[K]):
         if node.forks >= SHARED_FORKS[0]:
             self._end_shared(visit, node, now_s)
 
+    def _closes_cycle(self, key: K, parent: K) -> bool:
+        """A key without present children cannot be anyone's ancestor."""
+        return key in self._parentless and closes_cycle(key, parent, self._parent_of, self._max_scan)
+
+    def _parent_of(self, key: K) -> K | None:
+        node = self._nodes.get(key)
+        return node.parent if isinstance(node, Node) else None
+
     def insert_all(self, keys: Sequence[K], parents: Sequence[K | None] | None = None) -> None:
         inner = keys[1:-1]
         if parents is not None or not inner or not self._are_new_and_alone(keys):
@@ -112,17 +127,14 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._end_visit(self._visit, now_s)
         self._visit = None
         cohort = self._log.end_alone(len(inner), now_s)
-        assert keys[0] in cohort.leaves[True], "the first one's visit ended now, as theirs do"
-        run = Run(inner, cohort, self._nodes)
-        cohort.leaves[True][run] = None
-        self._nodes.update(dict.fromkeys(inner, run))
+        self._nodes.set_all(inner, self._file_alone(inner, cohort))
         self._have_seen(len(inner), len(inner), now_s)
         self.insert(keys[-1])
 
     def _are_new_and_alone(self, keys: Sequence[K]) -> bool:
         """Nothing is known of these keys, nor of children that would be theirs, and each is named once."""
         distinct = set(keys)
-        is_unknown = self._nodes.keys().isdisjoint(distinct) and self._ghosts.keys().isdisjoint(distinct)
+        is_unknown = self._nodes.are_new(distinct) and self._ghosts.keys().isdisjoint(distinct)
         return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)
 
     def _find(self, key: K) -> Node[K] | None:
@@ -146,14 +158,14 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def touch(self, key: K) -> None:
         node = self._nodes.get(key)
-        if isinstance(node, Run):  # seldom, and a call for each costs a tenth of all this
-            node = self._find(key)
         if node is None:
             return
         now_s = self._clock()
         visit = self._visit
-        if visit is None or node.parent is None or visit.tip != node.parent:
+        if visit is None or isinstance(node, Run) or node.parent is None or visit.tip != node.parent:
             visit = self._begin_visit(now_s)
+            node = self._find(key)  # which the end of the visit before may have filed
+            assert node is not None
         self._log.read(node.visit, key, now_s)
         visit.turn = node.birth_turn + 1
         node.visit = visit
@@ -272,7 +284,10 @@ class PrefixPolicy(EvictionPolicy[K]):
         assert key is not None
         node = self._nodes.get(key)
         if isinstance(node, Node) and node.child is None and node.home is None:
-            self._file(key, node, cohort, is_tip=not visit.forks)
+            if is_alone(node):
+                self._nodes[key] = self._file_alone((key,), cohort)
+            else:
+                self._file(key, node, cohort, is_tip=not visit.forks)
         self._have_seen(visit.blocks, 1, now_s)
 
     def _have_seen(self, blocks: int, visits: int, now_s: float) -> None:
@@ -341,6 +356,19 @@ class PrefixPolicy(EvictionPolicy[K]):
         if in_front:
             leaves.move_to_end(key, last=False)
 
+    def _file_alone(self, keys: Sequence[K], home: Cohort[K]) -> Run[K, Cohort[K]]:
+        """File blocks that were stored alone in the cohort's last leaf, if that is a run and has all that came to it; else in a new run."""
+        leaves = home.leaves[True]
+        last = next(reversed(leaves)) if leaves else None
+        if isinstance(last, Run) and last.is_whole:
+            last.extend(keys)
+            return last
+        if not leaves:
+            self._order.enter(home, True)
+        run = Run(list(keys), home, self._nodes)
+        leaves[run] = None
+        return run
+
     def _unfile(self, key: K, node: Node[K]) -> None:
         home = node.home
         assert home is not None
@@ -359,7 +387,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         node = self._nodes.get(growing) if growing is not None else None
         if growing is not None and isinstance(node, Node) and node.child is None and node.home is None:
             yield growing
-        for key, node in self._nodes.items():  # past the leaves, of which there are few where one comes to this
+        for key, node in self._nodes.scan(MAX_PASSED):  # past the leaves, of which there are few where one comes to this
             if isinstance(node, Node) and node.child is not None:
                 yield key
 
@@ -368,7 +396,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         nodes = {key: node for key, node in self._nodes.items() if isinstance(node, Node)}
         in_runs = {key: (run.home, True) for key, run in self._nodes.items() if isinstance(run, Run)}
         assert filed == in_runs | {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
-        runs = Counter(run for run in self._nodes.values() if isinstance(run, Run))
+        runs = Counter(run for _, run in self._nodes.items() if isinstance(run, Run))
         assert all(run.left == count for run, count in runs.items())
         growing = self._visit.tip if self._visit is not None else None
         for key, node in nodes.items():
@@ -383,4 +411,6 @@ class PrefixPolicy(EvictionPolicy[K]):
         for parent, children in self._parentless.items():
             assert children
             assert parent not in self._nodes
-        assert not self._ghosts.keys() & self._nodes.keys()
+        assert not any(has_cycle(key, self._parent_of) for key in nodes)
+        assert not any(key in self._nodes for key in self._ghosts)
+        assert len(self._nodes) == len(nodes) + len(in_runs)

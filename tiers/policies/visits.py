@@ -53,7 +53,7 @@ class Cohort(Generic[K]):
         self.takes_in = True
         """Until it has grown older or is forgotten."""
         self.leaves: tuple[OrderedDict[Leaf[K], None], OrderedDict[Leaf[K], None]] = (OrderedDict(), OrderedDict())
-        """Not the last block of its prompt; the last block. Blocks that were stored alone, many at a time, are one entry: their run."""
+        """Not the last block of its prompt; the last block. Blocks that were stored alone one after the other are one entry: their run."""
 
 
 class Visit(Generic[K]):

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvstore.protocol.errors import Broken, Full, InvalidArgument
+from kvstore.protocol.settings import format_size
 from kvstore.transfer.memory.region import Region
 
 MADV_POPULATE_READ: Final = 22
@@ -64,12 +65,12 @@ def map_slab(fd: int, size_bytes: int, *, writable: bool, asks: bool = False, po
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
             owner = mmap.mmap(-1, -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES + HUGE_PAGE_BYTES, flags=flags)
         except OSError as error:
-            raise Broken(f"cannot map a slab of {size_bytes} bytes: {error.strerror}") from None
+            raise Broken(f"cannot map a slab of {format_size(size_bytes)}: {error.strerror}") from None
         begin = -ctypes.addressof(ctypes.c_ubyte.from_buffer(owner)) % HUGE_PAGE_BYTES
         address = ctypes.addressof(ctypes.c_ubyte.from_buffer(owner, begin))
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         if _libc.mmap(address, size_bytes, protection, mmap.MAP_SHARED | MAP_FIXED, fd, 0) == _MAP_FAILED:
-            raise Broken(f"cannot map a slab of {size_bytes} bytes: {os.strerror(ctypes.get_errno())}")
+            raise Broken(f"cannot map a slab of {format_size(size_bytes)}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(fd)
     if asks:  # whose mapping touches a page first decides of which size it is
@@ -95,9 +96,9 @@ def allocate(size_bytes: int, *, location: str = "") -> Region:
     Raises InvalidArgument (no such size) or Full (the system has no memory or descriptor left).
     """
     if not 1 <= size_bytes <= MAX_REGION_BYTES:
-        raise InvalidArgument(f"a region is 1 to {MAX_REGION_BYTES} bytes long, not {size_bytes}")
+        raise InvalidArgument(f"a region is 1 byte to {format_size(MAX_REGION_BYTES)} long, not {size_bytes:,} bytes")
     if size_bytes > (memory_bytes := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):  # to touch all of it would get this process killed
-        raise Full(f"no shared memory of {size_bytes} bytes: this machine has {memory_bytes}")
+        raise Full(f"no shared memory of {format_size(size_bytes)}: this machine has {format_size(memory_bytes)}")
     try:
         fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -109,7 +110,7 @@ def allocate(size_bytes: int, *, location: str = "") -> Region:
         slab = map_slab(os.dup(fd), size_bytes, writable=True)
     except (OSError, Broken) as error:
         os.close(fd)
-        raise Full(f"no shared memory of {size_bytes} bytes: {error}") from None
+        raise Full(f"no shared memory of {format_size(size_bytes)}: {error}") from None
     region = Region(slab.memory, location=location, fd=fd)
     region.on_close(lambda closed: os.close(closed.fd))
     return region

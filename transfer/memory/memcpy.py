@@ -2,20 +2,24 @@
 
 One thread does not fill a memory bus; the copies and the hashing run without the GIL, so a few threads together do. The caller copies
 along: whoever is free takes the next part. No call returns or raises while a thread touches what it was given (gate.py).
+
+Beside a thread that computes in Python, what one thread copies alone is copied with the GIL (rpc/gil_contention.py).
 """
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import xxhash
 
+from kvstore.rpc.gil_contention import GilContention
 from kvstore.transfer.memory.gate import Gate, begin_thread
 
 R = TypeVar("R")
@@ -23,10 +27,31 @@ Pair = tuple[memoryview, memoryview]
 """(destination, source), equally long."""
 Gather = tuple[memoryview, Sequence[memoryview]]
 """(destination, sources that fill it in order): one value."""
+
+
+class Way(NamedTuple):
+    """How one value is copied to an equally long destination, which is named first, and hashed: with the GIL or without."""
+
+    copy: Callable[[memoryview, memoryview], None]
+    checksum: Callable[[memoryview], int]
+    update: Callable[[Any, memoryview], None]
+    """Have an xxh3_64 go on with the bytes."""
+
+
 C = TypeVar("C", bound=tuple[memoryview, object])
+C_contra = TypeVar("C_contra", bound=tuple[memoryview, object], contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 Scatter = tuple[memoryview, Sequence[memoryview]]
 """(source, destinations that take it in order): one value."""
+
+
+class Work(Protocol[C_contra, R_co]):
+    """What is done with some pairs in one thread."""
+
+    def __call__(self, pairs: Sequence[C_contra], way: Way = ..., /) -> R_co: ...
+
+
 COPY_BYTES: Final = 64 << 10
 """From here on a copy goes through numpy, which lets other threads run meanwhile; below, its call costs more than the copy."""
 PART_BYTES: Final = 512 << 10
@@ -35,6 +60,11 @@ takes up to the interpreter's switch interval of 5 ms. 480 parts of 256 KiB: ben
 PARALLEL_BYTES: Final = 4 << 20
 """Below this, handing work to another thread costs more than it saves: about 0.1 ms for a thread that sleeps."""
 
+HASHED_BYTES: Final = 64 << 10
+"""So many at once are hashed with the GIL: xxhash lets go of it for more than 100 KB."""
+HELD_BYTES: Final = 4 << 20
+"""Up to so much may be copied with the GIL, in half a millisecond; beyond it, other threads would notice."""
+
 
 class MemcpyPool:
     """Thread-safe. `threads` of 0 takes as many as there are processors, 4 at most; the caller's own is one of them."""
@@ -42,6 +72,8 @@ class MemcpyPool:
     def __init__(self, threads: int) -> None:
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._helpers = _Helpers(self._threads - 1)
+        self.gil = GilContention()
+        """What copies find out of other threads that compute."""
         weakref.finalize(self, self._helpers.dismiss).atexit = False
 
     def copy(self, pairs: Sequence[Pair]) -> None:
@@ -60,10 +92,10 @@ class MemcpyPool:
         """As `gather_and_sum`, of values of `row_bytes` each: every pair has one of them or several in a row."""
         return [found for part in self._spread(partial(copy_and_sum_all_rows, row_bytes=row_bytes), pairs) for found in part]
 
-    def _spread(self, work: Callable[[Sequence[C]], R], pairs: Sequence[C]) -> list[R]:
+    def _spread(self, work: "Work[C, R]", pairs: Sequence[C]) -> list[R]:
         parts = _cut(pairs, self._threads) if self._threads > 1 else [pairs]
         if len(parts) == 1:
-            return [work(pairs)]
+            return [self._alone(work, pairs)]
         shared = _Shared(work, parts)
         try:
             self._helpers.call(shared, len(parts) - 1)
@@ -75,6 +107,18 @@ class MemcpyPool:
                 shared.left.clear()  # a helper that comes later must not hold on to the caller's buffers
         return shared.outcome()
 
+    def _alone(self, work: "Work[C, R]", pairs: Sequence[C]) -> R:
+        """In this thread: with the GIL where another one computes, as far as it is not much."""
+        size_bytes = sum(len(destination) for destination, _ in pairs)
+        if size_bytes < COPY_BYTES:
+            return work(pairs)
+        if self.gil.holds():
+            return work(pairs, HELD if size_bytes <= HELD_BYTES else HASH_HELD)
+        began_ns, used_ns = time.monotonic_ns(), time.thread_time_ns()
+        result = work(pairs)
+        self.gil.copied(time.monotonic_ns() - began_ns - (time.thread_time_ns() - used_ns))
+        return result
+
     def close(self) -> None:
         """End the threads; later copies are the caller's alone. A second close is a no-op."""
         self._helpers.dismiss()
@@ -83,7 +127,7 @@ class MemcpyPool:
 class _Shared(Generic[C, R]):
     """One piece of work in parts, which the caller and the helpers take as they come."""
 
-    def __init__(self, work: Callable[[Sequence[C]], R], parts: Sequence[Sequence[C]]) -> None:
+    def __init__(self, work: "Work[C, R]", parts: Sequence[Sequence[C]]) -> None:
         self.gate = Gate()
         self.left = deque(enumerate(parts))
         self._work = work
@@ -161,56 +205,80 @@ def copy(destination: memoryview, source: memoryview) -> None:
         np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
 
 
-def copy_all(pairs: Sequence[Pair]) -> None:
+def _copy_held(destination: memoryview, source: memoryview) -> None:
+    destination[:] = source
+
+
+def _update(digest: Any, source: memoryview) -> None:
+    digest.update(source)
+
+
+def _update_held(digest: Any, source: memoryview) -> None:
+    for at in range(0, len(source), HASHED_BYTES):
+        digest.update(source[at : at + HASHED_BYTES])
+
+
+def _checksum_held(source: memoryview) -> int:
+    digest = xxhash.xxh3_64()
+    _update_held(digest, source)
+    return digest.intdigest()
+
+
+FREE: Final = Way(copy, xxhash.xxh3_64_intdigest, _update)
+HELD: Final = Way(_copy_held, _checksum_held, _update_held)
+HASH_HELD: Final = Way(copy, _checksum_held, _update_held)
+
+
+def copy_all(pairs: Sequence[Pair], way: Way = FREE) -> None:
     for destination, source in pairs:
-        copy(destination, source)
+        way.copy(destination, source)
 
 
-def scatter_all(scatters: Sequence[Scatter]) -> None:
+def scatter_all(scatters: Sequence[Scatter], way: Way = FREE) -> None:
     for source, destinations in scatters:
         if len(destinations) == 1:
-            copy(destinations[0], source)
+            way.copy(destinations[0], source)
             continue
         at = 0
         for destination in destinations:
-            _copy_part(destination, source[at : at + len(destination)])
+            _copy_part(destination, source[at : at + len(destination)], way)
             at += len(destination)
 
 
-def gather_and_sum_all(gathers: Sequence[Gather]) -> list[int]:
+def gather_and_sum_all(gathers: Sequence[Gather], way: Way = FREE) -> list[int]:
     """Each value, or part of one, is hashed right after it was copied, while the processor's cache has it."""
     sums = []
     for destination, sources in gathers:
         if len(sources) == 1:
-            copy(destination, sources[0])
-            sums.append(xxhash.xxh3_64_intdigest(sources[0]))
+            way.copy(destination, sources[0])
+            sums.append(way.checksum(sources[0]))
         else:
-            sums.append(_gather_and_sum(destination, sources))
+            sums.append(_gather_and_sum(destination, sources, way))
     return sums
 
 
-def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview]) -> int:
+def _gather_and_sum(destination: memoryview, sources: Sequence[memoryview], way: Way) -> int:
     digest, at = xxhash.xxh3_64(), 0
     for source in sources:
-        _copy_part(destination[at : at + len(source)], source)
-        digest.update(source)
+        _copy_part(destination[at : at + len(source)], source, way)
+        way.update(digest, source)
         at += len(source)
     return digest.intdigest()
 
 
-def _copy_part(destination: memoryview, source: memoryview) -> None:
+def _copy_part(destination: memoryview, source: memoryview, way: Way) -> None:
     if len(source) < PART_BYTES:
         destination[:] = source
     else:
-        copy(destination, source)
+        way.copy(destination, source)
 
 
-def copy_and_sum_all_rows(pairs: Sequence[Pair], row_bytes: int) -> list[int]:
+def copy_and_sum_all_rows(pairs: Sequence[Pair], way: Way = FREE, *, row_bytes: int) -> list[int]:
     sums: list[int] = []
     for destination, source in pairs:
-        copy(destination, source)
+        way.copy(destination, source)
         rows: Any = np.frombuffer(source, np.uint8).reshape(-1, row_bytes)
-        sums += map(xxhash.xxh3_64_intdigest, rows)
+        sums += map(way.checksum, rows)
     return sums
 
 

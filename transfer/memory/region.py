@@ -5,7 +5,7 @@ in or out any more, so memory is never freed under a transfer. A RemoteRegion is
 """
 
 import itertools
-import secrets
+import os
 import threading
 from collections.abc import Callable
 from functools import cached_property
@@ -86,12 +86,12 @@ class Region:
 
     @cached_property
     def read_key(self) -> int:
-        return secrets.randbits(63)
+        return int.from_bytes(os.urandom(8), "little") >> 1
 
     @cached_property
     def write_key(self) -> int:
         """Allows reading too."""
-        return secrets.randbits(63)
+        return int.from_bytes(os.urandom(8), "little") >> 1
 
     @property
     def users(self) -> int:
@@ -112,7 +112,7 @@ class Region:
             with self._lock:
                 self._is_closed = True
                 if not self._idle.wait_for(lambda: not self._users or shield.raised is not None, deadline_s):
-                    raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {deadline_s:g} s")
+                    raise DeadlineExceeded(f"{self._users} transfers still used region {self.region_id} after {round(deadline_s, 2):g} s")
                 if self._users:
                     return  # what a signal handler raised is raised by the shield
             self._close_unused()

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Denied, Fenced, InvalidArgument, KVStoreError, Unreachable
 from kvstore.transfer.agent import Request, TransferAgent
@@ -177,7 +178,7 @@ class Carrier:
         """The transfer fails: what waits is dropped, what is under way cancelled. Called with the lock held."""
         if transfer.error is not None or not (transfer.slices_left or transfer.in_flight):
             return
-        transfer.error = error
+        transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been met in the waiting thread
         if transfer.in_flight:
             submitted = [(request, agent) for request, agent in transfer.in_flight.items() if agent is not None]
             after.extend(functools.partial(agent.cancel, request) for request, agent in submitted)

@@ -6,7 +6,7 @@ The engine (engine.py) owns the state of both and guards it with its lock; this 
 import logging
 import threading
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -114,6 +114,25 @@ class Transfer:
 
     def wait_behind(self, shield: Shield) -> None:
         """`wait`, for who has a shield up, whose work ends with this: a second one would only take time."""
+        self._wait_until_over(shield)
+        self.check()
+
+    def check(self) -> None:
+        """For a transfer that is over: raise its error, as `wait` does.
+
+        A copy is raised: the error itself would hold, by its traceback and its context, the frames of callers that hold this transfer, and
+        all that they have lent, until garbage is collected.
+        """
+        if self.error is not None:
+            raise copy(self.error)
+
+    def abandon(self) -> None:
+        """Cancel it and return when it is over, however that ends."""
+        self.cancel()
+        with Shield() as shield:
+            self._wait_until_over(shield)
+
+    def _wait_until_over(self, shield: Shield) -> None:
         shield.cancels(self.cancel)
         try:
             if not self.is_over:
@@ -126,14 +145,6 @@ class Transfer:
         finally:
             if not self.is_over:
                 self._wait_for_its_end()
-        if self.error is not None:
-            raise self.error
-
-    def abandon(self) -> None:
-        """Cancel it and return when it is over, however that ends."""
-        self.cancel()
-        with suppress(KVStoreError):
-            self.wait()
 
     def _ends_within(self, deadline: Deadline) -> bool:
         try:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.agent import Rail, TransferAgent
-from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.config import AUTO, TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.shm.agent import SharedMemoryAgent
 from kvstore.transfer.streams.agent import ConnectionAgent
@@ -21,7 +21,6 @@ from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.streams.tls import TlsTransport
 from kvstore.transfer.topology.model import LOOPBACK, RDMA_KINDS, Nic, Topology
 
-AUTO: Final = "auto"
 NAMES: Final = ("shm", "tcp", "ucx", "nixl")
 MAX_PORT: Final = 65_535
 

@@ -47,6 +47,7 @@ class SharedTarget:
         try:
             self.path = self._server.listen_unix(path)
         except ConfigError:
+            self._server.close()
             self._reactor.close()
             self._live.close()
             raise

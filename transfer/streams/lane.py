@@ -19,7 +19,7 @@ from kvstore.protocol.errors import (
     Unreachable,
     from_code,
 )
-from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, OLDEST_VERSION, VERSION, Header, pack_header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, MAX_DEADLINE_MS, Header, pack_header, unpack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
@@ -36,21 +36,17 @@ LAST_ID: Final = 0xFFFFFFFF
 class Link:
     """A connection that has joined a peer's target: what is kept in the endpoint pool. Answers come in the order of the requests."""
 
-    __slots__ = ("answer_id", "connection", "head", "number", "request_id", "version")
+    __slots__ = ("answer_id", "connection", "head", "number", "request_id")
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
         self.number = number
-        self.version = OLDEST_VERSION
-        """That the peer speaks, as far as its description told."""
         self.request_id = 0
         self.answer_id = 0
         self.head = memoryview(bytearray(HEADER_BYTES))
 
     def join(self, name: str, secret: bytes, deadline: Deadline) -> None:
-        """Introduce ourselves; with the peer's secret, or without one to a peer of a release that had none. Raises the peer's refusal,
-        Unreachable, DeadlineExceeded or ProtocolError."""
-        self.version = VERSION if secret else OLDEST_VERSION
+        """Introduce this agent with the peer's secret. Raises the peer's refusal, Unreachable, DeadlineExceeded or ProtocolError."""
         self.ask(Join(name, self.number, secret), Joined, deadline)
 
     def ask(self, message: Message, answer: type[Message], deadline: Deadline) -> None:
@@ -61,10 +57,9 @@ class Link:
 
     def send(self, message: Message, deadline: Deadline, payload: "list[memoryview] | None" = None, payload_bytes: int = 0) -> None:
         self.request_id = self.request_id % LAST_ID + 1
-        version = min(message.SINCE, self.version)
-        body = message.pack_for(version)
+        body = message.pack()
         deadline_ms = min(int(deadline.left_s() * 1000) + 1, MAX_DEADLINE_MS)
-        head = pack_header(message.TYPE, self.request_id, len(body), payload_bytes, deadline_ms, version)
+        head = pack_header(message.TYPE, self.request_id, len(body), payload_bytes, deadline_ms)
         parts: list[memoryview | bytes] = [head, body] if body else [head]
         if payload:
             parts += payload

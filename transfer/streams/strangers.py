@@ -40,7 +40,7 @@ class Greeting:
             room = self._room[self._got_bytes : HEADER_BYTES + body_bytes]
             if not len(room):
                 assert self.header is not None
-                return Join.unpack_of(self.header.version, self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
+                return Join.unpack(self._room[HEADER_BYTES : HEADER_BYTES + body_bytes])
             got_bytes = connection.recv_arrived(room)
             if not got_bytes:
                 return None

@@ -59,8 +59,6 @@ class Target:
     def __init__(self, name: str, exports: Exports, settings: TransferSettings, secret: bytes = b"") -> None:
         """Peers join by showing `secret`; b"": whoever comes may."""
         self._secret = secret
-        self.requires_secret = bool(secret)
-        """Off: those of a release without secrets, who show none, join too."""
         self._name = name
         self._settings = settings
         self._answering = Answering(name, exports, settings)
@@ -345,7 +343,7 @@ class Target:
         elif header.type == Store.TYPE and peer.key[0]:
             self._answering.store(peer.connection, header, Store.unpack(body))
         elif header.type == Join.TYPE and not peer.key[0]:
-            self._join(peer, header.request_id, Join.unpack_of(header.version, body))
+            self._join(peer, header.request_id, Join.unpack(body))
         elif header.type == Fence.TYPE and peer.key[0]:
             self._fence(peer, header, Fence.unpack(body))
         elif header.type == Notice.TYPE and peer.key[0]:
@@ -358,7 +356,7 @@ class Target:
         key = (message.name, message.connection)
         if not message.name or len(message.name) > 255:
             raise ProtocolError("an agent's name has 1 to 255 characters")
-        if (message.secret or self.requires_secret) and not hmac.compare_digest(message.secret, self._secret):
+        if not hmac.compare_digest(message.secret, self._secret):
             raise Unauthorized(f"{self._name} lets in who shows the secret of its description, as its cluster tells it to whom it knows")
         with self._lock:
             if key in self._peers:

@@ -5,8 +5,7 @@ which is no part of the range of keys that others follow.
 
 PREFIX/owner      who owns the catalog (owner_key.py), under the owner's lease
 PREFIX/identity   what tells this catalog from others; written once
-PREFIX/format     {"version": 2, "shards": ...}, of several partitions {"version": 3, ..., "partitions": ...}; written once.
-                  A catalog without it is of an earlier release, and becomes one of this
+PREFIX/format     {"version": 1, "shards": ..., "partitions": ...}; written once
 PREFIX/s/...      segments of blocks (segments/log.py)
 PREFIX/r/KEY      a small record; KEY is its raw bytes
 
@@ -30,6 +29,7 @@ from kvstore.master.catalogs.etcd.following import EtcdFollowing
 from kvstore.master.catalogs.etcd.keeping import Bounds, EtcdKeeper
 from kvstore.master.catalogs.etcd.members import EtcdMembers
 from kvstore.master.catalogs.etcd.owner_key import OwnerKey
+from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.master.catalogs.etcd.version import warn_of_data_bug
 from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import GroupCommit
@@ -50,9 +50,8 @@ from kvstore.protocol.errors import CatalogUnavailable, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
 
 LEASE_TTL_S: Final = 2.0
-VERSION: Final = 2
-IN_PARTITIONS: Final = 3
-"""Of a cluster with several partitions: a release that knows none would take one of them for all of it."""
+FORMAT: Final = 1
+"""Layout of the keys and values under a prefix. A catalog of another format is refused."""
 
 T = TypeVar("T")
 
@@ -88,7 +87,8 @@ class EtcdCatalog(Catalog):
         self._channels = (self._writing, self._reading, self._leasing, keeping)
         self._listing = f"{prefix}.listing/{partition}/".encode()
         is_owner, listings = (lambda: self._committer.is_admitted), f"{prefix}.listing/".encode()
-        self._keeper = EtcdKeeper(keeping, bounds, listings, is_owner=is_owner, timeout_s=request_timeout_s)
+        self._quorum = EtcdQuorum(endpoints, access)
+        self._keeper = EtcdKeeper(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=request_timeout_s)
         self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
         self._partitions = partitions
         self._keeps = not partition
@@ -108,13 +108,21 @@ class EtcdCatalog(Catalog):
 
     def open(self, *, deadline_s: float) -> None:
         """See Catalog. Warns in the log when the server's version is known to lose or corrupt data."""
+        try:
+            self._open(deadline_s)
+        except CatalogUnavailable as error:
+            lack = self._quorum.outage().partition(";")[0]
+            advice = "check that etcd runs and that --catalog names its client ports"
+            raise CatalogUnavailable(f"{lack}: {advice}" if lack else str(error)) from error
+        self._committer.start()
+
+    def _open(self, deadline_s: float) -> None:
         status = self._patiently(lambda timeout_s: self._reading.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s), deadline_s)
         warn_of_data_bug(status.version)
         identity = self._patiently(lambda timeout_s: self._agreed(b"identity", secrets.token_hex(IDENTITY_BYTES), timeout_s), deadline_s)
         form = json.dumps(_form(self._partitions))
         self._shards = _shards(self._patiently(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s), self._partitions)
         self._identity = identity.decode()
-        self._committer.start()
 
     @property
     def identity(self) -> str:
@@ -163,7 +171,13 @@ class EtcdCatalog(Catalog):
         self._committer.submit(changes, done)
 
     @property
+    def outage(self) -> str:
+        return self._keeper.outage
+
+    @property
     def health(self) -> str:
+        if self._keeper.outage:
+            return self._keeper.outage  # the parts below would each tell of it in words of their own
         writing = self._committer.health
         found = (
             self._following.health if self._following is not None else None,
@@ -171,7 +185,7 @@ class EtcdCatalog(Catalog):
             self._keeper.health,
             self._members.health if self._members is not None else None,
         )
-        return "; ".join(trouble for trouble in found if trouble) or "ok"
+        return "; ".join(dict.fromkeys(trouble for trouble in found if trouble)) or "ok"
 
     @property
     def written(self) -> Written:
@@ -188,6 +202,7 @@ class EtcdCatalog(Catalog):
             self._keeper.stop()
         for channel in self._channels:
             channel.close()
+        self._quorum.close()
 
     def _write(self, changes: Sequence[Change], owned: Ownership) -> None:
         """One attempt at a group. In the committer's thread, as `_merge`."""
@@ -237,18 +252,17 @@ class EtcdCatalog(Catalog):
 
 
 def _form(partitions: int) -> dict[str, int]:
-    form = {"version": VERSION if partitions == 1 else IN_PARTITIONS, "shards": SHARDS}
-    return form if partitions == 1 else {**form, "partitions": partitions}
+    return {"version": FORMAT, "shards": SHARDS, "partitions": partitions}
 
 
 def _shards(form: bytes, partitions: int) -> int:
     """Raises ConfigError: the catalog is of another release, or of another number of partitions."""
     try:
         said: Any = json.loads(form)
-        version, shards, made_of = said["version"], said["shards"], said.get("partitions", 1)
+        version, shards, made_of = said["version"], said["shards"], said["partitions"]
     except (ValueError, TypeError, KeyError, AttributeError):
         version, shards, made_of = form, 0, 0
-    if version != (VERSION if made_of == 1 else IN_PARTITIONS) or not isinstance(shards, int) or not 0 < shards <= 1 << 16:
-        raise ConfigError(f"etcd: the catalog is of another release of kvstore (form {version!r}, this one reads {VERSION})")
+    if version != FORMAT or not isinstance(shards, int) or not 0 < shards <= 1 << 16:
+        raise ConfigError(f"etcd: the catalog is of another release of kvstore (form {version!r}, this one reads {FORMAT})")
     check_partitions("etcd", made_of, partitions)
     return shards

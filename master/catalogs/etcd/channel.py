@@ -5,6 +5,7 @@ than a gRPC list of addresses: certificates are checked against the name that wa
 """
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ NOT_MENDED_BY_RETRY = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,  # this is not an etcd
     }
 )
+MAX_DETAILS = 160
+"""Characters of gRPC's own words that are told."""
+_ERRNO = re.compile(r"([^:; ][^:;]*) \(\d+\)$")
+_PREFIX = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?")
 UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
@@ -222,6 +227,15 @@ def _translated(error: Exception, endpoint: str) -> KVStoreError:
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.CANCELLED
     details = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
     if code in UNREACHABLE:
-        return CatalogUnavailable(f"etcd unreachable: {endpoint}: {details}")
+        return CatalogUnavailable(f"etcd unreachable: {endpoint}: {_brief(details)}")
     message = f"etcd refuses: {endpoint}: {code.name}: {details}"
     return ConfigError(message) if code in NOT_MENDED_BY_RETRY else CatalogUnavailable(message)
+
+
+def _brief(details: str | None) -> str:
+    """The cause in what gRPC says of a connection, without the addresses that it tried."""
+    if not details or details == "Deadline Exceeded":
+        return "no answer in time"
+    last = details.rpartition("last error: ")[2]
+    cause = _ERRNO.search(last)
+    return cause[1] if cause else _PREFIX.sub("", last)[:MAX_DETAILS]

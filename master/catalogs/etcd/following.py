@@ -13,14 +13,13 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.block_records import RECORDS, as_changes
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
 from kvstore.master.catalogs.etcd.lease import Lease, with_key
 from kvstore.master.catalogs.etcd.owner_key import OwnerKey, end_of, owner_of
 from kvstore.master.catalogs.etcd.watching import CompactedError, Events, Watch
 from kvstore.master.catalogs.etcd.writing import Ownership
-from kvstore.master.catalogs.interface import Change, Follower, Owner
-from kvstore.master.catalogs.segments.log import SEGMENTS, SegmentLog
+from kvstore.master.catalogs.interface import Change, Follower, Op, Owner
+from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
 from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch, typed
 
 LOG = logging.getLogger("kvstore.master")
@@ -157,7 +156,7 @@ class EtcdFollowing:
         if key.startswith(SEGMENTS):
             self._take(self._log.first_read(key, value.value))
         elif key.startswith(RECORDS):
-            self._take(as_changes(key, value.value))
+            self._take([Op(key.removeprefix(RECORDS), value.value)])
         elif value.key == self._key.key:
             self._owned(value)
 
@@ -205,7 +204,7 @@ class EtcdFollowing:
                 else:
                     self._take(self._log.read(key, event.kv.value))
             elif key.startswith(RECORDS):
-                self._take(as_changes(key, None if deleted else event.kv.value))
+                self._take([Op(key.removeprefix(RECORDS), None if deleted else event.kv.value)])
         if elected is not None:
             return elected
         if self._lease is not None and not self._lease.is_valid:
@@ -221,16 +220,6 @@ class EtcdFollowing:
     def _owned(self, value: Any) -> None:
         """The owner's key, as it is now."""
         self._owner = owner_of(value)
-        if not value.lease:
-            self._retire(value.mod_revision)
-
-    def _retire(self, mod_revision: int) -> None:
-        """Delete the key of an owner without a lease, a master of an earlier release: it would own the catalog until somebody took it."""
-        request = rpc_pb2.TxnRequest()
-        compare = request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=self._key.key)
-        compare.mod_revision = mod_revision
-        request.success.add().request_delete_range.key = self._key.key
-        self._reading.call("Txn", request, timeout_s=self._timeout_s)
 
     def _campaign(self) -> None:
         """Create the owner's key if there is none. Whether that made this master the owner, its watch will tell."""

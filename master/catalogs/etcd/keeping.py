@@ -16,6 +16,7 @@ from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
 from kvstore.master.catalogs.etcd.owner_key import end_of
+from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.protocol.settings import format_size
 
@@ -45,11 +46,22 @@ class Bounds:
 
 
 class EtcdKeeper:
-    """A thread that looks after etcd. `health`: None, or one line that says what is wrong. The rest is for one thread."""
+    """A thread that looks after etcd. `health`: None, or one line that says what is wrong. `outage`: the sentence of `quorum` while etcd
+    serves nobody, else "". The rest is for one thread."""
 
-    def __init__(self, channel: EtcdChannel, bounds: Bounds, listings: bytes, *, is_owner: Callable[[], bool], timeout_s: float) -> None:
+    def __init__(
+        self,
+        channel: EtcdChannel,
+        quorum: EtcdQuorum,
+        bounds: Bounds,
+        listings: bytes,
+        *,
+        is_owner: Callable[[], bool],
+        timeout_s: float,
+    ) -> None:
         """Below `listings` masters have the keys of their listings under way, each written at a revision that history is needed from."""
         self._channel = channel
+        self._quorum = quorum
         self._bounds = bounds
         self._listings = listings
         self._is_owner = is_owner
@@ -61,6 +73,7 @@ class EtcdKeeper:
         self._seen = 0
         """The newest revision at the last look."""
         self.health: str | None = None
+        self.outage = ""
         self.size_bytes = 0
         """Of etcd's database, at the last look."""
         self._thread = threading.Thread(target=self._run, name="catalog-keep", daemon=True)
@@ -78,13 +91,24 @@ class EtcdKeeper:
             try:
                 self._look()
             except Exception as error:  # also of gRPC's, which there was no thread for
-                self._note(str(typed(error)))
+                self._note(self._outage() or str(typed(error)))
             if self._stopped.wait(interval_s):
                 return
+
+    def _outage(self) -> str:
+        try:
+            self.outage = self._quorum.outage()
+        except Exception as error:  # as above
+            LOG.debug("etcd's members were not asked: %s", error)
+        return self.outage
 
     def _look(self) -> None:
         status = self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=self._timeout_s)
         self.size_bytes = int(status.dbSize)
+        self.outage = ""
+        if not status.leader and self._outage():
+            self._note(self.outage)
+            return
         alarms = self._channel.call("Alarm", rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s=self._timeout_s).alarms
         self._note(trouble_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
         revision, seen = int(status.header.revision), self._seen

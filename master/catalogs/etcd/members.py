@@ -1,6 +1,6 @@
 """Which masters live, as far as etcd knows: each has a key under a lease of its own. Two threads: the lease's, and one that looks.
 
-PREFIX.masters/ADDRESS    {"name": ..., "control": ..., "key": ...}; of a release before, the master's name
+PREFIX.masters/ADDRESS    {"name": ..., "control": ..., "key": ...}
 
 The key lets in whoever shows it to that master as one of its fellows (security/guard.py): who can read this range is as good as a master.
 """

@@ -24,7 +24,7 @@ class OwnerKey:
 
 
 def owner_of(record: Any) -> Owner:
-    """Who wrote the key. What is not of that form was written by an earlier release, which gave a name only."""
+    """Return who wrote the key. A value of another form gives its text as the name, and no address."""
     try:
         said = json.loads(record.value)
         return Owner(str(said["name"]), str(said["address"]), int(record.create_revision))

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from kvstore.master.catalogs.block_records import RECORDS
 from kvstore.master.catalogs.interface import BlockPuts, Change, Op
 from kvstore.master.catalogs.segments import form
 from kvstore.protocol.errors import Corrupt
 
 SEGMENTS: Final = b"s/"
+RECORDS: Final = b"r/"
 SPARE_OPERATIONS: Final = 4096
 """A shard's log may be longer than what was merged by this much: a shard of few blocks is not rewritten for ever."""
 MAX_RUNS: Final = 32

@@ -16,10 +16,8 @@ shard reads what is there, its own half results included.
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
-from kvstore.master.catalogs import block_records
-from kvstore.master.catalogs.block_records import RECORDS
 from kvstore.master.catalogs.segments import form
-from kvstore.master.catalogs.segments.log import Due, Position, SegmentLog, positions_behind, segment_key, shard_range
+from kvstore.master.catalogs.segments.log import Due, SegmentLog, positions_behind, segment_key, shard_range
 
 STEP_BYTES: Final = 1024 * 1024
 """What a step reads at most, unless a single value is larger."""
@@ -60,7 +58,6 @@ class Merging:
 
 def work(log: SegmentLog, place: Place) -> Iterator[None]:
     """All that is to be done, a step of about a MiB at a time; ends when nothing is left."""
-    yield from _adopt(log, place)
     while (due := log.due()) is not None:
         yield from _merge(log, place, due)
 
@@ -95,23 +92,3 @@ def _parts(blocks: form.Blocks) -> Iterator[form.Blocks]:
     parts = form.cut(blocks)
     yield next(parts, {})
     yield from parts
-
-
-def _adopt(log: SegmentLog, place: Place) -> Iterator[None]:
-    """Blocks that an earlier release wrote, a key each, become segments that stand before all commits."""
-    begin, end = RECORDS + block_records.KIND, RECORDS + bytes([block_records.KIND[0] + 1])
-    part = log.oldest().part
-    while page := place.read(begin, end, max_bytes=STEP_BYTES):
-        shards: dict[int, form.Blocks] = {}
-        for key, value in page:
-            puts = block_records.as_puts(key.removeprefix(RECORDS), value)
-            form.replay(shards.setdefault(log.shard(puts.keys[0]), {}), [puts])
-        for shard, blocks in shards.items():
-            for piece in form.cut(blocks):
-                part += 1
-                place.write({segment_key(shard, Position(0, part)): form.encode(piece, merged=True)})
-                log.written(shard, Position(0, part), sum(map(len, piece.values())))
-        for at in range(0, len(page), MAX_DELETIONS):
-            place.write(dict.fromkeys(key for key, _value in page[at : at + MAX_DELETIONS]))
-        begin = page[-1][0] + b"\x00"
-        yield

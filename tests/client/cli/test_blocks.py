@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from kvstore.client.cli.main import kvstore
 from tests.client.embedded import embedded
+from tests.credentials import OPERATOR, tokens_file
 from tests.shell import functions
+from tests.system.running import System
 
 
 class Shell:
@@ -149,4 +151,38 @@ def test_binary_data_is_kept_from_a_terminal(shell: Shell) -> None:
 def test_an_empty_value_is_misuse(shell: Shell) -> None:
     refused = shell("put", "empty", "-")
     assert refused.exit_code == 2
-    assert "1 to" in refused.stderr
+    assert "1 byte to 1 GiB" in refused.stderr
+
+
+def test_a_refusal_names_the_action_and_what_it_needs(tmp_path: Path) -> None:
+    more = '[[tenants.blue]]\ntoken = "reads"\nrole = "read"\n'
+    with System(tmp_path) as system:
+        system.start_master(0, "--tokens", tokens_file(tmp_path, {"red": "secret"}, more))
+        system.start_node("n0", "--dram", "16MiB")
+        with system.client(tenant="red", token="secret") as red:
+            red.put(b"key", b"value")
+
+        def run(*arguments: str) -> Result:
+            return CliRunner().invoke(kvstore, [*arguments, "--master", system.address])
+
+        reader = ("--tenant", "blue", "--token", "reads")
+        refused = run("rm", "--pattern", "*", *reader)
+        wanted = "tenant 'blue' with role read may not remove blocks by namespace or pattern: it needs a tenant's token"
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"kvstore: error: {wanted}")
+        nobody = run("keys", "--token", OPERATOR)
+        assert (nobody.exit_code, nobody.stdout) == (2, "")
+        assert nobody.stderr == "kvstore: error: an operator has no keys: name the tenant whose keys to list (--tenant NAME)\n"
+        needed = "kvstore: error: an operator has no blocks of its own: name the tenant whose blocks are meant (--tenant NAME)\n"
+        for command in (("rm", "--pattern", "*"), ("rm", "key"), ("exists", "key"), ("pin", "key"), ("pin", "key", "--ttl-s", "9")):
+            nobodys = run(*command, "--token", OPERATOR)
+            assert (nobodys.exit_code, nobodys.stdout, nobodys.stderr) == (2, "", needed)
+        assert run("keys", "--token", OPERATOR, "--tenant", "red").stdout == "key\n"
+        assert run("exists", "key", "--token", OPERATOR, "--tenant", "red").stdout == "key: there\n"
+        assert "may not read blocks" not in run("audit", "--refused", "--token", OPERATOR).stdout
+
+
+def test_a_key_with_bad_hexadecimal_says_what_is_wanted(shell: Shell) -> None:
+    refused = shell("exists", "hex:zz")
+    assert refused.exit_code == 2
+    assert "'hex:zz' is not a key: after hex: come pairs of hexadecimal digits, such as hex:00ff" in refused.stderr

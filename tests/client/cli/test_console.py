@@ -16,6 +16,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.tools.outside import Outside
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.security.actor import THIS_MASTER
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.forked import COMMAND, Forked
@@ -87,22 +88,22 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
             assert [one.name for one in source.topologies()] == ["node-0"]
             assert [(one.role, one.behind, one.trouble) for one in source.masters()] == [("owner", 0, "")]
             assert [one.held.blocks for one in source.contents(pb.ContentsRequest(namespace="n")).namespaces] == [2]
-            assert source.pin("", "n", pinned=True) == 2
-            assert source.remove("", "n") == 0
-            assert source.pin("", "n", pinned=False) == 2
-            assert source.remove("", "n") == 2
+            assert source.pin("", "n", THIS_MASTER, pinned=True) == 2
+            assert source.remove("", "n", THIS_MASTER) == 0
+            assert source.pin("", "n", THIS_MASTER, pinned=False) == 2
+            assert source.remove("", "n", THIS_MASTER) == 2
             assert client.get(b"a") is None
-        source.drain("node-0", to="nvme", cancel=False)
+        source.drain("node-0", THIS_MASTER, to="nvme", cancel=False)
         assert source.look().status.nodes[0].HasField("drain")
-        source.drain("node-0", to="nvme", cancel=True)
-        source.set_quota("red", {"pins": 3, "blocks": None})
+        source.drain("node-0", THIS_MASTER, to="nvme", cancel=True)
+        source.set_quota("red", {"pins": 3, "blocks": None}, THIS_MASTER)
         assert source.look().status.quota_origins["red"].operator == ["blocks", "pins"]
-        source.clear_quota("red", ["blocks"])
+        source.clear_quota("red", ["blocks"], THIS_MASTER)
         assert source.look().status.quota_origins["red"].operator == ["pins"]
         with pytest.raises(InvalidArgument, match="is alive"):
-            source.forget("node-0")
+            source.forget("node-0", THIS_MASTER)
         with pytest.raises(InvalidArgument, match="start it with --tenant red"):
-            source.remove("red", "n")
+            source.remove("red", "n", THIS_MASTER)
     finally:
         source.close()
 

@@ -38,7 +38,7 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
     assert run(master, "node-0", "--no-wait") == (0, "node-0 is being drained: kvstore status shows how far it is\n")
     assert "node-0" in CliRunner().invoke(kvstore, ["status", "--master", master]).output
     code, said = run(master, "node-0", "--to", "nvme")
-    assert (code, said.splitlines()[-1]) == (0, "node-0 is drained: nothing is left that would be missed, it can be stopped")
+    assert (code, said.splitlines()[-1]) == (0, "node-0 is drained: it holds no block that no other node has, and can be stopped")
     assert run(master, "node-0", "--cancel") == (0, "node-0 takes blocks again\n")
 
 
@@ -60,7 +60,7 @@ def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
         master.control = control.place
         code, output = run(master.address, "n1")
     assert code == 0, output
-    assert [line.split(":")[1].split()[0] for line in output.splitlines()] == ["500", "400", "nothing"]
+    assert [line.split(":")[1].split()[0] for line in output.splitlines()] == ["500", "400", "it"]
     assert not said
 
 
@@ -76,17 +76,20 @@ def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        (status(), "n1: looking for what only its memory has"),
-        (status(left_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left that only its memory has; 20 on their way"),
-        (status(left_blocks=2, lacks_room=True), "n1: 2 blocks left that only its memory has, no node has room for them; 0 on their way"),
+        (status(), "n1: looking for blocks that only its memory has"),
+        (status(left_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left in its memory only; 20 are being copied"),
+        (
+            status(left_blocks=2, lacks_room=True),
+            "n1: 2 blocks left in its memory only (no node has room); 0 are being copied",
+        ),
         (
             status(kept_blocks=3, lacks_room=True),
-            "n1: 0 blocks left that only its memory has; 3 blocks are on its NVMe only, and come back with it; 0 on their way",
+            "n1: 0 blocks left in its memory only; 3 blocks are on its NVMe only, until it is back; 0 are being copied",
         ),
-        (status("dead", left_blocks=2), "n1 is dead: what only it has cannot be copied before it is back"),
+        (status("dead", left_blocks=2), "n1 is dead: its drain goes on when it is started again"),
         (
             status(is_done=True, kept_blocks=3),
-            "n1 is drained: nothing is left that would be missed, it can be stopped; 3 blocks are on its NVMe only, and come back with it",
+            "n1 is drained: it holds no block that no other node has, and can be stopped; 3 blocks are on its NVMe only, until it is back",
         ),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_trace_that_cannot_be_read_is_named(trace: str, message: str) -> None:
 def test_what_is_to_be_generated_is_two_numbers(form: str) -> None:
     result = lab(form)
     assert result.exit_code == 2
-    assert "is not of the form SEED:COUNT" in result.stderr
+    assert "is not of the form generated:SEED:COUNT" in result.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvstore.client.cli import plan as cli_plan
-from kvstore.client.cli.main import Commands
+from kvstore.client.cli.command_group import CommandGroup
 from kvstore.client.cli.plan import plan
 
 QUICK = ("--model", "llama3-70b", "--gpu", "H100", "--tp", "2", "--users", "12", "--duration-s", "30")
@@ -27,7 +27,7 @@ def line(at_ms: int, ids: list[int]) -> str:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(Commands(commands=[plan]), ["plan", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(CommandGroup(commands=[plan]), ["plan", *map(str, arguments)], catch_exceptions=False)
 
 
 def planned(*arguments: object) -> Any:

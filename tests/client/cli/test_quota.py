@@ -1,6 +1,10 @@
 """Promises of quota.py, through the command line, against a real cluster."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -58,12 +62,12 @@ def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Pat
         done = run(system, "set", "red", "--dram-bytes", "8GiB", "--pins", "none", "--requests-in-flight", "9", "--dram-slabs", "60")
         assert done.output == "red: dram_bytes 8 GiB, pins none, requests_in_flight 9, dram_slabs 60\n"
         assert told(system) == {**default, "pins": (None, "operator"), "requests_in_flight": (9, "operator")}
-        assert run(system, "clear", "red", "requests-in-flight").output == "red: requests_in_flight as the quotas file has it\n"
+        assert run(system, "clear", "red", "requests-in-flight").output == "red: requests_in_flight as in the quotas file\n"
         assert told(system) == {**default, "pins": (None, "operator")}
-        assert run(system, "clear", "red").output == "red: all limits as the quotas file has it\n"
+        assert run(system, "clear", "red").output == "red: all limits as in the quotas file\n"
         assert told(system) == {**default, "pins": (7, "file")}
         assert run(system, "set", "", "--pins", "1").output == "whoever names no tenant: pins 1\n"
-        assert run(system, "clear", "").output == "whoever names no tenant: all limits as the quotas file has it\n"
+        assert run(system, "clear", "").output == "whoever names no tenant: all limits as in the quotas file\n"
 
 
 def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
@@ -79,3 +83,51 @@ def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
             assert (refused.exit_code, refused.stdout) == (2, "")
             assert refused.stderr.startswith(f"kvstore: error: {text}")
         assert json.loads(show(system, "--json").stdout) == []
+
+
+def test_a_limit_below_what_a_tenant_holds_asks_before_it_evicts(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master(0)
+        system.start_node("n0", "--dram", "16MiB")
+        with system.client() as client:
+            client.put_batch([b"%d" % number for number in range(20)], [bytes(1 << 16)] * 20)
+        system.await_counters(publish_backlog=0)
+
+        def held() -> int:
+            return sum(use.blocks for use in system.node_status().tenants)
+
+        until(lambda: held() == 20, "the master hears what the tenant holds")
+        refused = run(system, "set", "", "--blocks", "4")
+        assert refused.exit_code == 2
+        assert "whoever names no tenant at n0: 16 of 20 lie above the new blocks of 4, and will be evicted" in refused.stderr
+        assert refused.stderr.endswith("kvstore: error: nothing was changed: pass --yes to evict what lies above the new limits\n")
+        assert json.loads(show(system, "--json").stdout)[0]["quota"] is None
+
+        command = [sys.executable, "-m", "kvstore.client.cli.main", "quota", "set", "", "--blocks", "4", "--master", system.address]
+        for answer, status, left in (("n", 1, 20), ("y", 0, 4)):
+            assert answered(command, answer) == status
+            until(lambda left=left: held() == left, f"{left} blocks")  # type: ignore[misc]
+        assert run(system, "set", "", "--blocks", "1", "--yes").exit_code == 0
+        until(lambda: held() == 1, "one block")
+
+
+def answered(command: list[str], answer: str) -> int:
+    """The exit status of a command that asks on a terminal, and is answered so."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        assert process.stderr is not None
+        assert b"evict these?" in process.stderr.read()
+        status = process.wait(120)
+    os.close(ours)
+    return status
+
+
+def test_a_tenant_that_nobody_has_seen_is_a_warning(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master(0)
+        done = run(system, "set", "purpel", "--pins", "5")
+        assert (done.exit_code, done.stdout) == (0, "purpel: pins 5\n")
+        assert done.stderr == "warning: no node or master has seen tenant 'purpel' yet; tenants seen: none\n"
+        assert run(system, "set", "purpel", "--pins", "6").stderr == ""

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from kvstore.client import Client
 from kvstore.client.cli import record as cli_record
+from kvstore.client.cli.command_group import CommandGroup
 from kvstore.client.cli.ending import ending_signals
-from kvstore.client.cli.main import Commands
 from kvstore.client.cli.record import interrupts, record
 from kvstore.client.tools.recorder import Recorder
 from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events
@@ -37,7 +37,7 @@ def hangup_ends() -> Iterator[None]:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(Commands(commands={"record": record}), ["record", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(CommandGroup(commands={"record": record}), ["record", *arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -34,7 +34,7 @@ def line(ids: list[int]) -> str:
     return json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}) + "\n"
 
 
-def replay(trace: Path, *arguments: str) -> Result:
+def replay(trace: Path | str, *arguments: str) -> Result:
     return CliRunner().invoke(kvstore, ["replay", str(trace), *arguments], catch_exceptions=False)
 
 
@@ -55,6 +55,11 @@ def test_nvme_without_a_folder_is_temporary_and_holds_what_dram_does_not(trace: 
     assert report["prefix_hit_ratio"] == pytest.approx(5 / 11)
     assert (report["hits"], report["stored"], report["evictions"]) == (5, 6, 0)
     assert sum(report["hits_by_tier"].values()) == 5
+
+
+def test_requests_are_generated_without_a_trace() -> None:
+    report = json.loads(replay("generated:1:5", "--json").stdout)
+    assert (report["requests"], report["wrong_bytes"]) == (5, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvstore.client.cli import simulate as cli_simulate
-from kvstore.client.cli.main import Commands
+from kvstore.client.cli.command_group import CommandGroup
 from kvstore.client.cli.simulate import progress, simulate
 
 SMALL = ("--prefill", "2", "--decode", "2")
@@ -27,7 +27,7 @@ def line(at_ms: int, ids: list[int]) -> str:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(Commands(commands=[simulate]), ["simulate", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(CommandGroup(commands=[simulate]), ["simulate", *map(str, arguments)], catch_exceptions=False)
 
 
 def report(*arguments: object) -> Any:
@@ -116,6 +116,10 @@ def test_a_trace_must_be_there_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     empty = run(tmp_path / "empty")
     assert (empty.exit_code, empty.stderr) == (2, f"kvstore: error: {tmp_path}/empty has no requests\n")
+
+
+def test_requests_are_generated_without_a_trace() -> None:
+    assert report("generated:1:12", *SMALL)["requests"] == 12
 
 
 def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from kvstore.client.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import find_control
 from tests.client.embedded import embedded
+from tests.system.running import System, until
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,20 @@ def test_tiers_shows_each_tier_of_each_node(master: str) -> None:
         ("node-0", "dram", 4 << 20),
         ("node-0", "nvme", 16 << 20),
     ]
+
+
+def test_trouble_comes_first_and_is_the_exit_status(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master()
+        for name in ("n1", "n2"):
+            system.start_node(name, "--dram", "16MiB")
+        system.await_alive("n1", "n2")
+        for victim, line in (("n2", "1 of 2 alive; dead: n2"), ("n1", "0 of 2 alive; dead: n1, n2")):
+            system.nodes[victim].kill()
+            until(lambda victim=victim: system.node_status(victim).state == "dead", f"{victim} is dead")  # type: ignore[misc]
+            result = CliRunner().invoke(kvstore, ["status", "--master", system.address])
+            assert result.exit_code == 1
+            assert line in result.stdout
+            assert result.stdout.splitlines()[0].startswith(("warning: ", "error: "))
+            troubles = json.loads(CliRunner().invoke(kvstore, ["status", "--master", system.address, "--json"]).stdout)["troubles"]
+            assert len(troubles) == 1

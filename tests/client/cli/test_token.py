@@ -65,3 +65,20 @@ def test_for_nobody_or_several_or_a_day_that_is_over_it_makes_none(arguments: li
     status, said = run(*arguments)
     assert status == 2
     assert said.startswith(f"kvstore: error: {message}")
+
+
+def test_out_writes_the_token_to_a_private_file_only(tmp_path: Path) -> None:
+    file = tmp_path / "blue.token"
+    status, said = run("--tenant", "blue", "--out", str(file))
+    assert (status, file.stat().st_mode & 0o777) == (0, 0o600)
+    made = file.read_text().strip()
+    assert made not in said
+    lines = said.partition("by themselves:\n\n")[2]
+    assert read_credentials(tokens_file(tmp_path, more=lines)).identify("blue", made, now_s=0).name == "blue"
+    assert run("--tenant", "blue", "--out", str(file)) == (2, f"kvstore: error: {file} exists: name another file, or remove it first\n")
+    assert file.read_text().strip() == made
+    assert run("--tenant", "blue", "--out", f"{tmp_path}/none/token")[1].startswith(
+        f"kvstore: error: cannot write {tmp_path}/none/token: No"
+    )
+    told = json.loads(run("--node", "--json", "--out", str(tmp_path / "join"))[1])
+    assert (told["token_file"], "token" in told) == (str(tmp_path / "join"), False)

@@ -67,8 +67,8 @@ def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: s
     listen = f"127.0.0.1:{free_ports(2)[0]}"
     places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
     with Up("--json", *places) as up:
-        serving, ready = up.facts(), up.facts()
-        assert (serving["event"], ready["event"], ready["master"]) == ("serving", "ready", listen)
+        serving, ready, warm = up.facts(), up.facts(), up.facts()
+        assert (serving["event"], ready["event"], warm["event"], ready["master"]) == ("serving", "ready", "warm", listen)
         with Client(listen) as client:
             assert client.put(b"key", b"value")
             assert client.get(b"key") == b"value"
@@ -122,8 +122,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text("[master]\nconsole_interval_s = 0\n")
     arguments = ["up", "--listen", "127.0.0.1:0", "--dram", "4MiB", "--config", str(tmp_path / "settings.toml")]
-    serving, ready = (json.loads(line) for line in CliRunner().invoke(kvstore, [*arguments, "--json"]).stdout.splitlines())
-    assert (serving["console"], ready["console"]) == ("", "")
+    told_lines = [json.loads(line) for line in CliRunner().invoke(kvstore, [*arguments, "--json"]).stdout.splitlines()]
+    assert [(line["event"], line["console"]) for line in told_lines] == [("serving", ""), ("ready", ""), ("warm", "")]
     told = CliRunner().invoke(kvstore, arguments)
     assert (told.exit_code, told.stdout.count("\n"), told.stdout[:7]) == (0, 1, "ready: ")
 
@@ -132,7 +132,7 @@ def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--dram", "1KiB"], "node-0: --dram: 1KiB is below the minimum of 4 KiB"),
+        (["--dram", "1KiB"], "node-0: dram is 1 KiB: give at least 4 KiB"),
         (["--nvme", "/nowhere/at/all:1MiB"], "/nowhere/at is not there: mount its disk"),
         (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
         (["--nvme", "1MiB"], "write NVME as PLACE:SIZE"),

@@ -229,6 +229,12 @@ def test_of_several_masters_one_whose_scheduler_answers_is_waited_for(tmp_path: 
             assert not instances.result(TIMEOUT_S).instances
 
 
+@pytest.mark.parametrize("master", ["http://127.0.0.1:7440", "127.0.0.1", ""])
+def test_a_malformed_master_is_refused_before_the_first_call(master: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"HOST:PORT|at least one master"):
+        SchedulerClient(ClientSettings(master=master))
+
+
 def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) -> None:
     with SchedulerClient(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}")) as client, pytest.raises(Unavailable):
         client.instances()

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.views import AsyncView
+from kvstore.client.async_views import AsyncView
+from kvstore.client.holds import Hold
 from kvstore.protocol.errors import KVStoreError
 
 AsyncFault = Callable[[], Awaitable[None]]
@@ -50,13 +51,13 @@ class AsyncFaultyClient(AsyncClient):
         if self.faults:
             await self.faults.popleft()()
 
-    async def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+    async def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
         await self._before("exists", keys, deadline_s)
-        return await super().exists_batch(keys, deadline_s=deadline_s)
+        return await super().exists_batch(keys, hold=hold, deadline_s=deadline_s)
 
-    async def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
+    async def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
         await self._before("match", keys, deadline_s)
-        return await super().match_prefix(keys, deadline_s=deadline_s)
+        return await super().match_prefix(keys, hold=hold, deadline_s=deadline_s)
 
     async def get_each_into(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None

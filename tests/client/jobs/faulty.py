@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvstore.client.holds import Hold
 from kvstore.client.sync import Client
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
@@ -46,6 +47,7 @@ class FaultyClient(Client):
         self.results: list[int | KVStoreError | None] | None = None
         """In place of what the next `get_each_into` finds."""
         self.calls: list[tuple[str, list[bytes]]] = []
+        self.released: list[Hold] = []
 
     def _before(self, name: str, keys: Sequence[bytes], deadline_s: float | None) -> None:
         self.calls.append((name, list(keys)))
@@ -53,13 +55,13 @@ class FaultyClient(Client):
         if self.faults:
             self.faults.popleft()(deadline_s)
 
-    def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
+    def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
         self._before("exists", keys, deadline_s)
-        return super().exists_batch(keys, deadline_s=deadline_s)
+        return super().exists_batch(keys, hold=hold, deadline_s=deadline_s)
 
-    def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> int:
+    def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
         self._before("match", keys, deadline_s)
-        return super().match_prefix(keys, deadline_s=deadline_s)
+        return super().match_prefix(keys, hold=hold, deadline_s=deadline_s)
 
     def get_each_into(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
@@ -79,3 +81,7 @@ class FaultyClient(Client):
     def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         self._before("view", [key], deadline_s)
         return super().view(key, deadline_s=deadline_s)
+
+    def release(self, hold: Hold) -> None:
+        self.released.append(hold)
+        super().release(hold)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.client.holds import new_hold
 from kvstore.client.jobs.async_jobs import AsyncJobs
 from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.config import JobSettings
@@ -81,6 +82,22 @@ def test_a_store_is_not_away_that_is_silent_for_what_others_left_of_a_budget(add
         assert at.jobs.stats().reads.state is State.CLOSED
         assert await at.jobs.match_prefix(keys, deadline_s=20) == 0
         assert at.jobs.stats().reads.state is State.OPEN
+
+    on_loop(play, address)
+
+
+def test_a_lookup_may_hold_what_it_finds(address: str) -> None:
+    async def play(at: Scene) -> None:
+        keys, hold = fresh_keys(4), new_hold(60)
+        await over(at.jobs.store(keys, [b"x"] * 4, ack="cluster"))
+        await over(at.jobs.lookup(keys[:1], hold=hold))
+        await over(at.jobs.lookup_prefix(keys[1:2], hold=hold))
+        assert (await at.jobs.match_prefix(keys[2:3], hold=hold), await at.jobs.exists(keys[3:], hold=hold)) == (1, [True])
+        assert await at.client.remove(keys) == 0
+        await at.jobs.release(hold)
+        left = 4
+        while left:
+            left -= await at.client.remove(keys)
 
     on_loop(play, address)
 

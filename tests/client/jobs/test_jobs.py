@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.client.holds import new_hold
 from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job, Kind
@@ -24,6 +25,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.settings import Size
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 from tests.forks import told_by_child
 from tests.no_threads import no_more_threads
@@ -77,6 +79,19 @@ def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
     assert kinds[Kind.STORE] == KindStats(jobs=1, keys=3, succeeded=3, moved_bytes=60)
     assert kinds[Kind.LOAD] == KindStats(jobs=1, keys=4, succeeded=3, missed=1, moved_bytes=60)
     assert kinds[Kind.LOOKUP] == kinds[Kind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
+
+
+def test_a_lookup_may_hold_what_it_finds(jobs: Jobs, client: FaultyClient) -> None:
+    keys, hold = fresh_keys(4), new_hold(60)
+    over(jobs.store(keys, [b"x"] * 4, ack="cluster"))
+    over(jobs.lookup(keys[:1], hold=hold))
+    over(jobs.lookup_prefix(keys[1:2], hold=hold))
+    assert (jobs.match_prefix(keys[2:3], hold=hold), jobs.exists(keys[3:], hold=hold)) == (1, [True])
+    assert client.remove(keys) == 0
+    jobs.release(hold)
+    eventually(lambda: client.remove(keys) == 4, "the node to know that the hold is over")
+    client.close()
+    jobs.release(new_hold(1))
 
 
 def test_each_end_is_told_once_by_on_done_in_another_thread_or_by_finished(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:

@@ -23,7 +23,7 @@ def test_keys_over_the_bound_are_refused_the_last_ones_first() -> None:
     assert (first.admitted, second.admitted, third.admitted) == (2, 2, 0)
     assert second.results[:2] == [None, None]
     assert isinstance(second.results[2], Full)
-    assert "1 more" in str(second.error)
+    assert "1 B more" in str(second.error)
     assert lane.held_bytes == 100
     lane.check_integrity()
 

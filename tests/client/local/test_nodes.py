@@ -11,10 +11,10 @@ import pytest
 from kvstore.client import AsyncClient, Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
-from kvstore.client.local.nodes import LocalNodes
+from kvstore.client.local.nodes import RETRY_NS, LocalNodes
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable, Unreachable
-from kvstore.protocol.master_messages import NodeTable
+from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, NoOwner, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
@@ -75,6 +75,31 @@ def test_one_that_does_not_take_the_ticket_is_shown_the_next_one_at_once(node: O
     assert len(oracle.sent(OpenIndex)) == 1
 
 
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_a_node_that_has_not_registered_yet_is_asked_for_again(node: OracleNode, is_reachable: bool) -> None:
+    """It answers a moment after its start, when the master does not name it."""
+    oracle = Oracle(node)
+    oracle.ticket = oracle.issued = b"first"
+    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
+    oracle.ticket = b"second"
+    now_ns = [0]
+    local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping, clock_ns=lambda: now_ns[0])
+    oracle.script[Nodes].append(NodeTable([], [], [], [], [], [], []))
+    oracle.run(local.attach(oracle.deadline()))
+    assert oracle.sent(OpenIndex) == []
+    oracle.issued = b"second"
+    if not is_reachable:
+        oracle.script[Nodes].append(NoOwner("no master owns the catalog"))
+    oracle.script[OpenIndex] += [Unavailable("as far as this test goes")] * 2
+    now_ns[0] += RETRY_NS
+    assert local.is_due()
+    oracle.run(local.attach(oracle.deadline()))
+    assert len(oracle.sent(OpenIndex)) == is_reachable
+    now_ns[0] += 100 * RETRY_NS
+    oracle.run(local.attach(oracle.deadline()))
+    assert len(oracle.sent(Nodes)) == 3, "one that does not come back is not asked for for ever"
+
+
 def test_one_whose_place_another_has_taken_is_not(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.strangers[node.unix] = "next door"
@@ -82,6 +107,9 @@ def test_one_whose_place_another_has_taken_is_not(node: OracleNode) -> None:
     oracle.run(local.attach(oracle.deadline()))
     assert (local.ready, oracle.sent(OpenIndex)) == ((), [])
     assert oracle.resources.daemons.unshared.reasons() == {}
+    assert len(oracle.sent(Nodes)) == 1
+    oracle.run(local.attach(oracle.deadline()))
+    assert len(oracle.sent(Nodes)) == 2, "the one that was meant may be elsewhere by now"
 
 
 def test_a_client_says_with_which_nodes_it_shares_memory(running: Cluster) -> None:
@@ -168,12 +196,10 @@ def test_of_several_nodes_one_that_did_not_answer_is_tried_again_and_nobody_wait
 def test_of_several_nodes_one_that_is_restarted_is_read_again(pair: Cluster) -> None:
     with Client(pair.address) as client:
         assert ready_names(client) == ["n0", "n1"]
-        version = client._operations.resources.daemons.nodes.version
         pair.nodes[1].stop(signal.SIGKILL)
         eventually(lambda: ready_names(client) == ["n0"], "the node to be missed")
         pair.restart_node(1, "--dram", "64MiB")
         eventually(lambda: ready_names(client) == ["n0", "n1"], "the node to be back")
-        assert client._operations.resources.daemons.nodes.version == version, "nobody has said that it was away"
 
 
 def test_who_asks_whether_memory_is_shared_waits_for_each_node(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,11 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.early_puts import EarlyPuts
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, Full, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Draining, Forked, Full, InvalidArgument, KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.node_messages import ASK_AGAIN
+from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.channel import Channel
+from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.local.test_reads import Requests
 from tests.client.processes import Cluster, cluster
@@ -90,7 +92,7 @@ def test_what_is_too_large_for_a_message_is_not_copied_to_find_that_out(client: 
         raise AssertionError("copied")
 
     monkeypatch.setattr("kvstore.client.local.puts.as_source", refuse)
-    key, value = os.urandom(16), np.arange(1 << 20, dtype=np.uint8)
+    key, value = os.urandom(16), np.arange(MAX_SLOT_AHEAD_BYTES + 1, dtype=np.uint8)
     assert client.put(key, value)
     assert client.get(key) == value.tobytes()
 
@@ -244,6 +246,66 @@ def test_the_usual_way_has_what_the_node_left_of_the_deadline(client: Client, mo
     first, doubted, second = told
     assert first is second is doubted
     assert first.timeout_s == 7
+
+
+@pytest.fixture
+def far(running: Cluster) -> Iterator[Client]:
+    """A client that reaches the node as one of another host."""
+    with Client(running.address, transfer=TransferSettings(transports="tcp")) as client:
+        client.put(os.urandom(16), b"the first is reserved, and opens the connection")
+        client.put(os.urandom(16), bytes(4096))
+        yield client
+
+
+def test_put_to_another_host_needs_nothing_of_the_generators(running: Cluster, far: Client) -> None:
+    key, value = os.urandom(16), os.urandom(4096)
+    requests = Requests(far)
+    assert far.put(key, value, namespace="ns", parent=os.urandom(16)) is True
+    assert far.put(key, b"o" * 4096) is False
+    assert far.get(key) == value
+    assert requests.count == 0
+    far.flush()
+    with Client(running.address) as other:
+        assert other.get(key) == value
+
+
+@pytest.mark.parametrize("options", [{"ack": "cluster"}, {"value": b"v" * 100_000}, {"replicas": 2}])
+def test_other_puts_to_another_host_are_reserved(far: Client, options: dict[str, Any]) -> None:
+    key = os.urandom(16)
+    requests = Requests(far)
+    arguments: dict[str, Any] = {"key": key, "value": b"v" * 4096} | options
+    assert far.put(**arguments)
+    assert requests.count > 1
+    assert far.get(key) == arguments["value"]
+
+
+@pytest.mark.parametrize("refusal", [ASK_AGAIN, Draining("it ends"), Full("no room"), TierFailed("no memory")], ids=repr)
+def test_what_another_host_refuses_is_reserved(far: Client, monkeypatch: pytest.MonkeyPatch, refusal: int | KVStoreError) -> None:
+    asked: list[int] = []
+
+    def refuse(_channel: Channel, *_arguments: Any) -> int:
+        asked.append(1)
+        if isinstance(refusal, KVStoreError):
+            raise refusal
+        return refusal
+
+    key = os.urandom(16)
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "call_for_flag", refuse)
+        assert far.put(key, b"v" * 4096)
+        assert asked == [1]
+    assert far.get(key) == b"v" * 4096
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("too late"), InvalidArgument("wrong")], ids=repr)
+def test_other_errors_of_another_host_are_raised(far: Client, monkeypatch: pytest.MonkeyPatch, error: KVStoreError) -> None:
+    def fail(_channel: Channel, *_arguments: Any) -> int:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "call_for_flag", fail)
+        with pytest.raises(type(error)):
+            far.put(os.urandom(16), b"v" * 4096)
 
 
 def test_a_node_without_room_says_so_after_the_deadline(tmp_path: Path) -> None:

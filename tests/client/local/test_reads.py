@@ -482,9 +482,9 @@ def test_a_node_that_stopped_costs_a_new_client_a_part_of_its_calls_deadline(tmp
             for call in ("exists", "exists_batch"):
                 with Client(started.address) as client:
                     begun_s = time.monotonic()
-                    assert getattr(client, call)(b"key" if call == "exists" else [b"key"], deadline_s=8) in (True, [True])
-                    assert time.monotonic() - begun_s < 8
-                    assert not client.exists(b"another", deadline_s=8), "it is not tried again at once"
+                    assert getattr(client, call)(b"key" if call == "exists" else [b"key"], deadline_s=60) in (True, [True])
+                    assert time.monotonic() - begun_s < 30
+                    assert not client.exists(b"another", deadline_s=60), "it is not tried again at once"
         finally:
             node.send(signal.SIGCONT)
 

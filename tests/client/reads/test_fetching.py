@@ -399,3 +399,31 @@ def test_a_large_value_that_is_read_beside_others_is_moved_whole(make_oracle: Ma
         monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
     assert get(oracle, b"k", b"o") == [BIG, OTHER]
     assert [length for move in oracle.moves for _, _, length in move.copies] == [len(BIG), len(OTHER)]
+
+
+def test_a_large_batch_that_is_read_alone_is_moved_and_hashed_in_parts(
+    make_oracle: MakeOracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
+    for number, key in enumerate((b"a", b"b", b"c")):
+        oracle.store(key, BIG if number % 2 else OTHER, 2, 3)
+    monkeypatch.setattr(fetching, "SLICE_BYTES", 2 * len(BIG))
+    oracle.script[Move].extend([lambda move: None, scribble])
+    assert get(oracle, b"a", b"b", b"c") == [OTHER, BIG, OTHER]
+    assert oracle.together == [2]
+    assert [len(move.copies) for move in oracle.moves] == [2, 1, 1]
+    assert [message.keys for message in oracle.sent(Read)] == [[b"a", b"b", b"c"], [b"c"]], "only what was damaged is read again"
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_part_that_the_engine_cannot_fetch_leaves_the_batch_to_messages(
+    make_oracle: MakeOracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch, failed: int
+) -> None:
+    oracle = make_oracle(far)
+    oracle.store(b"a", BIG, 2)
+    oracle.store(b"b", OTHER, 2)
+    monkeypatch.setattr(fetching, "SLICE_BYTES", len(BIG))
+    oracle.script[Move].extend([*[lambda move: None] * failed, Unreachable("no path")])
+    assert get(oracle, b"a", b"b") == [BIG, OTHER]
+    assert oracle.together == [2]
+    assert oracle.releases() == [1]

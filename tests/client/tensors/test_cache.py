@@ -228,7 +228,7 @@ def test_blocks_that_a_node_keeps_quantised_on_nvme_come_back_within_its_schemes
     spec = replace(SPEC, dtype="float32", layers=32)
     tokens, cache, namespace = fresh(spec, blocks=8)
     with cluster(tmp_path) as started:
-        started.start_node("--dram", "4MiB", "--nvme", f"{tmp_path}/nvme:64MiB", "--nvme-codec", "int8")
+        started.start_node("--dram", "4MiB", "--nvme", f"{tmp_path}/nvme:64MiB", "--nvme-codec", "int8", "--demotion-wait-s", "60")
         with Client(started.address) as client:
             rank = TensorCache(client, spec, namespace)
             assert rank.put_tensor(tokens, cache) == 8 * 4

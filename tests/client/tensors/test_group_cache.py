@@ -81,8 +81,8 @@ def test_what_is_gone_between_question_and_reading_makes_the_prefix_shorter(addr
     class Losing(Client):
         lost: bytes | None = None
 
-        def exists_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
-            found = super().exists_batch(keys, deadline_s=deadline_s)
+        def exists_batch(self, keys: Sequence[bytes], **options: Any) -> list[bool]:
+            found = super().exists_batch(keys, **options)
             if self.lost is not None:
                 self.remove([self.lost])
             return found

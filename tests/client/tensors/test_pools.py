@@ -137,6 +137,8 @@ def test_blocks_are_chosen_in_order() -> None:
     for blocks in ([4], [-1], [0.5], [[0]], "0"):
         with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 3"):
             pool.choose(blocks)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="blocks are numbers in one list"):
+        pool.choose(torch.eye(2).to_sparse())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan, reachable
 from kvstore.protocol.errors import Broken, ConfigError
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import SMALL, embedded
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.forked import Forked
@@ -96,7 +97,7 @@ def test_several_nodes_share_an_nvme_folder_without_meeting(tmp_path: Path) -> N
     plan = ClusterPlan(dram="1MiB", nvme=f"{tmp_path / 'nvme'}:8MiB", nodes=2, is_private=True)
     progress: list[tuple[int, int]] = []
     with Cluster(plan, on_log=lambda name, line: None, start=Forked) as cluster:
-        cluster.wait_ready(lambda done, whole: progress.append((done, whole)))
+        cluster.wait_warm(lambda done, whole: progress.append((done, whole)))
         with cluster.control() as control:
             assert sorted(node.name for node in control.status().nodes) == ["node-0", "node-1"]
     assert sorted(path.name for path in (tmp_path / "nvme").iterdir()) == ["node-0", "node-1"]
@@ -105,8 +106,7 @@ def test_several_nodes_share_an_nvme_folder_without_meeting(tmp_path: Path) -> N
 
 def test_nodes_have_the_room_for_their_tables_that_the_plan_says() -> None:
     with embedded(ClusterPlan(dram="64MiB", table_share="4", is_private=True)) as cluster, cluster.control() as control:
-        [node] = control.status().nodes
-        assert node.counters["max_table_bytes"] == 256 << 20
+        eventually(lambda: control.status().nodes[0].counters["max_table_bytes"] == 256 << 20, "the node has told the master")
 
 
 def test_daemons_settings_from_the_environment_do_not_reach_a_private_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ token = "{OPERATOR}"
 
 def test_a_setting_that_cannot_be_met_is_told_in_the_daemons_words() -> None:
     with pytest.raises(ConfigError, match=r"node-0: .*dram"):
-        start(ClusterPlan(dram="0", is_private=True))
+        start(ClusterPlan(dram="1KiB", is_private=True))
     with pytest.raises(ConfigError, match=r"master: .*catalog"):
         start(ClusterPlan(catalog="nonsense", is_private=True))
 
@@ -157,6 +157,7 @@ def test_an_address_on_all_interfaces_is_told_as_one_that_others_can_reach() -> 
     host, _, port = reachable("0.0.0.0:7").rpartition(":")
     assert port == "7"
     assert host not in ("0.0.0.0", "")
+    assert reachable("[::]:7") in (f"{host}:7", "[::1]:7")
 
 
 def test_the_daemons_end_when_the_program_that_holds_them_is_killed(short_folder: Path) -> None:

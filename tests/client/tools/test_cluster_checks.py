@@ -78,6 +78,11 @@ def test_a_real_etcd_answers(etcd: EtcdServer) -> None:
     assert "healthy" in found.found or "known faults" in found.found
 
 
+def test_etcd_that_is_down_is_told_without_urllibs_words() -> None:
+    (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"etcd://127.0.0.1:{free_ports(1)[0]}"), cluster_checks.fetch)
+    assert judged(found) == (Verdict.WARNING, "does not answer here: Connection refused")
+
+
 def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_factory: Callable[..., EtcdServer]) -> None:
     member = etcd_server_factory(tls=True).host_port
     for scheme in ("etcds", "etcd"):  # of etcd://…?ca=FILE the status hides what tells that it is asked by TLS
@@ -120,6 +125,33 @@ def test_dead_nodes_are_named() -> None:
     assert judged(cluster_checks.nodes(pb.StatusReply(nodes=two))) == (Verdict.WARNING, "1 alive, 1 dead: b")
     assert judged(cluster_checks.nodes(pb.StatusReply(nodes=two[:1]))) == (Verdict.OK, "1 alive")
     assert judged(cluster_checks.nodes(pb.StatusReply())) == (Verdict.WARNING, "none")
+
+
+def with_connections(**counters: int) -> pb.StatusReply:
+    return pb.StatusReply(nodes=[pb.NodeStatus(name="n0", state="alive", counters=counters), pb.NodeStatus(name="n1", state="dead")])
+
+
+@pytest.mark.parametrize(
+    ("counters", "verdict", "found"),
+    [
+        ({"connections": 90, "max_connections": 100}, Verdict.OK, "90 at 2 nodes, none was refused"),
+        (
+            {"connections": 91, "max_connections": 100, "max_open_files": 1200},
+            Verdict.WARNING,
+            "n0 has 91 of 100 and refused 0; it may have 1,200",
+        ),
+        (
+            {"connections": 3, "max_connections": 100, "max_open_files": 200, "refused_connections": 7},
+            Verdict.WARNING,
+            "and refused 7; it may have 200",
+        ),
+        ({}, Verdict.OK, "0 at 2 nodes"),
+    ],
+)
+def test_node_that_has_few_connections_left_is_named(counters: dict[str, int], verdict: Verdict, found: str) -> None:
+    judgement = judged(cluster_checks.connections(with_connections(**counters)))
+    assert judgement[0] is verdict
+    assert found in judgement[1]
 
 
 def test_releases_that_differ_are_counted() -> None:
@@ -201,7 +233,7 @@ def test_a_group_without_a_name_is_a_number() -> None:
 def test_of_a_real_cluster_all_is_well() -> None:
     with embedded() as cluster:
         found = cluster_checks.checks(ClientSettings(master=cluster.address))
-    assert [check.name for check in found] == ["catalog", "masters", "nodes", "releases", "clock", "Unix sockets"]
+    assert [check.name for check in found] == ["catalog", "masters", "nodes", "connections", "releases", "clock", "Unix sockets"]
     assert all(judged(check)[0] is Verdict.OK for check in found), found
     assert cluster_checks.are_well(found)
 

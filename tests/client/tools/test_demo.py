@@ -6,10 +6,12 @@ import pytest
 from rich.console import Console
 
 from kvstore.client.tools import demo as demo_module
-from kvstore.client.tools.cluster import Cluster, ClusterPlan
+from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
 from kvstore.client.tools.demo import Demo, Recovery, best_prefix_hits
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from tests.forked import Forked
+
+SMALL = ClusterPlan(dram="4MiB", nvme="64MiB", demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
 
 
 def shown(demo: Demo, console: Console) -> str:
@@ -21,7 +23,7 @@ def shown(demo: Demo, console: Console) -> str:
 def test_everything_it_claims_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "Cluster", partial(Cluster, start=Forked))
     console = Console(width=120)
-    demo = Demo(console, requests=150, plan=ClusterPlan(dram="4MiB", nvme="64MiB", is_private=True))
+    demo = Demo(console, requests=150, plan=SMALL)
     text = shown(demo, console)
     assert demo.is_right, text
     assert "kill -9 of the node" in text
@@ -31,7 +33,7 @@ def test_everything_it_claims_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_claim_that_does_not_hold_is_said_and_remembered() -> None:
     console = Console(width=120)
-    demo = Demo(console, requests=6, plan=ClusterPlan(dram="4MiB", nvme="64MiB", is_private=True))
+    demo = Demo(console, requests=6, plan=SMALL)
     with console.capture() as capture:
         demo.judge(Recovery(on_nvme={1, 2}, elsewhere={3}, found={1, 3}, wrong_bytes=1))
     assert capture.get().count("NOT SO") == 3

@@ -71,7 +71,7 @@ def test_the_prompts_of_a_replay_come_back_from_its_recording(cluster: Cluster, 
     sent = list(islice(generate(seed=11), 150))
     heard = Heard()
     with (
-        Client(cluster.address, transfer=FAR) as client,
+        Client(cluster.address, settings=ClientSettings(ack="cluster"), transfer=FAR) as client,
         Recorder(settings(cluster), heard.append) as recorder,
         EventWriter(tmp_path / "file") as writer,
     ):

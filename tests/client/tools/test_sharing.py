@@ -37,3 +37,10 @@ def test_without_a_master_doctor_says_that_it_has_not_looked() -> None:
     assert check.verdict is Verdict.OK
     assert check.found.startswith("not looked at: no master can be reached")
     assert sharing.look(settings) == ({}, check.found)
+
+
+def test_operator_token_asks_no_master() -> None:
+    """Nothing listens at the address: to connect would be another text."""
+    settings = ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}", token="an operator's")
+    assert sharing.look(settings) == ({}, sharing.NEEDS_TENANT)
+    assert sharing.checks(settings) == [Check("shared memory", Verdict.OK, sharing.NEEDS_TENANT)]

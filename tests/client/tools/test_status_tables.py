@@ -3,7 +3,16 @@
 import pytest
 from rich.console import Console, RenderableType
 
-from kvstore.client.tools.status_tables import bar, duration, effective_bits, nodes_table, percent, rate, status_lines, tiers_table
+from kvstore.client.tools.status_tables import (
+    bar,
+    duration,
+    effective_bits,
+    nodes_table,
+    percent,
+    rate,
+    status_lines,
+    tiers_table,
+)
 from kvstore.protocol import control_pb2 as pb
 
 DRAM = pb.TierStatus(name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, health="ok")
@@ -234,3 +243,9 @@ def test_who_is_no_operator_is_told_so_and_shown_no_zeros() -> None:
     for table in (nodes_table, tiers_table):
         assert "shown to operators" in " ".join(text(table(seen)).split())
         assert "shown to operators" not in text(table(STATUS))
+
+
+def test_nodes_that_were_stopped_are_named_and_no_trouble() -> None:
+    status = pb.StatusReply(nodes=[pb.NodeStatus(name="a", state="alive"), pb.NodeStatus(name="b", state="stopped")])
+    assert "1 of 2 alive; stopped: b" in text(status_lines(status))
+    assert "stopped" in text(nodes_table(status))

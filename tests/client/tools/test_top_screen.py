@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from kvstore.client.tools.top_screen import SORTS, View, screen
+from kvstore.client.tools.top_nodes import SORTS
+from kvstore.client.tools.top_screen import View, screen
 from kvstore.console.model import Document, Model
 from kvstore.protocol import control_pb2 as pb
 from tests.console.serving import Clock
@@ -82,9 +83,26 @@ def test_it_is_sorted_by_each_column_in_turn() -> None:
     assert len({first(sort) for sort in SORTS}) > 3
 
 
+def test_a_large_screen_has_all_operations_and_taller_trends() -> None:
+    small, large = (lines(view_of(3), 200, height) for height in (24, 70))
+    assert not any(line.startswith("operation ") for line in small)
+    assert any(line.startswith("match prefix") and "master-1:7440" in line for line in large)
+    assert sum("█" * 2 in line and line.startswith("          ") for line in large) > 4
+
+
+def test_what_is_full_is_the_fullest_tier() -> None:
+    view, clock = View(), Clock()
+    source = Simulated(2, clock)
+    source.full = {"hbm": 0.2, "dram": 0.9, "nvme": 0.01}
+    view.take(Model().document(source.status(), at_s=clock(), wall_s=1.0))
+    shown = lines(view)
+    assert any("full" in line and "dram 90.0 %" in line for line in shown)
+    assert any(line.startswith("node-0") and "90% dram" in line for line in shown)
+
+
 def test_what_is_wrong_is_shown_first_and_q_ends_it() -> None:
     view = view_of(3, dead=(1,))
-    assert "node-1 is dead" in lines(view)[1]
+    assert lines(view)[1].startswith("node-1 is dead  Blocks that only it had are misses.")
     view.failure = "no master answers"
     assert "no master answers" in lines(view)[1]
     assert [view.press(key, 1) for key in ("q", "Q", "\x03")] == [False] * 3
@@ -104,4 +122,4 @@ def test_a_cluster_without_a_figure_shows_dashes() -> None:
     view = View()
     view.take(Model().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1))
     assert any("hit ratio" in line and " -" in line for line in lines(view))
-    assert "no node has come yet" in lines(view)[-1]
+    assert "no node has joined yet" in lines(view)[-1]

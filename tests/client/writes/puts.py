@@ -8,10 +8,10 @@ from kvstore.rpc.deadline import Deadline
 from tests.client.oracle import Oracle
 
 
-def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0) -> list[bool]:
+def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0, *, is_early: bool = False) -> list[bool]:
     """Checks that no connection stays lent, however it ends."""
     sources = as_sources(values)
-    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=False, deadline=Deadline(deadline_s))
+    writing = Writing(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=is_early, deadline=Deadline(deadline_s))
     try:
         result: list[bool] = oracle.run(writing.run())
         return result

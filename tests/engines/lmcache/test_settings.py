@@ -29,7 +29,7 @@ def test_an_l2_adapter_needs_the_element_type_which_lmcache_does_not_tell_it() -
 
 
 def test_a_value_outside_its_range_is_refused() -> None:
-    with pytest.raises(ConfigError, match="load-deadline-s"):
+    with pytest.raises(ConfigError, match=r"adapter_params\.load_deadline_s"):
         from_parameters({"load_deadline_s": 0}, {})
 
 

@@ -15,6 +15,7 @@ from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.lmcache.keys import Keys
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.lmcache.tasks import Results, Stored, Tasks
+from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.ports import free_ports
 
@@ -57,6 +58,7 @@ class Scene:
             self.client,
             self.jobs,
             Keys(LMCacheSettings(dtype="float32")),
+            hold_s=30.0,
             on_stored=lambda keys, sizes: self.stored.extend(zip(keys, sizes, strict=True)),
             on_loaded=self.loaded.extend,
         )
@@ -107,6 +109,22 @@ def lost() -> Iterator[Scene]:
     scene = Scene(f"127.0.0.1:{free_ports(1)[0]}", lookup_deadline_s=30.0)
     yield scene
     scene.close()
+
+
+def test_what_a_lookup_found_is_held_until_all_of_it_is_unlocked(scene: Scene) -> None:
+    keys = keys_named("held", "too")
+    scene.store(keys, memory(b"1", b"2"))
+    scene.client.flush()
+    assert scene.look_up([*keys, *keys_named("nowhere")]) == [True, True, False]
+    assert scene.look_up(keys[:1]) == [True]
+    names = scene.tasks._names(keys)
+    assert scene.client.remove(names) == 0
+    scene.tasks.unlock(keys)
+    assert scene.tasks.remove(keys[:1], deadline_s=60) == {}, "another lookup has it"
+    scene.tasks.unlock(keys_named("held", "nowhere"))
+    eventually(lambda: scene.client.remove(names) == 2, "the node to know that the holds are over")
+    assert scene.look_up(keys_named("nowhere")) == [False]
+    assert len(scene.tasks._locks) == 0
 
 
 def test_what_was_stored_is_found_and_loaded(scene: Scene) -> None:
@@ -206,7 +224,7 @@ def test_a_listener_that_fails_keeps_no_task_from_ending(cluster: Cluster, caplo
         raise RuntimeError("the listener's own trouble")
 
     with Client(cluster.address) as client, Jobs(client) as jobs:
-        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings(dtype="float32")), on_stored=fail, on_loaded=fail)
+        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings(dtype="float32")), hold_s=0, on_stored=fail, on_loaded=fail)
         keys = keys_named("listened")
         assert ended(tasks.stores, tasks.store(keys, memory(b"12345"))) == Stored(True, 5)
         assert ended(tasks.loads, tasks.load(keys, memory(bytes(5)))) == [True]

@@ -19,7 +19,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def store(running: Cluster) -> Iterator[MooncakeDistributedStore]:
     """Whatever was put by it is gone afterwards."""
     store = MooncakeDistributedStore()
-    assert store.setup("here", "P2PHANDSHAKE", 0, "16MB", "tcp", "", running.address) == 0
+    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
     yield store
     store.remove_all(force=True)
     store.close()

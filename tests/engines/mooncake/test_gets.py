@@ -2,7 +2,12 @@
 
 import os
 
+import numpy as np
+import pytest
+
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from kvstore.transfer.testing.waiting import eventually
+from tests.client.processes import Cluster
 from tests.engines.mooncake.memory import Room
 
 
@@ -66,4 +71,68 @@ def test_ranges_outside_are_refused_each_for_itself(store: MooncakeDistributedSt
         [[[8, 0, 0], [0], [0, 1]], [[0]]],
         [[[3, 3, 1], [1], [1]], [[1]]],
     )
-    assert got == [[[-600, -600, 1], [-704], [-600, -600]], [[-600]]]
+    assert got == [[[-600, -600, 1], [-704], [-600]], [[-600]]]
+
+
+def test_ranges_go_to_any_address_of_a_buffer(store: MooncakeDistributedStore) -> None:
+    store.put("a", b"0123456789")
+    room = Room(20)
+    store.register_buffer(room.at, 20)
+    assert store.get_into_ranges([room.at + 5], [["a"]], [[[2]]], [[[1]]], [[[4]]]) == [[[4]]]
+    assert room.bytes() == bytes(7) + b"1234" + bytes(9)
+    assert store.get_into_ranges([room.at + 15], [["a", "a"]], [[[0], [0]]], [[[0], [0]]], [[[6], [0]]]) == [[[-600], [0]]]
+
+
+def test_range_lists_of_unequal_length_are_refused(store: MooncakeDistributedStore) -> None:
+    store.put("a", b"0123456789")
+    room = Room(20)
+    store.register_buffer(room.at, 20)
+    assert store.get_into_ranges([room.at] * 2, [["a"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]], [[-600]]]
+    assert store.get_into_ranges([room.at], [["a", "a"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600], [-600]]]
+
+
+def test_numpy_integers_are_pointers_and_sizes(store: MooncakeDistributedStore) -> None:
+    room = Room.of(b"0123456789")
+    pointers, sizes = np.array([room.at, room.at + 5]), np.array([5, 5], np.uint32)
+    assert store.batch_put_from(["a", "b"], pointers, sizes) == [0, 0]  # type: ignore[arg-type]
+    assert store.get_into("b", np.uint64(room.at), np.int16(10)) == 5  # type: ignore[arg-type]
+    assert room.bytes() == b"5678956789"
+
+
+def test_what_was_found_has_a_lease_for_as_long_as_it_is_set(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "0.5")
+    store = MooncakeDistributedStore()
+    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
+    store.put_batch(["a", "b", "c"], [b"1", b"2", b"3"])
+    assert (store.is_exist("a"), store.is_exist("nowhere"), store.batch_is_exist(["b", "nowhere"])) == (1, 0, [1, 0])
+    assert (store.batch_remove(["a", "b", "c"]), store.remove_all()) == ([-706, -706, 0], 0)
+    for key in "ab":
+        eventually(lambda key=key: store.remove(key) == 0, "the lease to end")  # type: ignore[misc]
+    store.put("a", b"1")
+    assert (store.is_exist("a"), store.remove("a", force=True)) == (1, 0)
+    store.close()
+
+
+def test_without_a_lease_what_was_found_can_be_removed(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "0")
+    store = MooncakeDistributedStore()
+    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
+    store.put("a", b"1")
+    assert (store.is_exist("a"), store.remove("a")) == (1, 0)
+    store.close()
+
+
+def test_what_was_found_is_there_after_others_have_filled_the_store(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "60")
+    store = MooncakeDistributedStore()
+    assert store.setup("here", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", running.address) == 0
+    found = [f"found {number}" for number in range(8)]
+    fillers = [[f"filler {number} {part}" for part in range(4)] for number in range(64)]
+    store.put_batch(found, [bytes([1]) * (512 << 10)] * 8)
+    assert store.batch_is_exist(found) == [1] * 8
+    for keys in fillers:
+        store.put_batch(keys, [bytes(512 << 10)] * 4)
+    assert store.batch_is_exist(found) == [1] * 8
+    assert sum(sum(store.batch_is_exist(keys)) for keys in fillers) < 128, "twice as much was put as there is memory"
+    store.remove_all(force=True)
+    store.close()

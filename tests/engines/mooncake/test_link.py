@@ -1,12 +1,14 @@
 """Setting up, names of keys, registered memory, and what is said without a cluster."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvstore.client import Client, Memory
+from kvstore.client import Client
+from kvstore.engines.mooncake import link
+from kvstore.engines.mooncake.link import _warn_of_weights
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.tls.config import tls_of
 from tests.client.processes import Cluster, cluster
 from tests.engines.mooncake.memory import Room
@@ -18,11 +20,17 @@ from tests.system.running import System
 def test_a_dictionary_sets_up_as_arguments_do(running: Cluster) -> None:
     store = MooncakeDistributedStore()
     for size in ("16MB", "16 MB", 16 << 20):
-        config = {"local_hostname": "h", "metadata_server": "", "local_buffer_size": size, "master_server_addr": running.address}
+        config = {
+            "local_hostname": "h",
+            "metadata_server": "P2PHANDSHAKE",
+            "local_buffer_size": size,
+            "master_server_addr": running.address,
+        }
         assert store.setup(config) == 0
         assert store.put("key", b"value") == 0
     assert store.setup({**config, "global_segment_size": "50%"}) == -600
-    assert store.setup({"local_hostname": "h", "master_server_address": running.address}) == 0
+    assert store.setup(config={"local_hostname": "h", "metadata_server": "m", "master_server_address": running.address}) == 0
+    assert store.init_all("tcp", "") == -600
     assert store.setup_dummy(1 << 20, 1 << 20, running.address) == 0
     assert store.get("key") == b"value"
     assert store.remove_all(force=True) == 1
@@ -40,9 +48,11 @@ def test_a_hosts_name_has_a_port(running: Cluster) -> None:
     store.close()
 
 
-def test_nobody_there_is_a_code_and_every_call_goes_on() -> None:
+def test_nobody_there_is_a_code_and_every_call_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ATTEMPT_S", 0.1)
     store = MooncakeDistributedStore()
-    assert store.setup("me", "", 0, "1MB", "tcp", "", "127.0.0.1:1") == -900
+    assert store.setup("me", "", 0, 1 << 20, "tcp", "", "127.0.0.1:1") == -1
+    assert store.setup("me:1", "", 0, 1 << 20, "tcp", "", "127.0.0.1:1") == -600
     assert store.health_check() == 1
     room = Room(1)
     assert store.put("key", b"value") == -600
@@ -74,7 +84,7 @@ def test_a_master_that_is_gone_is_unhealthy(tmp_path: Path) -> None:
 
 def test_tenants_keys_never_meet(store: MooncakeDistributedStore, running: Cluster) -> None:
     other = MooncakeDistributedStore()
-    assert other.setup({"local_hostname": "me", "tenant_id": "other", "master_server_addr": running.address}) == 0
+    assert other.setup({"local_hostname": "me", "metadata_server": "m", "tenant_id": "other", "master_server_addr": running.address}) == 0
     assert (store.put("key", b"mine"), other.put("key", b"theirs")) == (0, 0)
     assert (store.get("key"), other.get("key")) == (b"mine", b"theirs")
     assert other.remove_by_regex("^key$") == 1
@@ -84,7 +94,7 @@ def test_tenants_keys_never_meet(store: MooncakeDistributedStore, running: Clust
 
 def test_no_key_of_the_default_tenant_is_another_tenant_s(store: MooncakeDistributedStore, running: Cluster) -> None:
     other = MooncakeDistributedStore()
-    setup = {"local_hostname": "me", "master_server_addr": running.address}
+    setup = {"local_hostname": "me", "metadata_server": "m", "master_server_addr": running.address}
     assert other.setup({**setup, "tenant_id": "a\0b"}) == -600, "else its keys could be those of tenant a"
     assert other.setup({**setup, "tenant_id": "other"}) == 0
     assert other.put("key", b"theirs") == 0
@@ -106,27 +116,44 @@ def test_long_keys_are_told_apart_and_no_key_is_refused(store: MooncakeDistribut
     assert store.put("", b"value") == -600
 
 
-def test_registered_memory_may_overlap_and_is_given_up_once(store: MooncakeDistributedStore) -> None:
+def test_memory_is_registered_once(store: MooncakeDistributedStore) -> None:
     room = Room(100)
     assert store.register_buffer(room.at, 100) == 0
-    assert store.register_buffer(room.at + 10, 10) == 0
-    assert (store.unregister_buffer(room.at + 10), store.unregister_buffer(room.at)) == (0, 0)
-    assert store.unregister_buffer(room.at) == -600
+    assert [store.register_buffer(room.at + at, 10) for at in (0, 10, 95)] == [-600] * 3
+    assert store.unregister_buffer(room.at + 10) == -600
+    assert (store.unregister_buffer(room.at), store.unregister_buffer(room.at)) == (0, -600)
     assert (store.register_buffer(0, 1), store.register_buffer(room.at, 0)) == (-600, -600)
+    assert store.register_buffer(room.at, 10) == 0
 
 
-def test_memory_that_was_registered_twice_is_given_up_as_a_whole(store: MooncakeDistributedStore) -> None:
+def test_setup_waits_for_its_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ATTEMPT_S", 60)
+    with cluster(tmp_path) as started, ThreadPoolExecutor() as pool:
+        started.start_node("--dram", "16MiB")
+        started.master.stop()
+        store = MooncakeDistributedStore()
+        setup = pool.submit(store.setup, "me:1", "", 0, 1 << 20, "tcp", "", started.address)
+        with pytest.raises(TimeoutError):
+            setup.result(2 * link.PAUSE_S)
+        started.start_master()
+        assert setup.result(60) == 0
+        store.close()
+
+
+def test_empty_key_is_a_miss_and_not_stored(store: MooncakeDistributedStore) -> None:
+    assert (store.put("", b"value"), store.upsert("", b"value"), store.put("\0", b"value")) == (-600, -600, 0)
+    assert (store.is_exist(""), store.get_size(""), store.remove(""), store.get("")) == (0, -704, -704, b"")
+
+
+def test_register_buffer_warns_of_weights_once(store: MooncakeDistributedStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A process that registers memory is an engine, as a rule."""
+    _warn_of_weights.cache_clear()
     room = Room(100)
-    for size in (50, 100, 10):
-        assert store.register_buffer(room.at, size) == 0
-    store.put("key", b"value")
-    assert store.get_into_ranges([room.at], [["key"]], [[[95]]], [[[0]]], [[[5]]]) == [[[5]]]
-    client = store._connected()
-    with pytest.raises(InvalidArgument, match="registered already"):
-        client.register(Memory(room.at, 100))
-    assert store.unregister_buffer(room.at) == 0
-    client.register(Memory(room.at, 100)).close()
-    assert store.unregister_buffer(room.at) == -600
+    for _ in range(2):
+        assert store.register_buffer(room.at, 100) == 0
+        assert store.unregister_buffer(room.at) == 0
+    assert [message for message in caplog.messages if "not its weights" in message] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 def test_what_was_put_is_there_for_any_client(store: MooncakeDistributedStore, running: Cluster) -> None:
@@ -148,13 +175,13 @@ def test_what_mooncake_has_no_argument_for_is_taken_from_the_environment(tmp_pat
         system.start_master(0, *flags(authority.master()))
         system.start_node("n0", "--dram", "16MiB", *flags(authority.node("n0")))
         store = MooncakeDistributedStore()
-        assert store.setup("me", "", 0, "1MB", "tcp", "", system.address) != 0
+        assert store.setup("me", "", 0, 1 << 20, "tcp", "", system.address) != 0
         for name, value in {"tenant": "red", **tls_of(authority.client("red"))}.items():
             monkeypatch.setenv(f"KVSTORE_CLIENT_{name.upper()}", str(value))
-        assert store.setup("me", "", 0, "1MB", "tcp", "", system.address) == 0
+        assert store.setup("me", "", 0, 1 << 20, "tcp", "", system.address) == 0
         assert store.put("key", b"value") == 0
         assert store.get("key") == b"value"
         assert store.remove_by_regex("k", force=True) == 1
         monkeypatch.setenv("KVSTORE_CLIENT_TLS_CA", "/absent.pem")
-        assert store.setup("me", "", 0, "1MB", "tcp", "", system.address) != 0
+        assert store.setup("me", "", 0, 1 << 20, "tcp", "", system.address) != 0
         store.close()

@@ -3,6 +3,8 @@
 import os
 from functools import partial
 
+import pytest
+
 from kvstore.engines.mooncake.config import ReplicateConfig, SoftPinAction
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 from tests.client.processes import Cluster
@@ -50,8 +52,8 @@ def test_upserts_replace_whoever_holds_it(store: MooncakeDistributedStore) -> No
 def test_one_bad_key_of_a_batch_is_not_the_others(store: MooncakeDistributedStore) -> None:
     room = Room.of(b"value")
     assert store.batch_put_from(["a", "b", "c"], [room.at, 0, room.at], [5, 5, 0]) == [0, -600, -600]
-    assert store.batch_put_from_multi_buffers(["d", "e"], [[room.at], [room.at, room.at]], [[5], [5]]) == [0, -600]
-    assert store.get_batch(["a", "d"]) == [b"value"] * 2
+    assert store.batch_put_from_multi_buffers(["d", "e"], [[room.at], [room.at, room.at]], [[5], [5]]) == [-600, -600]
+    assert store.get_batch(["a", "d"]) == [b"value", b""]
 
 
 def test_lists_that_do_not_match_are_refused(store: MooncakeDistributedStore) -> None:
@@ -88,3 +90,30 @@ def test_a_value_that_fits_nowhere_is_a_code(store: MooncakeDistributedStore) ->
     room = Room(100 << 20)
     assert store.put_from("huge", room.at, 100 << 20) in (-200, -600)
     assert store.is_exist("huge") == 0
+
+
+def test_nothing_is_stored_of_nothing(store: MooncakeDistributedStore) -> None:
+    room = Room(1)
+    assert (store.put_parts("a", b""), store.upsert_parts("a"), store.put_from("a", room.at, 0), store.upsert_from("a", room.at, 0)) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (store.put_from_with_metadata("a", room.at, room.at, 0, 0), store.put("a", b""), store.upsert("a", b"")) == (0, -600, -600)
+    assert store.is_exist("a") == 0
+
+
+def test_bad_key_of_an_upsert_is_not_the_others(store: MooncakeDistributedStore) -> None:
+    room = Room.of(b"value")
+    assert store.batch_upsert_from(["a", "b", "", "c"], [room.at] * 4, [5, 0, 5, 2**63]) == [0, -600, -600, -600]
+    assert store.batch_put_from(["d", ""], [room.at] * 2, [5, 5]) == [0, -600]
+    assert store.batch_upsert_from(["a", "a"], [room.at, room.at], [2, 3]) == [0, 0]
+    assert store.get_batch(["a", "d"]) == [b"va", b"value"]
+
+
+def test_values_are_buffers(store: MooncakeDistributedStore) -> None:
+    for value in ("text", None, 5):
+        for call in (store.put, store.upsert, store.put_parts):
+            with pytest.raises(TypeError):
+                call("key", value)

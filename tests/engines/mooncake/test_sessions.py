@@ -1,7 +1,11 @@
 """Objects that are read and written a few ranges at a time."""
 
+import pytest
+
+from kvstore.engines.mooncake import leases
 from kvstore.engines.mooncake.config import ReplicateConfig
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from kvstore.transfer.testing.waiting import eventually
 from tests.engines.mooncake.memory import Room
 
 
@@ -21,6 +25,23 @@ def test_a_get_session_reads_ranges_of_what_was_there(store: MooncakeDistributed
     assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[0]]) == [-704]
     assert store.batch_get_session_end(["a"]) == 0
     assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[0]]) == [-600]
+
+
+def test_what_a_get_session_reads_stays_until_its_end(store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "RENEW_NS", 0)
+    store.put_batch(["a", "b"], [b"0123456789", b"abcdefghij"])
+    assert store.batch_get_session_start(["a", "nowhere"]) == [0, -704]
+    assert store.batch_get_session_start(["b"]) == [0]
+    assert store.batch_get_session_start(["a"]) == [0]
+    assert store.batch_get_session_start(["nowhere"]) == [-704]
+    room = Room(10)
+    assert store.batch_get_into_multi_buffer_ranges(["a"], [[room.at]], [[2]], [[8]]) == [2]
+    assert store.batch_remove(["a", "b"]) == [-706, -706]
+    assert store.batch_get_session_end(["a"]) == 0
+    eventually(lambda: store.remove("a") == 0, "the node to know that the session is over")
+    assert store.remove("b") == -706
+    assert store.batch_get_session_end(["b", "nowhere"]) == 0
+    eventually(lambda: store.remove("b") == 0, "the node to know that the other one is over, too")
 
 
 def test_a_put_session_stores_the_whole_at_its_end(store: MooncakeDistributedStore) -> None:

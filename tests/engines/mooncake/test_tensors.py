@@ -1,13 +1,15 @@
-"""Tensors come out as they went in, whole and in shards."""
+"""Tensors are read as they were put, and have Mooncake's binary form."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kvstore.engines.mooncake.store import MooncakeDistributedStore
-from kvstore.engines.mooncake.tensor_values import DTYPES
+from kvstore.engines.mooncake.config import ReplicateConfig
+from kvstore.engines.mooncake.store import MooncakeDistributedStore, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
+from kvstore.engines.mooncake.tensor_values import DTYPES, parsed
 from tests.engines.mooncake.memory import Room
 
 TENSORS = [
@@ -31,7 +33,8 @@ def test_tensors_are_got_as_they_were_put(store: MooncakeDistributedStore, tenso
     size = store.get_size("key")
     room = Room(size + 100)
     assert same(store.get_tensor_into("key", room.at, size + 100), tensor)
-    assert store.put_tensor_from("again", room.at, size + 100) == 0
+    assert store.put_tensor_from("again", room.at, size + 100) == -600
+    assert store.put_tensor_from("again", room.at, size) == 0
     assert same(store.get_tensor("again"), tensor)
     assert store.upsert_tensor_from("key", room.at, size) == 0
 
@@ -81,25 +84,47 @@ def test_what_is_no_tensor_is_refused_and_never_read_as_one(store: MooncakeDistr
     assert store.get_tensor_into("nowhere", room.at, 200) is None
 
 
-def test_shards_are_those_of_the_ranks(store: MooncakeDistributedStore) -> None:
-    tensor = torch.arange(24).reshape(4, 6)
-    assert store.put_tensor_with_tp("key", tensor, tp_size=2, split_dim=1) == 0
-    shards = [store.get_tensor_with_tp("key", rank, 2) for rank in range(2)]
-    assert torch.equal(torch.cat(shards, 1), tensor)
-    assert same(store.batch_get_tensor_with_tp(["key"], 1, 2)[0], tensor[:, 3:].contiguous())
-    assert same(store.get_tensor("key_tp_0"), tensor[:, :3].contiguous())
-    assert store.batch_put_tensor_with_tp(["whole"], [tensor]) == [0]
-    assert same(store.get_tensor_with_tp("whole"), tensor)
-    assert store.put_tensor_with_tp("few", torch.ones(1), tp_size=2) == -600
-    assert store.put_tensor_with_tp("none", torch.tensor(1), tp_size=2) == -600
-    assert store.pub_tensor_with_tp("pub", tensor, tp_size=4) == 0
+def test_header_is_mooncakes(store: MooncakeDistributedStore) -> None:
+    tensor = torch.arange(6, dtype=torch.int16).reshape(2, 3)
+    header, pointer, size, owner = _serialize_tensor(tensor)
+    assert (len(header), _tensor_metadata_size(), size, pointer) == (304, 304, 12, owner.data_ptr())
+    assert same(_deserialize_tensor(header + tensor.numpy().tobytes()), tensor)
+    store.put("raw", header + tensor.numpy().tobytes())
+    assert same(store.get_tensor("raw"), tensor)
+    for unfit in (torch.ones(2, dtype=torch.complex64), torch.ones([1] * 9), torch.ones(2, device="meta"), "text"):
+        with pytest.raises(ValueError, match="unsupported"):
+            _serialize_tensor(unfit)
+    with pytest.raises(ValueError, match="invalid"):
+        _deserialize_tensor(b"x" * 400)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(0, 0), (4, 2), (6, 0), (8, 99), (12, 9), (16, 2), (24, 0), (32, 1), (40, -1), (104, -1), (168, 5), (120, 0)]
+)
+def test_header_of_other_values_is_none(at: int, value: int) -> None:
+    header = bytearray(_serialize_tensor(torch.ones((2, 1), dtype=torch.uint8))[0])
+    assert parsed(memoryview(header + b"xx")) is not None
+    struct.pack_into("<q" if at >= 24 and at != 168 else "<h" if at in (4, 6) else "<i", header, at, value)
+    assert parsed(memoryview(header + b"xx")) is None
+
+
+def test_cuda_reads_are_refused(store: MooncakeDistributedStore) -> None:
+    """Mooncake does them through a client process of the host, which has no counterpart here."""
+    assert store.get_tensor_into_cuda("key", torch.ones(1)) == -600
+    assert store.batch_get_tensor_into_cuda(["key", "other"], [torch.ones(1)]) == [-600, -600]
+
+
+def test_published_tensors_have_a_segment_a_replica(store: MooncakeDistributedStore) -> None:
+    config = ReplicateConfig()
+    config.preferred_segments = ["a", "b"]
+    assert store.pub_tensor("key", TENSORS[0], config) == -600
 
 
 def test_files_of_tensors(store: MooncakeDistributedStore, tmp_path: Path) -> None:
     path = str(tmp_path / "file.safetensors")
     store.put_tensor("key", TENSORS[0])
     assert store.save_tensor_to_safetensor("key", path) == 0
-    assert store.save_tensor_to_safetensor("nowhere", path) == -704
+    assert store.save_tensor_to_safetensor("nowhere", path) == -1100
     store.remove("key", force=True)
     assert same(store.load_tensor_from_safetensor("key", path), TENSORS[0])
     assert same(store.get_tensor("key"), TENSORS[0])

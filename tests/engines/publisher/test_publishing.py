@@ -1,5 +1,6 @@
 """Promises of publishing.py and signals.py, with a real cluster: what is published is counted, and who is not heard is named."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.recorder import Recorder
 from kvstore.engines.publisher import signals
+from kvstore.engines.publisher.form import VLLM, EventForm
+from kvstore.engines.publisher.index import Index
 from kvstore.engines.publisher.publishing import Publishing
 from kvstore.engines.publisher.signals import add_publisher_signals, readings
 from kvstore.engines.publisher.sockets import PublishingSockets
@@ -26,12 +29,18 @@ def publishing(store: Cluster) -> Iterator[Publishing]:
     sockets = PublishingSockets("tcp://127.0.0.1:*", "", topic="", kept_batches=10)
     try:
         with Recorder(ClientSettings(master=store.address), lambda _: None) as recorder:
-            yield Publishing(recorder, sockets, interval_s=0.001)
+            yield Publishing(recorder, sockets, EventForm(VLLM), interval_s=0.001)
     finally:
         sockets.close()
 
 
-def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publishing: Publishing) -> None:
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with contextlib.closing(Index(None)) as found:
+        yield found
+
+
+def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publishing: Publishing, index: Index) -> None:
     with Client(store.address) as client:
         client.put_batch([b"one", b"two"], [b"1", b"2"])
         client.flush()
@@ -42,7 +51,7 @@ def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publish
             return publishing.recorder.counts.removed == 1
 
         until(published, "the removal", DEADLINE_S)
-    found = readings(publishing)
+    found = readings(publishing, index)
     assert found.keys() == {metric.name for metric in PUBLISHER}
     assert found["kvstore_publisher_stored_blocks"] == 2
     assert 1 <= publishing.batches <= 3
@@ -56,10 +65,10 @@ def test_it_ends_when_it_is_told_to(publishing: Publishing) -> None:
 
 
 def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
-    store: Cluster, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+    store: Cluster, publishing: Publishing, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpServer("127.0.0.1:0")
-    add_publisher_signals(server, publishing)
+    add_publisher_signals(server, publishing, index)
     server.start()
     try:
         assert [ask(server.address, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 200]

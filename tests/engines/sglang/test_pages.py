@@ -11,14 +11,16 @@ from kvstore.engines.sglang.pages import Pool, Rank
 
 POOL = Pool(
     name="kv",
+    kind="MHATokenToKVPoolHost",
     model="llama",
-    revision="",
+    weights="sampled-1",
     salt="",
     dtype="float16",
     layout="page_first",
     page_tokens=16,
     regions=(4096, 4096),
     rank=Rank(tp=(0, 2)),
+    layers="0:4",
     is_replicated=False,
 )
 HASH = "ab" * 32
@@ -39,7 +41,11 @@ def test_equal_pools_of_two_engines_have_equal_keys() -> None:
     [
         {"name": "swa"},
         {"model": "llama-2"},
-        {"revision": "a1"},
+        {"kind": "UnifiedPageEnvelopeHostPool"},
+        {"weights": "sampled-2"},
+        {"adapters": "a1"},
+        {"config": "c1"},
+        {"layers": "4:8"},
         {"salt": "secret"},
         {"dtype": "bfloat16"},
         {"layout": "layer_first"},
@@ -62,6 +68,13 @@ def test_pools_that_differ_in_what_changes_bytes_share_nothing(changed: dict[str
     assert key(**changed) != key()
 
 
+def test_pool_under_other_weights() -> None:
+    """A pool without pages of a draft model does not change with that."""
+    assert POOL.under("sampled-1", "draft-2") == POOL
+    assert POOL.under("sampled-1@step-1", "").namespace.revision == "sampled-1@step-1"
+    assert replace(POOL, draft="draft").under("sampled-1", "draft-2").namespace.extra["draft"] == "draft-2"
+
+
 def test_ranks_that_hold_the_same_share_their_pages_at_any_size() -> None:
     keys = {key(rank=Rank(tp=tp), is_replicated=True) for tp in ((0, 1), (0, 2), (1, 2), (3, 8))}
     assert len(keys) == 1
@@ -82,7 +95,9 @@ def test_the_regions_of_each_page_are_in_order() -> None:
     assert first == [Memory(at + 8192, 4096), Memory(at + 12288, 4096)]
     assert second == [Memory(at, 4096), Memory(at + 4096, 4096)]
     assert POOL.places([], [], 0) == []
-    assert POOL.page_bytes == 8192
+    assert (POOL.page_bytes, POOL.value_bytes, POOL.values_per_page) == (8192, 8192, 1)
+    assert POOL.is_in_place
+    assert POOL.is_writer
 
 
 @pytest.mark.parametrize(("pointers", "sizes", "pages"), [([1, 2], [4096, 4096], 2), ([1, 2], [4096, 2048], 1), ([1], [4096, 4096], 1)])

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvstore.engines.kv_events.events import CPU, Cleared, Event, Removed, Stored
 from kvstore.engines.sidecar import blocks as module
 from kvstore.engines.sidecar.blocks import EngineBlocks
-from kvstore.engines.sidecar.events import Cleared, Event, Removed, Stored
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.master.scheduling.engine_caches import EngineCaches
@@ -170,3 +170,15 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_lower_media_are_passed_over() -> None:
+    """The scheduler prefers an engine for its own memory alone."""
+    told = Told()
+    copied = stored(0, 2)
+    told.blocks.apply([Stored(copied.hashes, None, copied.token_ids, 2, True, medium=CPU)])
+    told.report()
+    assert told.run() == 0
+    told.blocks.apply([stored(0, 2), Removed([100, 101], CPU)])
+    told.report()
+    assert told.run() == 2

@@ -22,7 +22,7 @@ from kvstore.kvcache.naming import VllmNaming
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, Unavailable
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
-from tests.engines.sidecar.publisher import Publisher
+from tests.engines.kv_events.publisher import Publisher
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
 from tests.system.running import until
@@ -103,9 +103,9 @@ def sidecar(engine: Engine, master: str, *flags: str) -> Iterator[tuple[Child, l
         child.kill()
 
 
-def events(engine: Engine) -> tuple[str, ...]:
-    where = ("--events", engine.publisher.endpoint, "--events-replay", engine.publisher.replay_endpoint, "--replay-timeout-s", "60")
-    return (*where, "--naming", "vllm", "--namespace-id", ID, "--block-tokens", "2")
+def events(engine: Engine, *, replays: bool = True) -> tuple[str, ...]:
+    replay = ("--events-replay", engine.publisher.replay_endpoint, "--replay-timeout-s", "60") if replays else ()
+    return ("--events", engine.publisher.endpoint, *replay, "--naming", "vllm", "--namespace-id", ID, "--block-tokens", "2")
 
 
 def shown(scheduler: SchedulerClient) -> dict[str, pb.ReportRequest]:
@@ -151,6 +151,61 @@ def test_an_engine_that_does_not_answer_gets_no_requests_until_it_does(engine: E
         engine.metrics = "vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
         until(lambda: "e" in shown(scheduler), "the engine again")
         assert sum("cannot be had" in line for line in logs) == 1, "each complaint once"
+
+
+IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+
+
+def test_sleeping_engine_gets_no_requests_and_has_no_blocks(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+    engine.metrics = IDLE
+    with sidecar(engine, places.listen, "--retry-interval-s", "0.05", *events(engine)) as (child, logs):
+        child.facts("ready", deadline_s=DEADLINE_S)
+        engine.publisher.await_subscriber()
+        engine.store(0, 3)
+        until(lambda: prefix(scheduler) == 3, "what was stored, at the scheduler")
+        engine.metrics = IDLE + 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n'
+        until(lambda: shown(scheduler) == {}, "the engine gone")
+        until(lambda: any("engine e sleeps" in line for line in logs), "why")
+        engine.metrics = IDLE + 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0\n'
+        until(lambda: "e" in shown(scheduler), "the engine again")
+        assert prefix(scheduler) == 0, "it lost its blocks, whatever it has published of that"
+        engine.store(0, 1)
+        until(lambda: prefix(scheduler) == 1, "what was stored since")
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_restarted_engine_is_not_taken_to_have_its_blocks(
+    engine: Engine, places: Places, scheduler: SchedulerClient, replays: bool
+) -> None:
+    """It publishes nothing of what it lost."""
+    engine.metrics = IDLE + "process_start_time_seconds 100.0\n"
+    with sidecar(engine, places.listen, *events(engine, replays=replays)) as (child, _):
+        child.facts("ready", deadline_s=DEADLINE_S)
+        engine.publisher.await_subscriber()
+        engine.store(0, 3)
+        until(lambda: prefix(scheduler) == 3, "what was stored, at the scheduler")
+        engine.publisher.begin_again()
+        engine.metrics = IDLE + "process_start_time_seconds 200.0\n"
+        until(lambda: prefix(scheduler) == 0, "nothing of the engine that was before")
+
+
+def test_blocks_of_an_idle_engine_are_replayed_to_a_new_sidecar(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+    """No event comes after the sidecar's start."""
+    engine.metrics = IDLE
+    engine.store(0, 3)
+    with sidecar(engine, places.listen, *events(engine)) as (child, _):
+        child.facts("ready", deadline_s=DEADLINE_S)
+        until(lambda: prefix(scheduler) == 3, "what was stored before")
+
+
+def test_replay_without_an_answer_is_said_and_ends_nothing(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+    engine.metrics = IDLE
+    [nowhere] = free_ports(1)
+    flags = ("--events", engine.publisher.endpoint, "--events-replay", f"tcp://127.0.0.1:{nowhere}", "--replay-timeout-s", "0.05")
+    with sidecar(engine, places.listen, *flags, "--naming", "vllm", "--namespace-id", ID, "--block-tokens", "2") as (child, logs):
+        child.facts("ready", deadline_s=DEADLINE_S)
+        assert "e" in shown(scheduler)
+        until(lambda: any("did not end its replay" in line for line in logs), "why")
 
 
 def test_metrics_that_come_in_drips_are_given_up() -> None:

@@ -99,6 +99,26 @@ def test_what_was_generated_is_stored_too_and_a_conversation_goes_on_from_there(
         assert prefixes.load(torch.cat([tokens[:, :40], INPUT_IDS], dim=1)).get_seq_length() == 32
 
 
+def test_weights_changed_in_memory_share_nothing(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A training step between `load` and `save` stores nothing; after it the old blocks are not found, after undoing it they are."""
+    model = llama()
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    original = weight.detach().clone()
+    with prefixes_of(client, model) as prefixes:
+        generate(model, INPUT_IDS, cache := prefixes.load(INPUT_IDS))
+        prefixes.save(INPUT_IDS, cache)
+        generate(model, INPUT_IDS, stale := prefixes.load(INPUT_IDS))
+        weight.data += 0.5
+        assert prefixes.save(INPUT_IDS, stale) == 0
+        assert "weights have changed since the last `load`" in caplog.text
+        cold = prefixes.load(INPUT_IDS)
+        assert cold.get_seq_length() == 0
+        plain, _ = generate(model, INPUT_IDS, None)
+        assert generate(model, INPUT_IDS, cold)[0].equal(plain)
+        weight.data.copy_(original)
+        assert prefixes.load(INPUT_IDS).get_seq_length() == LOADED
+
+
 def test_a_token_is_left_to_compute_and_a_short_prompt_has_no_block(client: Client) -> None:
     model = llama()
     with prefixes_of(client, model) as prefixes:

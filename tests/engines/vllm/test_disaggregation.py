@@ -1,11 +1,12 @@
 """What a prefill engine says of a prompt, and how long a decode engine waits for its blocks."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
+from kvstore.engines.vllm.disaggregation import POLL_GROWTH, POLL_S, Disaggregation
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest
 
 WAIT_S = 2.0
@@ -49,6 +50,7 @@ def test_what_a_step_under_way_computes_is_not_promised() -> None:
 
 def test_an_engine_that_stores_nothing_has_nobody_wait() -> None:
     told = passing(saves=False).finished(to_prefill(num_computed_tokens=FULL))
+    assert told == passing().finished(to_prefill(num_computed_tokens=FULL), is_shared=False)
     assert told is not None
     assert told["kvstore_tokens"] == 0
     assert not passing().waits(to_decode(tokens=0), 0, 0.0, is_answered=True)
@@ -77,15 +79,18 @@ def test_a_store_that_is_away_is_not_waited_for() -> None:
     assert not decode.waits(request, 0, 10.2, is_answered=True)
 
 
-def test_the_store_is_asked_for_one_that_waits_from_time_to_time() -> None:
-    decode, request, other = passing(), to_decode(), to_decode("other")
-    assert not decode.is_early(request, 10.0)
-    decode.waits(request, 0, 10.0, is_answered=True)
-    assert decode.is_early(request, 10.0 + POLL_S / 2)
-    assert not decode.is_early(other, 10.0)
-    assert not decode.is_early(request, 10.0 + POLL_S)
-    decode.waits(request, FULL, 10.0 + POLL_S, is_answered=True)
-    assert not decode.is_early(request, 10.0 + POLL_S)
+def test_lookups_of_a_waiting_request_get_rarer() -> None:
+    """The first follow one another by POLL_S, later ones by a share of the time waited; calls in between change nothing."""
+    decode, request = passing(), to_decode()
+    times, now_s = [], 10.0
+    while decode.waits(request, 0, now_s, is_answered=True):
+        times.append(now_s)
+        assert decode.waits(request, 0, now_s + POLL_S / 2, is_answered=True)
+        now_s = decode.next_lookup_s(request)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps[0] == pytest.approx(POLL_S)
+    assert all(gap == pytest.approx(max(POLL_S, (at - 10.0) * POLL_GROWTH)) for at, gap in zip(times, gaps, strict=False))
+    assert len(times) < 30
 
 
 @pytest.mark.parametrize("tokens", [None, "12", 12.0, [], -5, 0])

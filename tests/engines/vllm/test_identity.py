@@ -4,16 +4,14 @@ import dataclasses
 
 import pytest
 
-from kvstore.engines.vllm.identity import RankFacts, Shard, long_rope, shard
+from kvstore.engines.vllm.identity import RankFacts, Shard, Variant, long_rope, shard
 
 FACTS = RankFacts(
     model="models/llama",
-    revision="main",
     config='{"rope": 1}',
     rope="",
-    multimodal="",
+    settings="",
     draft="",
-    weights="",
     dtype="float32",
     cache_dtype="auto",
     quantization="",
@@ -22,6 +20,7 @@ FACTS = RankFacts(
     hash_algorithm="sha256",
     device="cpu",
     layers=("layers.0 CPU_ATTN/vec float32 [1, 2, 128, 128]", "layers.1 CPU_ATTN/vec float32 [1, 2, 128, 128]"),
+    pools=("layers.0 fp8_e4m3 FullAttentionSpec",),
     tp_rank=0,
     tp_size=1,
     kv_replicas=1,
@@ -34,6 +33,7 @@ def of_rank(tp_rank: int, *, size: int, replicas: int = 1) -> Shard:
 
 def test_a_key_is_the_namespace_and_the_engine_s_own_hash() -> None:
     one = shard(FACTS)
+    assert one.canonical() == [one.namespace.canonical()]
     assert one.keys([b"a" * 32, b"b" * 32]) == [one.namespace.id + b"a" * 32, one.key(b"b" * 32)]
     assert shard(FACTS) == one
 
@@ -42,12 +42,11 @@ def test_a_key_is_the_namespace_and_the_engine_s_own_hash() -> None:
     ("name", "other"),
     [
         ("model", "models/qwen"),
-        ("revision", "abc"),
         ("config", '{"rope": 2}'),
         ("rope", "long of 4096"),
-        ("multimodal", '{"num_crops": 4}'),
+        ("settings", "ModelConfig.convert=x"),
+        ("pools", ("layers.0 fp8_e5m2 FullAttentionSpec",)),
         ("draft", "eagle models/draft"),
-        ("weights", "random, seed 0"),
         ("dtype", "bfloat16"),
         ("cache_dtype", "fp8"),
         ("quantization", "awq"),
@@ -96,3 +95,11 @@ def test_the_longest_prompt_changes_no_other_model_s_keys() -> None:
 
 def test_longrope_of_unknown_training_is_shared_by_engines_of_the_same_longest_prompt() -> None:
     assert long_rope({"rope_scaling": {"rope_type": "longrope"}}, 8192) == "8192"
+
+
+def test_shard_of_a_variant_names_its_weights_and_adapter() -> None:
+    template = shard(FACTS, salt="s")
+    variants = [Variant("a"), Variant("b"), Variant("a", "lora"), Variant("a", "other")]
+    assert len({template.of(variant).namespace.id for variant in variants}) == 4
+    named = template.of(Variant("a", "lora")).namespace
+    assert (named.revision, named.adapter, named.salt, named.extra) == ("a", "lora", "s", template.namespace.extra)

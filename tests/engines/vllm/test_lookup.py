@@ -1,119 +1,164 @@
-"""The scheduler's question, for all ranks, with a real store."""
+"""The scheduler's lookups, for all ranks and requests, with a real store."""
 
 import itertools
-import time
 
 import pytest
 
-from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.vllm.counters import Counters
 from kvstore.engines.vllm.groups import LayerGroup
-from kvstore.engines.vllm.identity import Shard
+from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.lookup import Lookup
+from kvstore.engines.vllm.plan import Plan
+from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.protocol.errors import Unavailable
 from tests.client.jobs.faulty import FaultyClient, raises
-from tests.engines.vllm.clock import HandClock
+from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, hashes
 
-HASHES = [bytes([index]) * 32 for index in range(4)]
 NUMBERS = itertools.count()
-ONE = [LayerGroup(4)]
+ONE = [LayerGroup(BLOCK_TOKENS)]
+VARIANT = Variant("")
+"""As the shards of these tests are."""
+PATIENT = VllmSettings(lookup_deadline_s=60)
 
 
 @pytest.fixture
 def shards() -> list[Shard]:
     model = f"asked-{next(NUMBERS)}"
-    return [Shard(Namespace(model=model, dtype="float32", block_tokens=4, heads=(rank, 2))) for rank in range(2)]
+    return [Shard(Namespace(model=model, dtype="float32", block_tokens=BLOCK_TOKENS, heads=(rank, 2))) for rank in range(2)]
 
 
-def put(client: FaultyClient, shard: Shard, *indices: int) -> None:
-    client.put_batch([shard.key(HASHES[index]) for index in indices], [b"value"] * len(indices))
+def put(client: FaultyClient, shard: Shard, *indices: int, text: str = "") -> None:
+    client.put_batch(shard.keys(hashes(indices, text)), [b"value"] * len(indices))
     client.flush()
 
 
-def test_a_block_is_there_once_each_rank_s_part_is(client: FaultyClient, shards: list[Shard]) -> None:
+def lookup(jobs: Jobs, groups: list[LayerGroup], shards: list[list[Shard]], settings: VllmSettings = PATIENT) -> Lookup:
+    plan = Plan(groups, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: VARIANT)
+    return Lookup(jobs, groups, shards, plan, settings)
+
+
+def held(client: FaultyClient) -> int:
+    """Blocks held in the names of the client's holds so far."""
+    return client.stats().held_blocks
+
+
+def found_blocks(of: Lookup, *, computed: int = 0, name: str = "a", text: str = "") -> int:
+    """Of a prompt of four blocks and a token."""
+    request = FakeRequest(name, 4 * BLOCK_TOKENS + 1, text=text)
+    return of.find(request, computed * BLOCK_TOKENS, 0.0).found_tokens // BLOCK_TOKENS
+
+
+def test_block_is_found_once_each_rank_has_it(client: FaultyClient, shards: list[Shard]) -> None:
     put(client, shards[0], 0, 1, 2)
     put(client, shards[1], 0, 1, 3)
     with Jobs(client) as jobs:
-        assert Lookup(jobs, ONE, [shards], deadline_s=60).tokens(0, [HASHES]) == 8
-        assert Lookup(jobs, ONE, [shards[:1]], deadline_s=60).tokens(0, [HASHES]) == 12
-        assert Lookup(jobs, ONE, [shards], deadline_s=60).tokens(8, [HASHES[2:]]) == 0
+        assert found_blocks(lookup(jobs, ONE, [shards])) == 2
+        assert found_blocks(lookup(jobs, ONE, [shards[:1]])) == 3
+        assert found_blocks(lookup(jobs, ONE, [shards]), computed=2) == 0
 
 
-def test_of_a_window_only_the_last_blocks_are_needed(client: FaultyClient, shards: list[Shard]) -> None:
+def test_window_needs_its_last_blocks_only(client: FaultyClient, shards: list[Shard]) -> None:
     """The engine has the first block by itself."""
     put(client, shards[0], 1, 2, 3)
     put(client, shards[1], 2)
-    groups = [LayerGroup(4), LayerGroup(4, window_tokens=4)]
+    groups = [LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS)]
     with Jobs(client) as jobs:
-        assert Lookup(jobs, groups, [shards[:1], shards[1:]], deadline_s=60).tokens(4, [HASHES[1:], HASHES[1:]]) == 8
-        assert Lookup(jobs, groups, [shards[1:], shards[:1]], deadline_s=60).tokens(4, [HASHES[1:], HASHES[1:]]) == 0
-        assert Lookup(jobs, [LayerGroup(4, 1)], [shards], deadline_s=60).tokens(4, [HASHES[1:]]) == 8, "of all ranks"
-        assert Lookup(jobs, [LayerGroup(4, 8)], [shards], deadline_s=60).tokens(4, [HASHES[1:]]) == 0
+        assert found_blocks(lookup(jobs, groups, [shards[:1], shards[1:]]), computed=1) == 2
+        assert found_blocks(lookup(jobs, groups, [shards[1:], shards[:1]]), computed=1) == 0
+        assert found_blocks(lookup(jobs, [LayerGroup(BLOCK_TOKENS, 1)], [shards]), computed=1) == 2, "of all ranks"
+        assert found_blocks(lookup(jobs, [LayerGroup(BLOCK_TOKENS, 2 * BLOCK_TOKENS)], [shards]), computed=1) == 0
 
 
 def test_blocks_of_several_sizes_end_together(client: FaultyClient, shards: list[Shard]) -> None:
+    """The second group's blocks are named by the last hash of each pair."""
     put(client, shards[0], 0, 1, 2)
-    put(client, shards[1], 0, 1)
-    groups = [LayerGroup(4), LayerGroup(8, window_tokens=1)]
+    put(client, shards[1], 1)
+    groups = [LayerGroup(BLOCK_TOKENS), LayerGroup(2 * BLOCK_TOKENS, window_tokens=1)]
     with Jobs(client) as jobs:
-        assert Lookup(jobs, groups, [shards[:1], shards[1:]], deadline_s=60).tokens(0, [HASHES, HASHES[:2]]) == 8
+        assert found_blocks(lookup(jobs, groups, [shards[:1], shards[1:]])) == 2
 
 
-def test_without_time_left_windows_are_not_asked_for(client: FaultyClient, shards: list[Shard]) -> None:
-    put(client, shards[0], 0)
-    client.faults.append(lambda deadline_s: time.sleep(0.2))
+def test_one_message_asks_for_all_waiting_requests(client: FaultyClient, shards: list[Shard]) -> None:
+    put(client, shards[0], 0, 1, 2)
+    put(client, shards[1], 0, 1, 2)
+    put(client, shards[0], 0, text="other")
+    put(client, shards[1], 0, text="other")
     with Jobs(client) as jobs:
-        lookup = Lookup(jobs, [LayerGroup(4), LayerGroup(4, 1)], [shards[:1], shards[:1]], deadline_s=0.1)
-        assert lookup.tokens(0, [HASHES, HASHES]) == 0
-    assert "exists" not in [name for name, _ in client.calls]
-
-
-def test_what_it_found_is_counted(client: FaultyClient, shards: list[Shard]) -> None:
-    put(client, shards[0], 0)
-    with Jobs(client) as jobs:
-        lookup = Lookup(jobs, ONE, [shards[:1]], deadline_s=60)
-        lookup.tokens(0, [HASHES])
-        lookup.tokens(0, [[]])
-        counters = lookup.counters.take()
-        assert (counters.lookups, counters.hit_blocks, counters.missed_blocks) == (1, 1, 3)
+        of = lookup(jobs, ONE, [shards])
+        for name in ("a", "b"):
+            of.waiting.add(FakeRequest(name, 4 * BLOCK_TOKENS + 1, text="" if name == "a" else "other"))
+        assert found_blocks(of) == 3
+        assert found_blocks(of, name="b", text="other") == 1
+        assert [(name, len(keys)) for name, keys in client.calls] == [("exists", 16)]
+        counters = of.take_counters()
+        assert counters.lookups == 1
         assert counters.lookup_s > 0
 
 
-def test_a_store_that_cannot_be_reached_has_nothing(client: FaultyClient, shards: list[Shard]) -> None:
+def test_admitted_request_is_counted(client: FaultyClient, shards: list[Shard]) -> None:
+    put(client, shards[0], 0, 1)
+    with Jobs(client) as jobs:
+        of = lookup(jobs, ONE, [shards[:1]])
+        assert found_blocks(of) == 2
+        of.take_counters()
+        of.admitted("a", [7, 8, 9, 10, 11], 2 * BLOCK_TOKENS)
+        of.admitted("a", [7, 8, 9, 10, 11], 0)
+        of.stepped()
+        tokens = 2 * BLOCK_TOKENS
+        assert of.take_counters() == Counters(requests=1, queried_tokens=2 * tokens, found_tokens=tokens, loaded_tokens=tokens)
+        found_blocks(of, name="b")
+        of.ended("b")
+        assert of.take_counters().requests == 0, "it was aborted in the queue"
+
+
+def test_found_blocks_are_held_until_they_are_loaded(client: FaultyClient, shards: list[Shard]) -> None:
+    """The hold of one lookup is released with the last of its requests."""
+    put(client, shards[0], 0, 1)
+    with Jobs(client) as jobs:
+        of = lookup(jobs, ONE, [shards[:1]])
+        of.waiting.add(FakeRequest("b", 4 * BLOCK_TOKENS + 1))
+        found_blocks(of)
+        assert held(client) == 4, "two blocks for each of two requests"
+        of.admitted("a", [7, 8], 2 * BLOCK_TOKENS)
+        of.admitted("b", [9, 10], 0)
+        of.admitted("a", [7, 8], 0)
+        assert client.released == []
+        of.loaded(["a"])
+        assert len(client.released) == 1
+        found_blocks(of, name="c")
+        of.ended("c")
+        assert len(client.released) == 2
+        of.take_counters()
+
+
+def test_nothing_is_held_without_a_time(client: FaultyClient, shards: list[Shard]) -> None:
+    put(client, shards[0], 0, 1)
+    with Jobs(client) as jobs:
+        assert found_blocks(lookup(jobs, ONE, [shards[:1]], VllmSettings(lookup_deadline_s=60, hold_s=0))) == 2
+    assert held(client) == 0
+    assert client.released == []
+
+
+def test_unreachable_store_has_nothing(client: FaultyClient, shards: list[Shard]) -> None:
+    """A failure is a result like others: it is not asked for again in the next step."""
     put(client, shards[0], 0)
     with Jobs(client) as jobs:
+        of = lookup(jobs, ONE, [shards[:1]])
+        assert of.is_reachable
         client.faults.append(raises(Unavailable("away")))
-        assert Lookup(jobs, ONE, [shards[:1]], deadline_s=60).tokens(0, [HASHES]) == 0
-
-
-def test_without_time_left_the_store_is_not_asked(client: FaultyClient, shards: list[Shard]) -> None:
-    with Jobs(client) as jobs:
-        assert Lookup(jobs, ONE, [shards[:1]], deadline_s=0).tokens(0, [HASHES]) == 0
-    assert not client.calls
-
-
-def test_a_rank_that_others_left_too_little_time_for_does_not_count_as_a_store_that_is_away(
-    client: FaultyClient, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all attention, and of a window."""
-    put(client, shards[0], 0)
-    clock = HandClock()
-    monkeypatch.setattr("kvstore.engines.vllm.lookup.time", clock)
-    late = raises(DeadlineExceeded("late"))
-    with Jobs(client) as jobs:
-        client.faults += [clock.passes(2400), late]
-        assert Lookup(jobs, ONE, [shards], deadline_s=3600).tokens(0, [HASHES]) == 0
-        client.faults += [clock.passes(2400), late]
-        groups = [LayerGroup(4), LayerGroup(4, window_tokens=4)]
-        assert Lookup(jobs, groups, [shards[:1], shards[1:]], deadline_s=3600).tokens(0, [HASHES, HASHES]) == 0
-        assert jobs.stats().reads.state is State.CLOSED
+        assert found_blocks(of) == 0
+        assert found_blocks(of) == 0
+        assert [name for name, _ in client.calls][:1] == ["exists"]
+        assert of.take_counters().lookups == 1
 
 
 def test_connecting_asks_once_and_needs_no_answer(client: FaultyClient, shards: list[Shard]) -> None:
     with Jobs(client) as jobs:
         client.faults.append(raises(Unavailable("away")))
-        lookup = Lookup(jobs, ONE, [shards], deadline_s=60)
-        lookup.connect()
-        assert [name for name, _ in client.calls] == ["match"]
-        assert lookup.counters.take().lookups == 0
+        of = lookup(jobs, ONE, [shards])
+        of.connect()
+        assert [name for name, _ in client.calls] == ["exists"]
+        assert not of.is_reachable
+        assert of.take_counters() == Counters()

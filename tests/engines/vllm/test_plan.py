@@ -1,8 +1,11 @@
 """What steps load and save, without an engine: blocks are saved once, when they are confirmed, and never on top of what did not come."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kvstore.engines.vllm.groups import LayerGroup
+from kvstore.engines.vllm.identity import Variant
 from kvstore.engines.vllm.plan import Plan, StepPlan, Transfer
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
@@ -12,10 +15,32 @@ def scheduler() -> FakeScheduler:
     return FakeScheduler(plan())
 
 
-def plan(*groups: LayerGroup, given_away: set[int] | None = None, hash_tokens: int = BLOCK_TOKENS, **how: bool) -> Plan:
+class Weights:
+    """Those of an engine, which a test changes."""
+
+    def __init__(self) -> None:
+        self.variant: Variant | None = Variant("")
+
+    def of(self, request: object) -> Variant | None:
+        return self.variant
+
+
+def plan(
+    *groups: LayerGroup,
+    given_away: set[int] | None = None,
+    hash_tokens: int = BLOCK_TOKENS,
+    weights: Weights | None = None,
+    **how: bool,
+) -> Plan:
     """`given_away`: blocks that cannot be copied once their request has let them go."""
     lost = given_away or set()
-    return Plan(groups or [LayerGroup(BLOCK_TOKENS)], hash_block_tokens=hash_tokens, is_whole=lambda block: block not in lost, **how)
+    return Plan(
+        groups or [LayerGroup(BLOCK_TOKENS)],
+        hash_block_tokens=hash_tokens,
+        is_whole=lambda block: block not in lost,
+        variant=(weights or Weights()).of,
+        **how,
+    )
 
 
 def saved(plan: StepPlan) -> list[bytes]:
@@ -424,3 +449,133 @@ def test_groups_of_other_block_sizes_are_asked_for_whole_blocks_of_all() -> None
     scheduler = FakeScheduler(plan(LayerGroup(2 * BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, 4)), groups=2)
     wanted = scheduler.plan.wanted(FakeRequest("a", 16), 0)
     assert wanted == [hashes([1]), hashes([0, 1])]
+
+
+@pytest.fixture
+def weights() -> Weights:
+    return Weights()
+
+
+@pytest.fixture
+def updated(weights: Weights) -> FakeScheduler:
+    """An engine whose weights a test changes."""
+    return FakeScheduler(plan(weights=weights))
+
+
+def change(scheduler: FakeScheduler, weights: Weights, variant: Variant | None) -> None:
+    weights.variant = variant
+    scheduler.plan.change_variants()
+
+
+def test_a_request_that_began_with_other_weights_saves_nothing(updated: FakeScheduler, weights: Weights) -> None:
+    """Neither what it computed before and has not saved, nor what it computes later; and it loads nothing once it was preempted."""
+    request, later = FakeRequest("a", 17), FakeRequest("b", 17)
+    updated.admit(request)
+    updated.step(request, tokens=8)
+    change(updated, weights, Variant("new"))
+    updated.land(request)
+    assert saved(updated.step(request, tokens=8)) == []
+    assert updated.plan.barred_blocks(updated.tables.get, ["a", "b"]) == set(updated.tables["a"][0])
+    updated.land(request)
+    assert updated.plan.variant(request) is None
+    assert updated.admit(request) == []
+    assert updated.admit(later) == hashes(range(4))
+    assert not updated.finish(request)
+    updated.step(later, tokens=8)
+    updated.land(later)
+    (transfer,) = updated.step(later).saves
+    assert (transfer.variant, transfer.hashes) == (Variant("new"), hashes(range(2)))
+
+
+def test_a_request_that_waits_is_computed_by_the_weights_that_it_meets(updated: FakeScheduler, weights: Weights) -> None:
+    request = FakeRequest("a", 17)
+    assert updated.plan.wanted(request, 0) == [hashes(range(4))]
+    change(updated, weights, Variant("new"))
+    assert updated.plan.variant(request) == Variant("new")
+    updated.admit(request, stored=2)
+    (load,) = updated.step().loads
+    assert load.variant == Variant("new")
+
+
+def test_a_request_that_was_preempted_before_the_change_spoils_no_blocks(updated: FakeScheduler, weights: Weights) -> None:
+    """It is computed anew, by the new weights alone: vLLM may share it, though nothing of it is saved."""
+    request = FakeRequest("a", 17)
+    updated.admit(request)
+    updated.step(request, tokens=8)
+    updated.land(request)
+    request.num_computed_tokens = 0
+    change(updated, weights, Variant("new"))
+    updated.admit(request)
+    assert saved(updated.step(request, tokens=16)) == []
+    updated.land(request)
+    assert saved(updated.step(request)) == []
+    assert updated.plan.barred_blocks(updated.tables.get, ["a"]) == set()
+
+
+def test_blocks_that_wait_to_be_copied_are_saved_as_what_they_are(updated: FakeScheduler, weights: Weights) -> None:
+    request = FakeRequest("a", 9)
+    updated.admit(request)
+    updated.step(request, tokens=9)
+    updated.land(request)
+    assert updated.finish(request)
+    change(updated, weights, Variant("new"))
+    (transfer,) = updated.step().saves
+    assert (transfer.variant, transfer.hashes) == (Variant(""), hashes(range(2)))
+
+
+def test_blocks_go_over_to_no_request_of_other_weights(updated: FakeScheduler, weights: Weights) -> None:
+    """They share them, for vLLM was not told of the change."""
+    owner, sharing = FakeRequest("a", 13), FakeRequest("b", 13)
+    updated.admit(owner)
+    updated.step(owner, tokens=12)
+    weights.variant = Variant("new")
+    updated.admit_sharing(sharing, owner, blocks=2)
+    updated.step(sharing, tokens=4)
+    updated.plan.change_variants()
+    assert not updated.finish(owner)
+    updated.land(sharing)
+    assert saved(updated.step(sharing)) == hashes([2])
+
+
+def test_nothing_is_looked_for_or_saved_while_the_weights_are_unknown(updated: FakeScheduler, weights: Weights) -> None:
+    weights.variant = None
+    waiting, begun = FakeRequest("a", 13), FakeRequest("b", 13)
+    assert updated.plan.wanted(waiting, 0) == [[]]
+    assert updated.admit(begun) == []
+    updated.step(begun, tokens=8)
+    change(updated, weights, Variant("known"))
+    updated.land(begun)
+    assert saved(updated.step(begun, tokens=4)) == []
+    assert updated.plan.wanted(waiting, 0) == [hashes(range(3))]
+    assert not updated.finish(begun)
+
+
+def test_a_request_whose_load_the_engine_took_back_begins_again(updated: FakeScheduler, weights: Weights) -> None:
+    request = FakeRequest("a", 17)
+    updated.admit(request, stored=2)
+    updated.step()
+    updated.plan.requeued(["a", "unknown"])
+    change(updated, weights, Variant("new"))
+    assert updated.admit(request, stored=3) == hashes(range(4))
+    (load,) = updated.step().loads
+    assert (load.variant, load.hashes) == (Variant("new"), hashes(range(3)))
+
+
+def test_a_request_that_had_been_computed_does_not_begin_again(updated: FakeScheduler, weights: Weights) -> None:
+    request = FakeRequest("a", 17)
+    updated.admit(request)
+    updated.step(request, tokens=8)
+    updated.land(request)
+    updated.admit(request, stored=2)
+    updated.plan.requeued(["a"])
+    change(updated, weights, Variant("new"))
+    assert updated.admit(request) == []
+
+
+def test_adapters_are_those_of_the_requests(updated: FakeScheduler) -> None:
+    loras = [SimpleNamespace(lora_int_id=number) for number in (1, 2, 1)]
+    for number, lora in enumerate([*loras, None]):
+        request = FakeRequest(str(number), 9)
+        request.lora_request = lora  # type: ignore[attr-defined]
+        updated.admit(request)
+    assert [lora.lora_int_id for lora in updated.plan.adapters()] == [1, 2]

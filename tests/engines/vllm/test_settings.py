@@ -19,7 +19,7 @@ def test_it_is_stronger_than_the_environment() -> None:
 def test_what_is_unknown_or_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting mastr; known are .*master"):
         from_extra_config({"mastr": "b:2"}, {})
-    with pytest.raises(ConfigError, match=r"load-deadline-s.*below the minimum"):
+    with pytest.raises(ConfigError, match=r"kv_connector_extra_config.load_deadline_s: .* below the minimum"):
         from_extra_config({"load_deadline_s": 0}, {})
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.engines.vllm.trouble import Trouble
-from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.errors import Full, Unauthorized, Unavailable
 
 
 def test_it_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -14,4 +14,15 @@ def test_it_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCapture
         "kvstore: loading blocks fails, they are computed: Unavailable: away",
         "kvstore: loading blocks works again, after 2 failures",
         "kvstore: loading blocks fails, they are computed: Unavailable: again",
+    ]
+
+
+def test_store_that_is_known_to_be_away_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Each rank would log what the scheduler's connector has logged."""
+    trouble = Trouble("storing blocks", "they are dropped")
+    for error in (Unavailable("away"), Unauthorized("who?"), Full("no room"), None):
+        trouble.saw(error, is_store_away=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "kvstore: storing blocks fails, they are dropped: Full: no room",
+        "kvstore: storing blocks works again, after 1 failures",
     ]

@@ -59,7 +59,7 @@ class Rank:
         ]
         self.client = client or ParentClient(address)
         self.shard = shard
-        self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings, is_writer=True)
+        self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings)
 
     def contents(self, *blocks: int) -> list[float]:
         """What fills each of the blocks, in all layers."""
@@ -279,7 +279,7 @@ def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(
 
 def test_of_ranks_with_equal_bytes_only_one_stores(address: str, shard: Shard) -> None:
     rank = Rank(address, shard)
-    second = Worker(FaultyClient(address), [RankGroup(shard, LayerPools(rank.layers, BLOCKS))], WAITING, is_writer=False)
+    second = Worker(FaultyClient(address), [RankGroup(shard, LayerPools(rank.layers, BLOCKS), is_writer=False)], WAITING)
     second.save(StepPlan(saves=[Transfer("a", [3], hashes(1))], finishing=["a"]))
     second.flush()
     assert second.take_finished() == ({"a"}, set())
@@ -390,7 +390,7 @@ class HybridRank:
         self.pools = [filled.repeat_interleave(size).view(BLOCKS, -1) for size in (512, 8)]
         self.client = ParentClient(address)
         groups = [RankGroup(shard, LayerPools([pool], BLOCKS)) for shard, pool in zip(shards, self.pools, strict=True)]
-        self.worker = Worker(self.client, [*groups, None], VllmSettings(), is_writer=True, fails_whole=True)
+        self.worker = Worker(self.client, [*groups, None], VllmSettings(), fails_whole=True)
 
     def loaded(self, *transfers: Transfer) -> set[str]:
         """Requests whose load is over, all of them, and those that failed."""

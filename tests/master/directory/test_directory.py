@@ -710,3 +710,31 @@ def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_kno
     assert found.take(Digests(again.epoch, 1, 0, [5], b"\1", [0], b"\2"))
     assert list(found.steps())
     assert found.flags() == [b"\0"]
+
+
+def test_that_a_node_was_stopped_comes_from_the_catalog_and_goes_with_its_return() -> None:
+    master = Master()
+    node = master.register("a")
+    master.commit(master.directory.stopping(node.node_id, node.epoch))
+    die(master, node)
+    again = master.restart()
+    assert [each.state for each in again.directory.members] == ["stopped"]
+    again.register("a", 2)
+    assert [each.state for each in again.restart().directory.members] == ["dead"], "it has come back since, and not said that it ends"
+    node = again.directory.members.live()[0]
+    again.commit(again.directory.stopping(node.node_id, node.epoch))
+    die(again, node)
+    again.forget("a")
+    assert not list(again.restart().directory.members)
+
+
+def test_slow_requests_of_a_node_are_the_last_that_it_told() -> None:
+    master, node = one_node()
+    slow = [pb.SlowRequest(duration_us=5)]
+    master.directory.slowed(node.node_id, node.epoch, slow)
+    assert node.slow == slow
+    with pytest.raises(InvalidArgument, match="a node tells of 65 slow requests: at most 64"):
+        master.directory.slowed(node.node_id, node.epoch, slow * 65)
+    with pytest.raises(StaleEpoch):
+        master.directory.slowed(node.node_id, node.epoch + 1, slow)
+    assert node.slow == slow

@@ -6,10 +6,22 @@ import pytest
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory import records
+from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.directory import GENERATIONS_AHEAD, Directory
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import Asked, Description, LoansRecord, NodeRecord, tenant_prefix
+from kvstore.master.directory.weights_records import (
+    NamespaceRecord,
+    Weights,
+    WeightsRecord,
+    WeightsVersion,
+    delete_namespace,
+    delete_weights,
+    put_namespace,
+    put_weights,
+)
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Corrupt
 
 RED = tenant_prefix("red")
@@ -200,3 +212,26 @@ def test_a_replica_target_is_known_after_a_change_of_master_unless_it_has_ended(
     followed.take([records.put_target(prefix, b"b", 2), records.delete_target(prefix, b"b")])
     assert stood_on(followed).targets.ask("red", [b"a"], 2).ops == []
     assert followed.tenants.of("red").targets == {b"a": 3}
+
+
+def test_weights_and_their_namespaces_come_and_go() -> None:
+    followed = Followed()
+    namespace = NamespaceRecord("red", bytes(16), bytes(16), "model", b"form")
+    version = WeightsRecord(WeightsVersion(Weights("red", "base")), 1, 2, True, False, ("a",))
+    followed.take([put_namespace(namespace), put_weights(version)])
+    assert (list(followed.weights()), list(followed.namespaces())) == ([version], [namespace])
+    followed.take([delete_namespace("red", bytes(16)), delete_weights(version.key)])
+    assert (list(followed.weights()), list(followed.namespaces())) == ([], [])
+
+
+def test_a_node_that_was_stopped_is_so_after_a_change_of_master() -> None:
+    followed = Followed()
+    nodes = [records.put_node("a", 1, 0), records.put_node("b", 2, 0)]
+    followed.take([records.put_stopped("a"), records.put_stopped("b"), *nodes, records.delete_stopped("b")])
+    assert [(node.info.name, node.state) for node in stood_on(followed).members] == [("a", "stopped"), ("b", "dead")]
+
+
+def test_the_audit_trail_goes_to_the_next_master() -> None:
+    followed, log = Followed(), AuditLog()
+    followed.take(log.add(pb.AuditEntry(action="drain")))
+    assert [entry.action for entry in stood_on(followed).audit.after(0)] == ["drain"]

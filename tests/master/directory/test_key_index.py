@@ -164,6 +164,26 @@ def test_two_keys_of_one_tag_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
     assert [rows.get(key) for key in alike] == [1, NO_ROW, 3]
 
 
+def test_keys_removed_together_are_those_removed_one_by_one() -> None:
+    """Of a bucket with more rows than ways, too."""
+    keys, rows = index()
+    crowd = in_bucket(3, WAYS + 3)
+    for key in crowd:
+        enter(keys, rows, key)
+    gone = crowd[::2]
+    numbers = np.array(list(map(rows.__getitem__, gone)), np.uint32)
+    rows.remove_all(gone, numbers)
+    keys.clear_all(numbers)
+    rows.check_integrity()
+    assert [key in rows for key in crowd] == [number % 2 == 1 for number in range(len(crowd))]
+    left = crowd[1::2]
+    numbers = np.array(list(map(rows.__getitem__, left)), np.uint32)
+    rows.remove_all(left, numbers)
+    keys.clear_all(numbers)
+    rows.check_integrity()
+    assert len(rows) == 0
+
+
 class AgainstDict(RuleBasedStateMachine):
     """Any order of inserts, of one or many, and removals leaves what a dictionary has."""
 
@@ -192,6 +212,13 @@ class AgainstDict(RuleBasedStateMachine):
             row = self.model.pop(key)
             self.rows.remove(key, row)
             self.keys.clear(row)
+
+    @rule(seed=st.integers(0, 1000), count=st.integers(1, 300))
+    def remove_all(self, seed: int, count: int) -> None:
+        gone = random.Random(seed).sample(sorted(self.model), min(count, len(self.model)))
+        rows = np.array(list(map(self.model.pop, gone)), np.uint32)
+        self.rows.remove_all(gone, rows)
+        self.keys.clear_all(rows)
 
     @invariant()
     def agrees(self) -> None:

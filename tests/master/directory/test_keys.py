@@ -24,6 +24,18 @@ def test_a_row_gives_back_its_key_whatever_the_lengths() -> None:
     keys.check_integrity(range(1, 8))
 
 
+def test_keys_cleared_together_leave_their_places() -> None:
+    keys = Keys()
+    keys.extend([b"a", b"b", b"c"])
+    keys.extend([b"dd", b"ee"])
+    keys.clear_all(np.array([1, 3, 5], np.uint32))
+    assert [keys[row] for row in range(1, 6)] == [b"", b"b", b"", b"dd", b""]
+    keys.check_integrity([2, 4])
+    for row in (1, 3, 5):
+        keys.set(row, b"x")
+    keys.check_integrity(range(1, 6))
+
+
 def test_the_place_of_a_key_that_left_is_used_again() -> None:
     keys = Keys()
     keys.extend([b"a", b"b", b"c"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.master.directory.membership import ALIVE, DEAD, SYNCING, Membership, NodeInfo
+from kvstore.master.directory.membership import Membership, NodeInfo
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     Description,
@@ -14,6 +14,7 @@ from kvstore.master.directory.records import (
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 from kvstore.protocol.message import MAX_TENANT_USES
+from kvstore.protocol.node_states import ALIVE, DEAD, STOPPED, SYNCING
 from tests.master.blocks import Tier
 
 TTL_NS = 10
@@ -270,3 +271,20 @@ def test_a_node_may_come_with_the_id_that_it_was_given_elsewhere_and_later_ids_a
     nodes = members()
     assert nodes.register(NodeInfo("a", 1), (), 0, node_id=7)[0].node_id == 7
     assert nodes.register(NodeInfo("b", 2), (), 0)[0].node_id == 8
+
+
+def test_node_that_announced_its_end_has_stopped_and_is_as_absent_as_a_dead_one() -> None:
+    nodes = members()
+    node, _ = nodes.register(NodeInfo("a", 1), (), 0)
+    assert nodes.stopping(1, node.epoch) is node
+    assert (node.state, node.is_live) == (SYNCING, True), "it serves until its link breaks"
+    assert nodes.disconnected(1, node.epoch, 5)
+    assert (node.state, node.is_live, node.changed_ns) == (STOPPED, False, 5)
+    with pytest.raises(StaleEpoch):
+        nodes.stopping(1, node.epoch)
+    again, _ = nodes.register(NodeInfo("a", 2), (), 10)
+    assert nodes.expire(10 + TTL_NS) == [again]
+    assert again.state == DEAD, "its next process has announced nothing"
+    nodes.set_stopped("a")
+    nodes.set_stopped("none")
+    assert again.state == STOPPED

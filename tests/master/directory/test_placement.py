@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from kvstore.master.directory.membership import SYNCING, Member, NodeInfo
+from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.placement import place
 from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.protocol.node_states import SYNCING
 from tests.master.blocks import S, Tier
 
 NOW_NS = 1000 * S
@@ -39,7 +40,7 @@ def test_without_nodes_placement_is_unavailable() -> None:
 
 
 def test_a_value_larger_than_every_tier_can_never_be_kept() -> None:
-    with pytest.raises(InvalidArgument, match="101 bytes is larger"):
+    with pytest.raises(InvalidArgument, match="101 B is larger"):
         placed([101], node(1, Tier(capacity_bytes=100), Tier("nvme", capacity_bytes=1000, health="dead")))
 
 

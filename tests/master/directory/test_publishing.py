@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.master.catalogs.interface import BlockPuts, Change
+from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory import commands, publishing
+from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.publishing import MAX_GENERATION, MIN_NEW, Plan
 from kvstore.master.directory.recording import MEMBERSHIP
@@ -24,7 +25,7 @@ from kvstore.protocol.catalog_messages import (
     Hold,
 )
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch
-from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, publish
+from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, S, Tier, one_node, publish
 
 
 def plan(master: Master, epoch: int, *events: Event, node_id: int = 1, phase: int = PHASE_STREAM) -> Plan:
@@ -469,8 +470,10 @@ EVENTS = st.builds(
     namespace=st.sampled_from(["ns"] * 5 + ["other"]),
     parent=st.one_of(st.just(b""), KEYS),
 )
+GONE = st.builds(Event, key=KEYS, generation=st.integers(1, 4), kind=st.just(EVENT_GONE))
 ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
     st.tuples(st.just("plan"), st.integers(1, 2), st.lists(EVENTS, max_size=5)),
+    st.tuples(st.just("plan"), st.integers(1, 2), st.lists(GONE, min_size=1, max_size=5)),
     st.tuples(st.just("inventory"), st.integers(1, 2), st.lists(EVENTS, max_size=2)),
     st.tuples(st.just("end"), st.integers(1, 2), st.lists(EVENTS, max_size=2)),
     st.tuples(st.just("durable"), st.integers(1, 3), st.just([])),
@@ -481,10 +484,12 @@ ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
 
 
 def singly(changes: Iterable[Change]) -> list[Change]:
-    """Puts of one block each."""
+    """Puts and deletes of one block each."""
     found: list[Change] = []
     for change in changes:
-        if isinstance(change, BlockPuts):
+        if isinstance(change, BlockDeletes):
+            found += [BlockDeletes(change.tenant, (key,)) for key in change.keys]
+        elif isinstance(change, BlockPuts):
             found += [BlockPuts(change.tenant, *([value] for value in block)) for block in zip(*change[1:], strict=True)]
         else:
             found.append(change)
@@ -541,7 +546,7 @@ class Publisher:
 def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(actions: list[tuple[str, int, list[Event]]]) -> None:
     together, one_by_one = Publisher(), Publisher()
     for what, number, events in actions:
-        with patch.object(publishing, "MIN_NEW", 1):
+        with patch.object(publishing, "MIN_NEW", 1), patch.object(publishing, "FEW", 0):
             first = together.act(what, number, events)
         assert first == one_by_one.act(what, number, events)
 
@@ -608,6 +613,18 @@ def test_many_blocks_of_several_tenants_or_tiers_are_entered_each_as_it_is() -> 
     apart = [Event(b"x" + event.key, event.generation, tenant="blue" if at else TENANT) for at, event in enumerate(many())]
     master.publish(node, *apart)
     assert master.exists(b"x0", b"x1") == [1, 0]
+
+
+def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
+    keys = [b"%03d" % number for number in range(2 * FEW)]
+    master, node = one_node(*keys)
+    other = master.register("b")
+    master.publish(other, *(Event(key) for key in keys[:3]))
+    master.commit(master.directory.pins.pin(TENANT, keys, pinned=True).ops)
+    master.publish(node, *(Event(key, 1, EVENT_GONE) for key in keys))
+    assert master.exists(*keys) == [1] * 3 + [0] * (len(keys) - 3)
+    assert len([key for key in master.catalog if key.startswith(b"p")]) == 3
+    master.directory.check_integrity()
 
 
 def test_a_replica_target_ends_with_its_block() -> None:

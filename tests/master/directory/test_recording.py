@@ -3,12 +3,12 @@
 import pytest
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.publishing import MIN_NEW
+from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.recording import ALL, MEMBERSHIP, OUTLIVING
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, Copied
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, publish
 
-KEYS = [b"%03d" % number for number in range(2 * MIN_NEW)]
+KEYS = [b"%03d" % number for number in range(2 * FEW)]
 
 
 def recorded(master: Master) -> list[bytes]:

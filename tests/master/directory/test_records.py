@@ -19,6 +19,7 @@ from kvstore.master.directory.records import (
     PinRecord,
     QuotaRecord,
     RemovedRecord,
+    StoppedRecord,
     StrangersRecord,
     TargetRecord,
     Version,
@@ -29,6 +30,7 @@ from kvstore.master.directory.records import (
     delete_loans,
     delete_node,
     delete_quota,
+    delete_stopped,
     delete_target,
     described_by,
     join_description,
@@ -40,12 +42,14 @@ from kvstore.master.directory.records import (
     put_loans,
     put_node,
     put_quota,
+    put_stopped,
     put_strangers,
     put_target,
     removed,
     tenant_prefix,
     unpin,
 )
+from kvstore.master.directory.weights_records import NamespaceRecord, Weights, WeightsRecord, WeightsVersion, put_namespace, put_weights
 from kvstore.protocol.errors import Corrupt, InvalidArgument
 
 U64 = st.integers(0, (1 << 64) - 1)
@@ -207,3 +211,20 @@ def test_what_may_be_granted_comes_back() -> None:
 
 def test_a_part_of_a_description_says_whose_it_is() -> None:
     assert {described_by(op.key) for op in put_description("n\xe4me", Description(bytes(PART_BYTES), b"t"), Description())} == {"n\xe4me"}
+
+
+def test_records_of_weights_are_told_by_their_first_byte() -> None:
+    namespace = NamespaceRecord("red", bytes(16), bytes(16), "model", b"form")
+    version = WeightsRecord(WeightsVersion(Weights("red", "base")), 1, 2, True, False, ("a",))
+    for op, record in ((put_namespace(namespace), namespace), (put_weights(version), version)):
+        assert op.value is not None
+        assert decode(op.key, op.value) == record
+
+
+def test_that_a_node_was_stopped_comes_back() -> None:
+    op = put_stopped("n\u00f61")
+    assert op.value is not None
+    assert decode(op.key, op.value) == StoppedRecord("n\u00f61")
+    assert delete_stopped("n\u00f61") == Op(op.key, None)
+    with pytest.raises(Corrupt):
+        decode(op.key, b"x")

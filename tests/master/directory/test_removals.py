@@ -3,10 +3,11 @@
 import pytest
 
 from kvstore.master.directory import records
-from kvstore.master.directory.membership import ALIVE, Member, Membership, NodeInfo
+from kvstore.master.directory.membership import Member, Membership, NodeInfo
 from kvstore.master.directory.removals import Removals
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.node_states import ALIVE
 
 
 def cluster(*states: str) -> tuple[Tenants, Removals, list[Member]]:

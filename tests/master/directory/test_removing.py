@@ -3,6 +3,7 @@
 import pytest
 
 from kvstore.master.directory import holders
+from kvstore.master.directory.key_index import FEW
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
 from kvstore.master.directory.records import RemovedRecord, decode
@@ -20,6 +21,28 @@ def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
     master.commit(master.directory.removing.dropped(1, TENANT, [b"a"], [1], b"\1"))
     assert master.exists(b"a", b"b") == [0, 1]
     assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03redb"]
+
+
+def test_many_pinned_blocks_with_targets_go_with_their_marks() -> None:
+    keys = [b"%03d" % number for number in range(2 * FEW)]
+    master, _ = one_node(*keys)
+    master.commit(master.directory.pins.pin(TENANT, keys, pinned=True).ops)
+    master.commit(master.directory.targets.ask(TENANT, keys, 2).ops)
+    assert master.remove(*keys) == [0] * len(keys), "they are pinned"
+    assert master.remove(*keys, force=True) == [1] * len(keys)
+    assert not [key for key in master.catalog if key[:1] in b"bpt"], "neither records, nor pins, nor targets are left"
+
+
+def test_block_that_a_holder_keeps_is_looked_at_again_for_its_target() -> None:
+    master, node = one_node(b"a")
+    other = master.register("b")
+    master.sync(other)
+    master.commit(master.directory.targets.ask(TENANT, [b"a"], 2).ops)
+    removal = master.directory.removing.plan(TENANT, [b"a"], force=False)
+    assert master.directory.removing.dropped(node.node_id, TENANT, [b"a"], [1], b"\0") == []
+    master.directory.removing.over(TENANT, removal)
+    (order,) = master.directory.targets.step(0)
+    assert (order.tenant, order.keys, order.node_id) == (TENANT, [b"a"], other.node_id)
 
 
 def test_two_removes_of_a_block_are_over_one_by_one() -> None:

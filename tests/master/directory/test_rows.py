@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -250,6 +251,22 @@ def test_a_line_of_ancestors_that_is_too_long_to_be_looked_at_is_cut(monkeypatch
     rows.check_integrity()
 
 
+def test_blocks_that_go_together_take_ancestors_that_waited_for_them() -> None:
+    rows, red = table()
+    for key, parent in ((b"a", b""), (b"b", b"a"), (b"c", b"b"), (b"d", b"b"), (b"e", b"")):
+        rows.insert(red, key, version(parent=parent, namespace=key.decode()), HELD)
+    rows.remove(red.rows[b"a"])
+    rows.remove_all(red, np.array([red.rows[b"b"], red.rows[b"d"]], np.uint32))
+    rows.check_integrity()
+    assert {key for key, _row in red.rows.items()} == {b"a", b"b", b"c", b"e"}, "c stays, and what it comes after"
+    rows.remove_all(red, np.array([red.rows[b"c"], red.rows[b"e"]], np.uint32))
+    rows.check_integrity()
+    assert not red.rows
+    rows.insert(red, b"x", version(), HELD)
+    rows.remove_all(red, np.array([], np.uint32))
+    rows.check_integrity()
+
+
 class AgainstModel(RuleBasedStateMachine):
     """Any order of inserts and removes leaves the parents that a dictionary of links says."""
 
@@ -273,6 +290,16 @@ class AgainstModel(RuleBasedStateMachine):
         if key in self.held:
             self.held.remove(key)
             self.rows.remove(self.red.rows[key])
+        self.forget_links()
+
+    @rule(keys=st.sets(KEYS, min_size=1))
+    def remove_all(self, keys: set[bytes]) -> None:
+        gone = sorted(keys & self.held)
+        self.held -= keys
+        self.rows.remove_all(self.red, np.array(list(map(self.red.rows.__getitem__, gone)), np.uint32))
+        self.forget_links()
+
+    def forget_links(self) -> None:
         while gone := [link for link in self.links if link not in self.held and link not in self.links.values()]:
             for link in gone:
                 del self.links[link]

@@ -12,7 +12,7 @@ from kvstore.master.frames.arrivals import Arrivals
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Heard, Heartbeat
 from kvstore.protocol.errors import Unavailable
-from kvstore.protocol.frames import VERSION, Header
+from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Exists,
     Grants,
@@ -31,6 +31,7 @@ from kvstore.protocol.master_messages import (
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Message
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.rpc.channel import Channel
+from kvstore.security.actor import THIS_MASTER
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
@@ -163,7 +164,7 @@ def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(plac
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
     given = {"pinned": True} if action == "pin_all" else {}
-    done = reactor.call(lambda: getattr(leading, action)(TENANT, "ns", **given), deadline_s=TIMEOUT_S)
+    done = reactor.call(lambda: getattr(leading, action)(TENANT, "ns", THIS_MASTER, **given), deadline_s=TIMEOUT_S)
     nodes = []
     for name, count in (("one", 2), ("two", 1)):
         assert not done.done()
@@ -187,7 +188,7 @@ def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
     with places.stub() as stub:
-        stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
+        stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
     client = places.client()
     assert ask(client, Exists([b"a"]), Flags) == Flags(b"\1")
     asked = Asking(places, question, Flags)
@@ -209,10 +210,10 @@ def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_
 def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(places: Places) -> None:
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
+    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     two = come(places, "two")
     with places.stub() as stub:
-        registration = stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
+        registration = stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
     reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
     assert leading._arrivals.awaited == {registration.node_id}
     assert not done.done()
@@ -239,7 +240,7 @@ def test_blocks_that_match_are_removed_and_counted_once_all_nodes_have_come(plac
 def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> None:
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
+    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     reactor.call(lambda: leading.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable):
         done.result(TIMEOUT_S)
@@ -288,7 +289,7 @@ def test_a_question_that_waits_looks_at_who_holds_its_blocks_and_not_at_all_node
     assert places.master is not None
     reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
     with places.stub() as stub:
-        stub.Register(pb.RegisterRequest(name="one", instance=1, protocol_version=VERSION), timeout=TIMEOUT_S)
+        stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
     monkeypatch.setattr(leading.directory.members, "live", lambda: 1 // 0)
     concerned = partial(leading._arrivals._are_concerned, TENANT, is_told=True)
     waits = [reactor.call(partial(concerned, keys), deadline_s=TIMEOUT_S) for keys in ([b"a"], [b"none"], [b"c"])]

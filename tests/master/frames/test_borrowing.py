@@ -16,6 +16,7 @@ from kvstore.protocol.master_messages import Cancel, Grants, Pin, Reserve
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.channel import Channel
+from kvstore.security.actor import THIS_MASTER
 from kvstore.security.quotas.quota import RESERVATIONS
 from kvstore.transfer.testing.waiting import eventually
 from tests.master.blocks import Event
@@ -64,7 +65,7 @@ def pin_all(places: Places, namespace: str = "ns", *, pinned: bool = True) -> "F
     """As an operator has the blocks of a namespace pinned, or let go."""
     master = places.master
     assert master is not None
-    return master.reactor.call(lambda: leading(places).pin_all("red", namespace, pinned=pinned), deadline_s=TIMEOUT_S)
+    return master.reactor.call(lambda: leading(places).pin_all("red", namespace, THIS_MASTER, pinned=pinned), deadline_s=TIMEOUT_S)
 
 
 def waiting_in(places: Places) -> int:

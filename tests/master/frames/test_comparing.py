@@ -52,7 +52,7 @@ def exists(places: Places, *keys: bytes) -> list[int]:
 
 def send(node: NodeSide, request_id: int, message: Digests) -> None:
     body = message.pack()
-    node.sock.sendall(pack_header(Digests.TYPE, request_id, len(body), 0, 10_000, Digests.SINCE) + body)
+    node.sock.sendall(pack_header(Digests.TYPE, request_id, len(body), 0, 10_000) + body)
 
 
 def test_a_node_that_registers_again_names_what_differs_and_the_directory_is_right(places: Places) -> None:

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Heard, Heartbeat
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
 from kvstore.protocol.session_messages import Failure
+from kvstore.transfer.testing.waiting import eventually
+from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 
 
@@ -55,6 +58,32 @@ def test_what_a_node_tells_is_shown_and_it_hears_what_it_is_to_know(places: Plac
         (shown,) = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes
         (described,) = stub.Topologies(pb.TopologiesRequest(), timeout=TIMEOUT_S)
     assert (list(shown.tiers), described.topology) == ([], b"topology"), "the last heartbeat told of no tiers"
+
+
+def test_a_node_hears_which_namespaces_are_retired_once(places: Places, node: NodeSide) -> None:
+    with places.stub() as stub:
+        for version in ("", "v1"):
+            revision = f"base@{version}" if version else "base"
+            found = Namespace(model="m", revision=revision, dtype="bf16", block_tokens=16)
+            form = pb.NamespaceForm(id=found.id, form=found.canonical())
+            stub.ReportWeights(pb.WeightsReport(tenant="red", engine="e", base="base", namespaces=[form]), timeout=TIMEOUT_S)
+    heard = beat(node, of(node))
+    [retired] = heard.retired.tenants
+    assert (retired.tenant, len(retired.namespaces)) == ("red", 1)
+    assert not beat(node, of(node, retired_version=heard.retired.version)).HasField("retired")
+
+
+def test_what_a_node_says_was_read_is_told_with_the_contents(places: Places, node: NodeSide) -> None:
+    node.sync(Event(b"a", namespace="x"), Event(b"b", namespace="y"))
+    beat(node, of(node, reads=[pb.NamespaceReads(tenant=TENANT, namespace="x", age_s=5.0)]))
+    with places.stub() as stub:
+        found = stub.Contents(pb.ContentsRequest(tenant=TENANT), timeout=TIMEOUT_S).namespaces
+    ages = {one.namespace: one.read_age_s if one.HasField("read_age_s") else None for one in found}
+    assert ages["y"] is None
+    assert ages["x"] is not None
+    assert 5 <= ages["x"] < 5 + TIMEOUT_S
+    with pytest.raises(InvalidArgument, match="an age is a finite number"):
+        beat(node, of(node, reads=[pb.NamespaceReads(age_s=-1.0)]))
 
 
 def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeSide) -> None:
@@ -107,3 +136,18 @@ def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for
     places.master.reactor.call(lambda: leading.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable, match="cut off from its catalog, which another one may own by now: the lease ran out"):
         beat(node, of(node))
+
+
+def test_node_that_announces_its_end_has_stopped_once_its_link_breaks(places: Places, node: NodeSide) -> None:
+    """What it told last stays."""
+    tier = pb.TierStatus(name="dram", capacity_bytes=100)
+    beat(node, of(node, tiers=[tier]))
+    beat(node, of(node, stopped=True))
+    node.close()
+    with places.stub() as stub:
+        eventually(lambda: stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "stopped", "its link breaks")
+        assert list(stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].tiers) == [tier]
+    again = NodeSide(places, instance=2)
+    with places.stub() as stub:
+        assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "syncing"
+    again.close()

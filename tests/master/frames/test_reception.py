@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
-from kvstore.protocol.frames import VERSION
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello, Welcome
 from kvstore.rpc.address import parse_address
@@ -21,9 +20,9 @@ def places(tmp_path: Path) -> Iterator[Places]:
         yield places
 
 
-def met(places: Places, partition: int = 0, version: int = VERSION) -> Channel:
+def met(places: Places, partition: int = 0) -> Channel:
     address = parse_address(places.listen)._replace(partition=partition)
-    return Channel.open(address, Hello(ROLE_CLIENT, "red"), Deadline(TIMEOUT_S), version=version)
+    return Channel.open(address, Hello(ROLE_CLIENT, "red"), Deadline(TIMEOUT_S))
 
 
 def test_each_partition_has_an_owner_of_its_own_and_any_connection_says_how_many_there_are(places: Places) -> None:
@@ -38,11 +37,9 @@ def test_each_partition_has_an_owner_of_its_own_and_any_connection_says_how_many
         channel.close()
 
 
-def test_a_partition_that_there_is_not_and_a_peer_that_knows_none_are_refused(places: Places) -> None:
+def test_a_partition_that_there_is_not_is_refused(places: Places) -> None:
     with pytest.raises(InvalidArgument, match="there is no partition 3: this cluster's key space has 3"):
         met(places, 3)
-    with pytest.raises(ProtocolError, match="key space has 3 partitions"):
-        met(places, version=5)
 
 
 def test_values_go_to_no_partition(places: Places) -> None:

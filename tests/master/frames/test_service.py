@@ -52,6 +52,7 @@ from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.session import Session
+from kvstore.security.actor import THIS_MASTER
 from kvstore.transfer.testing.waiting import eventually
 from tests.credentials import JOIN, tokens_file
 from tests.master.blocks import TENANT, Event, publish
@@ -159,7 +160,7 @@ def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(
         node.answer(header, Flags(b"\0\1"))
         assert asking.result() == b"\0\1"
     leading = master.partitions[0].standing.leading()
-    pinned = master.reactor.call(lambda: leading.pin_all(TENANT, "ns", pinned=True), deadline_s=TIMEOUT_S)
+    pinned = master.reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     header, _body = node.read()
     node.answer(header, Flags(b"\0\1"))
     assert pinned.result(TIMEOUT_S) == 1
@@ -192,9 +193,7 @@ def test_how_a_nodes_transfer_engine_is_reached_is_told_to_clients_and_a_change_
     node = NodeSide(places, transfer=b"\0engine")
     before = ask(client, Nodes(), NodeTable)
     assert before.transfers == [b"\0engine"]
-    with places.stub() as stub:
-        epoch = node.registration.registration_epoch
-        stub.Heartbeat(pb.HeartbeatRequest(node_id=1, registration_epoch=epoch, transfer=b"other"), timeout=TIMEOUT_S)
+    node.beat(transfer=b"other")
     after = ask(client, Nodes(), NodeTable)
     assert (after.transfers, after.revisions[0] > before.revisions[0]) == ([b"other"], True)
     node.close()
@@ -381,22 +380,6 @@ def test_a_node_that_spills_by_other_flags_than_one_a_block_is_refused(two: Two)
     assert two.one.registration.spill_at_share == 0
     message = Coldest(two.one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1")
     assert failure(two.one, message) == ProtocolError.code
-
-
-def test_a_node_of_a_former_release_takes_no_guests(two: Two) -> None:
-    def takes_guests(node_id: int) -> bool:
-        master = two.places.master
-        assert master is not None
-        frames = master.partitions[0].standing.leading().frames
-        return master.reactor.call(lambda: frames.nodes.takes_guests(node_id), deadline_s=TIMEOUT_S)
-
-    assert [takes_guests(node_id) for node_id in (1, 2, 77)] == [True, True, False]
-    two.two.close()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hello, "SINCE", Copy.SINCE - 1)
-        former = NodeSide(two.places, "former")
-    assert not takes_guests(former.registration.node_id)
-    former.close()
 
 
 def test_a_pinned_block_is_pinned_at_the_copys_node_once_that_has_the_masters_word(two: Two, client: Channel) -> None:
@@ -596,7 +579,6 @@ def test_only_the_right_token_opens_and_the_refusal_does_not_tell_who_exists(tmp
                 places.client(tenant, token)
         side = NodeSide(places, token=JOIN)
         assert side.registration.HasField("ticket_key")
-        assert not side.registration.tenant_token_sha256
         side.close()
 
 

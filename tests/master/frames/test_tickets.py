@@ -4,26 +4,21 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kvstore.master.frames import tickets
 from kvstore.master.frames.links import NodeLinks, Word
 from kvstore.master.frames.tickets import Tickets
-from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import PHASE_SYNC_BEGIN, Copy, Revoke, TicketKey
-from kvstore.protocol.errors import Unauthorized
-from kvstore.protocol.frames import pack_header
 from kvstore.protocol.message import Message
-from kvstore.protocol.session_messages import ROLE_CLIENT, Count, Failure, Flags, Hello, Ok
-from kvstore.rpc.address import connect, parse_address
-from kvstore.security.grpc_metadata import as_metadata
+from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
+from kvstore.security.actor import THIS_MASTER
 from kvstore.security.tickets.form import Ticket, fingerprint, key_id_of, unseal
 from kvstore.transfer.testing.waiting import eventually
 from tests.credentials import JOIN, tokens_file, tokens_text
 from tests.master.blocks import Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
-from tests.rpc.wires import frame, read_frame
+from tests.rpc.wires import frame
 from tests.tickets import node_table
 
 TENANTS = {"red": "red's secret", "blue": "blue's secret"}
@@ -91,9 +86,7 @@ def test_a_client_is_told_a_ticket_for_each_node_and_how_long_they_can_be_used(p
 
 def test_no_token_and_no_digest_of_a_tenant_reaches_a_node(places: Places, node: Node) -> None:
     """All that the master says to a node: its registration, a heartbeat, and what comes over the link while copies are ordered."""
-    with places.stub() as stub:
-        beat = pb.HeartbeatRequest(node_id=node.registration.node_id, registration_epoch=node.registration.registration_epoch)
-        said = stub.Heartbeat(beat, timeout=TIMEOUT_S, metadata=as_metadata("", JOIN)).SerializeToString()
+    said = node.beat().SerializeToString()
     node.publish(Event(b"a", tenant="red"))
     other = Node(places, "two")
     other.sync()
@@ -115,8 +108,8 @@ def test_an_order_to_copy_brings_a_pass_for_just_these_blocks_at_their_source(pl
     other = Node(places, "two")
     other.sync()
     places.replicate("red", [b"a"], node_id=other.registration.node_id, source_node_id=node.registration.node_id)
-    header, body = other.read()
-    order = Copy.unpack_of(header.version, body)
+    _header, body = other.read()
+    order = Copy.unpack(body)
     shown = node.open(order.shown)
     assert (shown.tenant, shown.role, shown.node_id) == ("red", 0, node.registration.node_id)
     assert shown.blocks == {fingerprint(b"a", order.generations[0])}
@@ -129,7 +122,7 @@ def read_word(node: Node, kind: type[Message]) -> Message:
     header, body = node.read()
     assert header.type == kind.TYPE
     node.answer(header, Count(0) if kind is Revoke else Ok())
-    return kind.unpack_of(header.version, body)
+    return kind.unpack(body)
 
 
 def test_a_key_is_followed_by_another_that_is_used_once_the_node_says_that_it_has_it(folder: Path) -> None:
@@ -218,26 +211,13 @@ def test_a_node_that_does_not_say_that_it_knows_is_hung_up_on(places: Places, no
         node.read()
 
 
-def test_releases_without_tickets_are_refused_by_name_where_tokens_are(places: Places) -> None:
-    with places.stub() as stub, pytest.raises(grpc.RpcError, match=r"knows no tickets.* nodes have to be of this release"):
-        stub.Register(pb.RegisterRequest(name="old", instance=1), timeout=TIMEOUT_S, metadata=as_metadata("", JOIN))
-    hello = Hello(ROLE_CLIENT, "red", TENANTS["red"], "engine-7")
-    with connect(parse_address(places.listen), timeout_s=TIMEOUT_S) as sock:
-        body = hello.pack_for(4)
-        sock.sendall(pack_header(Hello.TYPE, 1, len(body), version=4) + body)
-        answer = read_frame(sock)[1]
-    assert isinstance(answer, Failure)
-    assert answer.code == Unauthorized.code
-    assert "engine-7 speaks protocol version 4, which knows no tickets" in answer.text
-
-
 def test_a_node_that_is_forgotten_has_no_key_any_more(places: Places, node: Node) -> None:
     master = places.master
     assert master is not None
     node.close()
 
     def forget() -> None:
-        master.partitions[0].standing.leading().forget("one")
+        master.partitions[0].standing.leading().forget("one", THIS_MASTER)
 
     eventually(lambda: not node_table(places.listen, "red", TENANTS["red"]).names, "the master knows that it is gone")
     master.reactor.call(forget, deadline_s=TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed
@@ -10,12 +11,14 @@ from kvstore.master.directory.records import NO_DESCRIPTION
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
-from kvstore.protocol.frames import VERSION
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tenant_loads import TenantLoads
+from kvstore.security.actor import Actor
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.in_force import QuotasInForce
 from tests.master.roles.held import Held
+
+BY = Actor("operator", "alice")
 
 
 def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> Leading:
@@ -31,17 +34,18 @@ def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> Lea
         partition=partition,
         guard=Guard(""),
         quotas=QuotasInForce(""),
+        trail=AuditTrail(reactor, wall_s=lambda: 0.0),
     )
 
 
 def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
-    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION, VERSION, 0)
+    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION)
     with pytest.raises(InvalidArgument, match="alive"):
-        leader.forget("a")
+        leader.forget("a", BY)
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
-    forgotten = leader.forget("a")
+    forgotten = leader.forget("a", BY)
     begun = len(catalog.commits)
     leader.end(StaleEpoch("the lease is over"))
     assert isinstance(forgotten.exception(0), Unavailable)
@@ -54,9 +58,9 @@ def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
 def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> None:
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
-    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION, VERSION, 0)
+    reply = leader.register(NodeInfo("a", 1), [], MasterSeen("", 0), NO_DESCRIPTION)
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
-    forgotten = leader.forget("a")
+    forgotten = leader.forget("a", BY)
     assert not forgotten.done()
     catalog.commits[-1][1](None)
     assert forgotten.done()
@@ -68,8 +72,8 @@ def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused()
     reactor, catalog = Reactor(), Held()
     leader = leading(reactor, catalog)
     with pytest.raises(StaleEpoch, match="epoch 5"):
-        leader.register(NodeInfo("a", 1), [], MasterSeen(catalog.identity, 6), NO_DESCRIPTION, VERSION, 0)
-    assert leader.register(NodeInfo("a", 1), [], MasterSeen("another", 6), NO_DESCRIPTION, VERSION, 0).master_epoch == 5
+        leader.register(NodeInfo("a", 1), [], MasterSeen(catalog.identity, 6), NO_DESCRIPTION)
+    assert leader.register(NodeInfo("a", 1), [], MasterSeen("another", 6), NO_DESCRIPTION).master_epoch == 5
     reactor.close()
 
 
@@ -79,7 +83,7 @@ def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> Non
 
     def register(name: str, instance: int, node_id: int, leader: Leading = other) -> int:
         info = NodeInfo(name, instance)
-        return leader.register(info, [], MasterSeen("", 0), NO_DESCRIPTION, VERSION, 0, node_id=node_id).node_id
+        return leader.register(info, [], MasterSeen("", 0), NO_DESCRIPTION, node_id=node_id).node_id
 
     for leader, node_id in ((first, 3), (other, 0)):
         with pytest.raises(InvalidArgument, match="partition 0 gives nodes their ids"):
@@ -91,6 +95,9 @@ def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> Non
         register("b", 2, 4)
     assert register("a", 1, 5) == 5
     assert register("b", 2, 4) == 4
-    assert other.newer_quotas(0) is None
-    assert first.newer_quotas(0) is not None
+    assert other.newer(0, 0) == (None, None)
+    quotas, retired = first.newer(0, 0)
+    assert quotas is not None
+    assert retired is not None
+    assert first.newer(quotas.version, retired.version) == (None, None)
     reactor.close()

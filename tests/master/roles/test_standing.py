@@ -6,15 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.master.audit.trail import AuditTrail
 from kvstore.master.catalogs.interface import BlockPuts, Owner
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
+from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.records import LoansRecord, delete_quota, put_loans, put_quota
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tenant_loads import TenantLoads
@@ -57,6 +60,7 @@ class Stage:
             loads=TenantLoads(),
             guard=Guard(""),
             quotas=QuotasInForce(""),
+            trail=AuditTrail(self.reactor, wall_s=lambda: 0.0),
         )
 
 
@@ -210,3 +214,14 @@ def test_limits_and_loans_hold_while_the_catalog_is_listed_anew_whoever_owned_it
     assert (standing.operator_quotas(), standing.loans()) == ({"red": {"pins": 5}}, {"red": loans}), "it had owned it itself"
     standing.owned_by(OTHER)
     assert (standing.operator_quotas(), standing.loans()) == ({}, {}), "they have been cleared meanwhile"
+
+
+def test_the_audit_trail_is_that_of_the_catalog_whoever_owns_it(stage: Stage) -> None:
+    standing = stage.standing
+    standing.begin()
+    standing.take(AuditLog().add(pb.AuditEntry(action="drain")))
+    assert [entry.action for entry in standing.audit().after(0)] == ["drain"]
+    standing.owned_by(OTHER)
+    standing.elected(9)
+    assert [entry.action for entry in standing.audit().after(0)] == ["drain"]
+    standing.close(OVER)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Copy
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
+from kvstore.security.grpc_metadata import as_metadata
 from tests.credentials import tokens_file
 from tests.master.blocks import Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
@@ -30,10 +32,11 @@ class Asked:
         replies: list[pb.ReportReply] = [self._stub.Report(report, timeout=TIMEOUT_S) for report in reports]
         return replies[-1]
 
-    def schedule(self, **fields: object) -> pb.ScheduleReply:
+    def schedule(self, *, token: str = "", **fields: object) -> pb.ScheduleReply:
         request = pb.ScheduleRequest(tenant="red", keys=KEYS, block_tokens=1000, input_tokens=10_000)
         request.MergeFrom(pb.ScheduleRequest(**fields))  # type: ignore[arg-type]
-        reply: pb.ScheduleReply = self._stub.Schedule(request, timeout=TIMEOUT_S)
+        credentials = as_metadata(request.tenant, token) if token else ()
+        reply: pb.ScheduleReply = self._stub.Schedule(request, timeout=TIMEOUT_S, metadata=credentials)
         return reply
 
     def leave(self, name: str) -> None:
@@ -118,9 +121,11 @@ def test_an_slo_of_zero_is_none_and_a_negative_one_is_refused(service: Asked) ->
     service.report(prefill("p", queue_s=100.0), decode("d"))
     assert service.schedule(ttft_slo_s=0.0).prefill == "p"
     assert service.schedule(ttft_slo_s=50.0).rejected == "ttft"
+    wrong: dict[str, Any]
     for field in ("ttft_slo_s", "tbt_slo_s"):
+        wrong = {field: -1.0}
         with pytest.raises(grpc.RpcError) as refused:
-            service.schedule(**{field: -1.0})
+            service.schedule(**wrong)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert field.replace("_slo", "") in str(refused.value.details())
 
@@ -141,9 +146,9 @@ def test_errors_become_the_status_of_their_branch(tmp_path: Path) -> None:
 def test_a_schedule_needs_the_tenants_token(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places, asked(places) as service:
         assert service.schedule(token="secret").rejected == "no_instance"
-        for wrong in ({"token": "guess"}, {"tenant": "blue", "token": "secret"}):
+        for tenant, token in (("red", "guess"), ("blue", "secret"), ("red", "")):
             with pytest.raises(grpc.RpcError) as refused:
-                service.schedule(**wrong)
+                service.schedule(token=token, tenant=tenant)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -1,6 +1,7 @@
 """Promises of app.py: the engine's side of the protocol, with a real store and a real scheduler."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,12 +16,13 @@ from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines
+from kvstore.router.sse import DONE, EventParser
 from kvstore.router.standin.app import DecodeApp, PrefillApp
 from kvstore.router.standin.blocks import BlockStore, TiedClient
 from kvstore.router.standin.decode import DecodeEngine
 from kvstore.router.standin.prefill import PrefillEngine
 from kvstore.router.standin.tokens import text_of
-from tests.router.scripted import following, placement, run, work
+from tests.router.scripted import completion, following, placement, run
 
 PROMPT = list(range(18))
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 3, "kv_transfer_params": {}}
@@ -52,16 +54,29 @@ def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) -> None:
         async with apps(two_nodes, "both") as (prefill, decode), TestServer(prefill) as first, TestServer(decode) as second:
             engines = Engines(RouterSettings(model="both"))
             where = placement(str(first.make_url("/")), str(second.make_url("/")), prefix_blocks=0)
-            asked = work(PROMPT, 6)
-            token = await engines.prefill(asked, where)
-            assert token.token_ids == following(PROMPT, 1)
-            assert token.handle == {"do_remote_prefill": True, "do_remote_decode": False, "prefill": "p", "blocks": 4}
-            stream = await engines.decode(asked, where, token)
-            pieces = [piece async for piece in stream]
-            assert token.piece.text + "".join(piece.text for piece in pieces) == text_of(following(PROMPT, 6))
-            assert [piece.finish_reason for piece in pieces] == [None] * 4 + ["length"]
-            stream.close()
+            asked = completion(PROMPT, max_tokens=6, stream=True)
+            prefilled = await engines.prefill(asked, where)
+            assert prefilled.params == {"do_remote_prefill": True, "do_remote_decode": False, "prefill": "p", "blocks": 4}
+            answer = await engines.decode(asked, where, prefilled)
+            pieces = [
+                json.loads(data) for chunk in [c async for c in answer.chunks()] for data in EventParser().feed(chunk) if data != DONE
+            ]
+            answer.close()
+            assert "".join(piece["choices"][0]["text"] for piece in pieces) == text_of(following(PROMPT, 6))
+            assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * 5 + ["length"]
             await engines.close()
+
+    run(test())
+
+
+def test_a_text_has_a_token_a_byte_and_a_whole_answer_its_usage(two_nodes: Cluster) -> None:
+    async def test() -> None:
+        async with apps(two_nodes, "text") as (_, decode), TestClient(TestServer(decode)) as client:
+            tokens = await (await client.post("/tokenize", json={"prompt": "one, two"})).json()
+            assert tokens == {"count": 8, "tokens": list(b"one, two")}
+            answer = await (await client.post("/v1/completions", json={**BODY, "prompt": "one, two"})).json()
+            assert answer["choices"][0]["text"] == text_of(following(list(b"one, two"), 3))
+            assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
 
     run(test())
 
@@ -81,10 +96,10 @@ def test_an_answer_says_how_much_was_cached(two_nodes: Cluster) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        ({"prompt": "text"}, 400, "a stand-in engine takes token ids, max_tokens and kv_transfer_params"),
-        ({"prompt": []}, 400, "a stand-in engine takes token ids"),
-        ({"max_tokens": 0}, 400, "a stand-in engine takes token ids"),
-        ({"kv_transfer_params": None}, 400, "a stand-in engine takes token ids"),
+        ({"prompt": ["text"]}, 400, "a stand-in engine takes one prompt (a text or token ids), max_tokens and kv_transfer_params"),
+        ({"prompt": []}, 400, "a stand-in engine takes one prompt"),
+        ({"max_tokens": 0}, 400, "a stand-in engine takes one prompt"),
+        ({"kv_transfer_params": None}, 400, "a stand-in engine takes one prompt"),
         ({"max_tokens": 1000}, 400, "1018 tokens do not fit: the cache holds 1000"),
         ({"kv_transfer_params": {"blocks": 4}}, 503, "the blocks of the prompt are not in the store any more"),
     ],

@@ -65,7 +65,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match="cannot read the quotas file"):
         read_tables(str(tmp_path / "none"))
     monkeypatch.setattr(reading, "MAX_FILE_BYTES", 10)
-    with pytest.raises(ConfigError, match="has more than 10 bytes"):
+    with pytest.raises(ConfigError, match="has more than 10 B"):
         read(tmp_path, TEXT)
 
 

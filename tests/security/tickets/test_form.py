@@ -1,5 +1,7 @@
 """Promises of form.py: a ticket says what was sealed, and no other bytes are taken for one."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvstore.protocol.errors import InvalidTicket
@@ -22,7 +24,14 @@ def test_the_bytes_are_those_of_the_document() -> None:
     assert data[:47].hex(" ") == (
         "01 07 00 00 00 03 00 00 00 60 ea 00 00 00 00 00 00 02 01 00 00 00 00 00 00 80 " + "6e " * 16 + "04 00 00 00 00"
     )
-    assert data[47:-MAC_BYTES] == "réd".encode()
+    assert data[47:-MAC_BYTES] == bytes(32) + "réd".encode()
+
+
+def test_a_ticket_names_the_certificate_it_was_issued_upon() -> None:
+    ticket = replace(TICKET, certificate=bytes(range(32)))
+    data = seal(ticket, SECRET)
+    assert data[47:79] == ticket.certificate
+    assert unseal(data, SECRET) == ticket
 
 
 def test_no_byte_can_be_changed_and_no_other_secret_does() -> None:
@@ -36,7 +45,7 @@ def test_no_byte_can_be_changed_and_no_other_secret_does() -> None:
         unseal(data, bytes(32))
 
 
-@pytest.mark.parametrize("data", [b"", b"\1" * 78, b"\2" + bytes(200)])
+@pytest.mark.parametrize("data", [b"", b"\1" * 110, b"\2" + bytes(200)])
 def test_what_is_no_ticket_is_told_from_one_without_a_key(data: bytes) -> None:
     with pytest.raises(InvalidTicket, match="this is no ticket"):
         key_id_of(data)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -119,6 +120,32 @@ def test_what_is_revoked_is_told_by_number_and_remembered_for_nodes_that_come_ba
     assert made.revoked() == {"red": [number]}
     again = read(made.ticket(5, RED, left_s=9, now_ns=0), key)
     assert again.credential != number, "a credential of that name that is let in anew is another one"
+
+
+def test_each_certificate_has_tickets_of_its_own_under_one_number() -> None:
+    """So nodes find a certificate that is revoked by themselves, and a revoked token ends them all."""
+    made = issuer()
+    key = made.register(5, 0)
+
+    def shown(certificate: bytes) -> bytes:
+        return made.ticket(5, replace(RED, certificate=certificate), left_s=9, now_ns=0)
+
+    first, second = shown(b"1" * 32), shown(b"2" * 32)
+    assert [read(ticket, key).certificate for ticket in (first, second)] == [b"1" * 32, b"2" * 32]
+    assert read(first, key).credential == read(second, key).credential
+    assert made.bearers() == [RED]
+    assert shown(b"1" * 32) == first
+    made.revoke(RED, 0)
+    assert shown(b"1" * 32) != first
+
+
+def test_tickets_that_are_kept_for_certificates_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuing, "MAX_CERTIFICATES", 2)
+    made = issuer()
+    made.register(5, 0)
+    tickets = [made.ticket(5, replace(RED, certificate=bytes([n] * 32)), left_s=9, now_ns=0) for n in (1, 2, 3)]
+    assert made.ticket(5, replace(RED, certificate=bytes([3] * 32)), left_s=9, now_ns=0) == tickets[2]
+    assert made.ticket(5, replace(RED, certificate=bytes([1] * 32)), left_s=9, now_ns=0) != tickets[0]
 
 
 def revoke(made: Issuer, at_s: int, name: str = "first") -> int:

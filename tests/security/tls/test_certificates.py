@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kvstore.protocol.errors import ConfigError, Untrusted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
+from kvstore.security.tls.own import OwnRole
 from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
@@ -247,3 +248,15 @@ def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:
     for lacking in (without_ca, replace(whole, tls_cert="", tls_key="")):
         with pytest.raises(ConfigError, match="a node connects and is connected to: for TLS it needs tls_ca, tls_cert and tls_key"):
             Certificates.of_peer(lacking, "a node")
+
+
+def test_a_program_holds_its_certificate_to_its_role() -> None:
+    settings = shared().master()
+    own = certificates(settings)
+    own.require_role(OwnRole(Subject(MASTER), ("127.0.0.1",)))
+    with pytest.raises(ConfigError, match="it does not name elsewhere"):
+        own.require_role(OwnRole(Subject(MASTER), ("elsewhere",)))
+    certificates(shared().client()).require_role(OwnRole(Subject(MASTER)))
+    before = own.pems()
+    swap(settings, shared().node("one"))
+    assert own.pems() == before, "a file that others would refuse is not taken"

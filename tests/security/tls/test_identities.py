@@ -22,6 +22,12 @@ def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> N
     assert of_client(every, "", "") == Identity(Kind.TENANT, Role.ADMIN)
 
 
+def test_an_identity_names_the_certificate_that_was_shown() -> None:
+    red, node = peer_of(["kvstore://client/red"], b"f" * 32), peer_of(["kvstore://node/n1"], b"g" * 32)
+    found = (of_client(red, "red", ""), of_caller(red, "red"), of_caller(red, ""), of_node(node, "n1"), of_caller(node, ""))
+    assert [identity.certificate for identity in found if identity is not None] == [b"f" * 32] * 3 + [b"g" * 32] * 2
+
+
 def test_a_nodes_certificate_is_that_node() -> None:
     assert of_node(certified("kvstore://node/one"), "one") == Identity(Kind.NODE, name="one")
     assert of_node(certified("kvstore://node/one"), "two") is of_node(None, "one") is None

@@ -7,8 +7,9 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings
+from kvstore.security.tls.own import OwnRole
 from kvstore.security.tls.subjects import MASTER, NODE, Subject
-from tests.security.tls.certified import HOSTS, certificates, past, shared
+from tests.security.tls.certified import HOSTS, certificates, past, shared, swap
 
 
 def refused(settings: ServerTlsSettings) -> str:
@@ -29,3 +30,45 @@ def test_one_that_others_would_refuse_is_refused_at_the_start() -> None:
     )
     assert "is not meant for this end of a connection" in refused(shared().server(Subject(NODE, "one")))
     assert refused(shared().server(hosts=HOSTS)).startswith("tls_cert: it is for nothing of kvstore's")
+
+
+def role_refused(settings: ServerTlsSettings, role: OwnRole) -> str:
+    with pytest.raises(ConfigError) as caught:
+        certificates(settings).require_role(role)
+    return str(caught.value)
+
+
+def test_a_certificate_of_the_program_and_its_hosts_is_taken() -> None:
+    master = shared().server(Subject(MASTER), hosts=("master-1", "*.cluster.local", "127.0.0.1", "::1"))
+    certificates(master).require_role(OwnRole(Subject(MASTER), ("master-1", "m2.cluster.local", "127.0.0.1", "::1")))
+    certificates(shared().node("one")).require_role(OwnRole(Subject(NODE, "one"), ("localhost",)))
+    certificates(shared().node()).require_role(OwnRole(Subject(NODE, "one")))
+
+
+def test_a_certificate_of_another_program_is_refused() -> None:
+    text = role_refused(shared().node("one"), OwnRole(Subject(MASTER), ("127.0.0.1",)))
+    assert text.startswith("tls_cert: it is for kvstore://node/one, and one for kvstore://master is needed")
+    assert "kvstore://node/two is needed" in role_refused(shared().node("one"), OwnRole(Subject(NODE, "two")))
+
+
+@pytest.mark.parametrize("host", ["master-2", "10.0.0.2", "::2"])
+def test_a_certificate_of_another_host_is_refused(host: str) -> None:
+    text = role_refused(shared().master(), OwnRole(Subject(MASTER), ("127.0.0.1", host)))
+    assert text.startswith(f"tls_cert: it does not name {host}, by which others reach this master")
+
+
+def test_a_new_file_that_others_would_refuse_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    settings = shared().server(Subject(MASTER), hosts=HOSTS)
+    own = certificates(settings)
+    own.require_role(OwnRole(Subject(MASTER), ("127.0.0.1",)))
+    before = own.pems()
+    swap(settings, shared().node("one"))
+    assert own.pems() == before
+    assert "the certificates have changed and cannot be used, the former go on: tls_cert: it is for kvstore://node/one" in caplog.text
+    swap(settings, shared().master())
+    assert own.pems() != before
+
+
+def test_nothing_is_asked_of_a_program_that_shows_no_certificate_both_ways() -> None:
+    only_serves = replace(shared().node("one"), tls_ca="", tls_require_client_cert=False)
+    certificates(only_serves).require_role(OwnRole(Subject(MASTER), ("elsewhere",)))

@@ -256,12 +256,12 @@ def test_a_peer_that_has_reset_before_is_no_connection() -> None:
 def test_one_who_does_not_speak_tls_is_told_so_in_what_he_speaks() -> None:
     near, far = tcp_pair()
     server = certificates(shared().master()).begin_from(far)
-    server.answer_plainly(b"not yet")
+    server.answer_refused(b"not yet")
     near.sendall(b"kV, plainly")
     for _ in range(2):  # it stays so
         with pytest.raises(Untrusted, match=r"this port speaks TLS, and .* does not: set its tls_ca"):
             server.shake_hands(PATIENCE_S)
-    server.answer_plainly(b"TLS, please")
+    server.answer_refused(b"TLS, please")
     assert near.recv(100) == b"TLS, please"
     assert server.discard() == len(b"kV, plainly")
     assert server.discard() is None

@@ -3,8 +3,8 @@
 import pytest
 
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.columns import Loss
-from kvstore.store.blocks.level import is_evictable
+from kvstore.store.blocks.columns import ON_HOLD, Loss
+from kvstore.store.blocks.level import evictable_in
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import Encoding
 from tests.store.made import made
@@ -81,9 +81,21 @@ def test_what_is_said_of_a_block_is_known_and_can_be_taken_back() -> None:
 @pytest.mark.parametrize("name", ["readers", "pinned", "moving"])
 def test_a_block_is_in_use_while_it_is_read_pinned_or_copied(name: str) -> None:
     block = block_in(DRAM)
-    assert is_evictable(block)
+    assert evictable_in(DRAM)(block)
     setattr(block, name, 1)
-    assert not is_evictable(block)
+    assert not evictable_in(DRAM)(block)
+
+
+@pytest.mark.parametrize("tier", [HBM, DRAM, NVME])
+def test_a_hold_keeps_the_copy_of_its_tier_alone(tier: int) -> None:
+    block = block_in(HBM, DRAM, NVME)
+    block.pinned = True
+    block.hold_bits = ON_HOLD[tier]
+    block.pinned = False
+    assert [other for other in (HBM, DRAM, NVME) if not evictable_in(other)(block)] == [tier]
+    assert block.hold_bits == ON_HOLD[tier]
+    block.hold_bits = 0
+    assert all(evictable_in(other)(block) for other in (HBM, DRAM, NVME))
 
 
 @pytest.mark.parametrize("tier", [HBM, DRAM, NVME])

@@ -23,6 +23,15 @@ def test_a_place_is_made_by_the_coldest_of_all_where_only_all_together_are_limit
     assert store.try_put("d") is None
 
 
+def test_a_hold_ends_where_nothing_else_can_leave_for_the_next(make_store: MakeStore) -> None:
+    store = make_store(1000, max_blocks=2, slab_bytes=100)
+    store.put("a").pinned = True
+    held = store.put("b")
+    assert store.holds.add("owner", "red", 1, [held], until_ns=10, now_ns=0) == [True]
+    store.put("c")
+    assert (store.names(), store.holds.yielded) == ("ac", 1)
+
+
 def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     store.put("z", tenant="blue")

@@ -85,7 +85,7 @@ def test_a_put_that_lacks_a_slab_is_told_so(make_store: MakeStore) -> None:
     assert store.try_put("b", 30) is None
     exceeded = store.table.quotas.exceeded("red", 30)
     assert exceeded is not None
-    assert "1 slabs of DRAM (dram_slabs), none with room for 30 bytes" in str(exceeded)
+    assert "1 slabs of DRAM (dram_slabs), none with room for 30 B" in str(exceeded)
     assert store.table.quotas.exceeded("red", 50) is None, "there is a slot for it"
     assert store.table.quotas.exceeded("blue", 30) is None
     limit(store, dram_slabs=0)
@@ -111,9 +111,7 @@ def test_a_value_that_the_quota_can_never_hold_is_refused_at_once(make_store: Ma
     limit(store, dram_bytes=200)
     store.table.check_room(200, "red")
     store.table.check_room(500, "blue")
-    with pytest.raises(
-        QuotaExceeded, match=r"a value of 201 bytes is larger than what tenant 'red' may have in DRAM, 200 B \(dram_bytes\)"
-    ):
+    with pytest.raises(QuotaExceeded, match=r"a value of 201 B is larger than what tenant 'red' may have in DRAM, 200 B \(dram_bytes\)"):
         store.table.check_room(201, "red")
     limit(store, blocks=0)
     with pytest.raises(QuotaExceeded, match="may have no blocks here"):

@@ -58,6 +58,74 @@ def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
         assert store.bytes_of(block, tier) == value_of(block)
 
 
+def test_a_put_that_may_drop_has_the_coldest_leave_the_node(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=1000)
+    store.put("a")
+    store.put("b")
+    kinds(store)
+    assert store.open("c") is None, "a is on its way down"
+    put = store.open("c", may_drop=True)
+    assert put is not None
+    assert kinds(store) == [(EVENT_GONE, "b", 0)], "what is on its way is written on"
+    store.settle()
+    store.commit(put)
+    assert store.names() == "ac"
+    assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1, 0]
+
+
+def test_many_that_may_drop_pass_by_what_is_on_its_way_down(make_store: MakeStore) -> None:
+    store = make_store(400, nvme_bytes=1000)
+    for name in "abcd":
+        store.put(name)
+    assert store.open("x") is None, "a is on its way down"
+    assert store.table.slots.free_slots("red", 100, 2) == []
+    slots = store.table.slots.free_slots("red", 100, 2, may_drop=True)
+    assert (len(slots), store.names()) == (2, "ad")
+    store.table.slots.give_back(slots)
+    store.settle()
+    assert store.names() == "ad"
+
+
+def test_of_many_that_may_drop_none_is_undecided(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=1000)
+    store.put("a")
+    put = store.table.open(store.table.rows.make("red", b"b", 100, UNDECIDED), "writer", now_ns=0)
+    assert put is not None
+    store.table.commit_undecided(put, 0)
+    slots = store.table.slots.free_slots("red", 100, 2, may_drop=True)
+    assert (len(slots), store.names()) == (1, "b")
+    store.table.slots.give_back(slots)
+
+
+def test_a_put_that_may_drop_waits_for_its_tenants_quota(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=1000)
+    store.table.quotas.set(Quotas(Quota(), {"red": Quota(dram_bytes=100)}))
+    store.put("a")
+    assert store.open("b", may_drop=True) is None
+    store.settle()
+    store.put("b")
+    assert store.names() == "ab"
+
+
+def test_a_put_that_may_drop_waits_for_a_slab(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000, slab_bytes=100)
+    store.put("a", 50)
+    store.put("b", 50)
+    assert store.open("c", may_drop=True) is None
+    store.settle()
+    store.put("c")
+    assert store.names() == "abc"
+
+
+def test_a_put_that_may_drop_waits_for_what_is_undecided(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=1000)
+    put = store.table.open(store.table.rows.make("red", b"a", 100, UNDECIDED), "writer", now_ns=0)
+    assert put is not None
+    store.table.commit_undecided(put, 0)
+    assert store.open("b", may_drop=True) is None
+    assert store.names() == "a"
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_tenants_with_the_same_keys_do_not_meet_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
     store = make_store(300, nvme_bytes=1000, slab_bytes=100)

@@ -83,10 +83,16 @@ def state(table: Table) -> list[object]:
     ]
 
 
+def found_in(table: Table, numbers: set[int]) -> list[Block]:
+    found = (table.table.find("red", b"%d" % number) for number in sorted(numbers))
+    return [block for block in found if block is not None]
+
+
 STEPS = st.lists(
     st.one_of(
         st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 30)), min_size=1, max_size=25, unique_by=lambda step: step[0]),
         st.integers(0, 30),
+        st.sets(st.integers(0, 30), min_size=1),
     ),
     max_size=8,
 )
@@ -94,7 +100,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=60)
-def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list[list[tuple[int, int]] | int]) -> None:
+def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
     at_once, each = Table(), Table()
     try:
         for step in steps:
@@ -103,6 +109,11 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
                     found = one.table.find("red", b"%d" % step)
                     if found is not None:
                         one.table.copies.drop(found)
+                continue
+            if isinstance(step, set):
+                at_once.table.copies.drop_each(found_in(at_once, step))
+                for gone in found_in(each, step):
+                    each.table.copies.drop(gone)
                 continue
             new = [(b"%d" % key, b"" if parent < 0 else b"%d" % parent) for key, parent in step]
             new = [(key, parent) for key, parent in new if each.table.find("red", key) is None]

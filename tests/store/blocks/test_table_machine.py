@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import xxhash
 from hypothesis import HealthCheck, settings
@@ -11,13 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvstore.client.local.desk import Hazard
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.security.quotas.quota import Quota, Quotas
+from kvstore.store.blocks import table as table_module
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.columns import Loss
-from kvstore.store.blocks.level import is_evictable
+from kvstore.store.blocks.level import evictable_in
 from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.quotas import NO_USE
 from kvstore.store.moves.job import MoveJob
+from kvstore.store.reads.staging import stage
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
 from tests.store.tables import PUT_TTL_NS, LocalClient, RemoteWriter, Store
@@ -39,6 +42,7 @@ QUOTAS = st.builds(
     hbm_slabs=st.sampled_from([None, None, 1]),
     dram_slabs=st.sampled_from([None, None, 0, 1, 2]),
 )
+NUMBERS = st.integers(1, 4)
 SEEDS = st.integers(0, 20)
 PICK = st.integers(0, 1 << 16)
 
@@ -65,6 +69,10 @@ class TableMachine(RuleBasedStateMachine):
         """With the slot's memory, and what was in it."""
         self.moves: list[tuple[TierMove, MoveJob | None]] = []
         self.promotions: list[tuple[Block, int, Slot, Loss | None]] = []
+        self.staged: list[tuple[Block, memoryview, bytes]] = []
+        """Copies for one reader, with the slot's memory, and what was in it."""
+        self.may_drop = False
+        """While a put is opened for which blocks may leave that could go down."""
         self.clients: dict[str, LocalClient] = {}
         """One a tenant, or none at all."""
         self.looks: list[tuple[str, memoryview, bytes, Hazard]] = []
@@ -95,6 +103,7 @@ class TableMachine(RuleBasedStateMachine):
             high=high,
             low=high / 2,
             codec=codec,
+            may_hold_all=True,
         )
         self.table = self.store.table
         if has_clients:
@@ -131,6 +140,31 @@ class TableMachine(RuleBasedStateMachine):
         self.clients[tenant].desk.look_away(hazard)
         self.store.showing.sweep()
 
+    # --- holds ---
+
+    @precondition(lambda self: self.visible)
+    @rule(pick=PICK, number=NUMBERS, length_ns=st.integers(1, 10 * PUT_TTL_NS), owner=OWNERS, is_unasked=st.booleans())
+    def hold(self, pick: int, number: int, length_ns: int, owner: str, is_unasked: bool) -> None:
+        """All blocks of a tenant that has some, as far as may be; unasked, by its client of this host."""
+        tenant = list(self.visible.values())[pick % len(self.visible)].tenant
+        names = [name for of_tenant, name in self.visible if of_tenant == tenant]
+        if is_unasked and self.clients:
+            self.store.showing.beat(self.now_ns)
+            self.clients[tenant].hold(names, number, self.now_ns + length_ns)
+            return
+        blocks = [self.visible[tenant, name] for name in names]
+        held_before = {block for block in blocks if block.hold_bits}
+        flags = self.store.holds.add(owner, tenant, number, blocks, until_ns=self.now_ns + length_ns, now_ns=self.now_ns)
+        for block, is_held in zip(blocks, flags, strict=True):
+            assert bool(block.hold_bits) == (is_held or block in held_before)
+
+    @rule(tenant=TENANTS, number=NUMBERS, is_unasked=st.booleans())
+    def release_hold(self, tenant: str, number: int, is_unasked: bool) -> None:
+        if is_unasked and self.clients:
+            self.clients[tenant].desk.release(number)
+        else:
+            self.store.holds.release(tenant, number)
+
     @invariant()
     def what_is_looked_at_stays_as_it_was(self) -> None:
         for _, memory, value, _ in self.looks:
@@ -148,8 +182,19 @@ class TableMachine(RuleBasedStateMachine):
 
     # --- writers ---
 
-    @rule(key=KEYS, tenant=TENANTS, size_bytes=SIZES, owner=OWNERS, is_remote=st.booleans(), is_tensor=st.booleans(), seed=SEEDS)
-    def open(self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool, is_tensor: bool, seed: int) -> None:
+    @rule(
+        key=KEYS,
+        tenant=TENANTS,
+        size_bytes=SIZES,
+        owner=OWNERS,
+        is_remote=st.booleans(),
+        is_tensor=st.booleans(),
+        seed=SEEDS,
+        may_drop=st.booleans(),
+    )
+    def open(
+        self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool, is_tensor: bool, seed: int, may_drop: bool = False
+    ) -> None:
         if self.table.find(tenant, key.encode()) is None and self.table.writer(tenant, key.encode()) is None:
             if is_tensor:
                 value = tensor_value(seed, TENSOR, dtype="float16")
@@ -157,7 +202,8 @@ class TableMachine(RuleBasedStateMachine):
                 size_bytes = len(value)
             self.putting, self.is_making_room_of_own = tenant, self.table._landing.lacks_quota(size_bytes, tenant)
             before = self.table.quotas.use().get(tenant, NO_USE)
-            put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns)
+            self.may_drop = may_drop
+            put = self.store.open(key, size_bytes, tenant=tenant, owner=owner, now_ns=self.now_ns, may_drop=may_drop)
             quota = self.table.quotas.now.of(tenant)
             if put is not None:
                 use = self.table.quotas.use()[tenant]
@@ -171,7 +217,7 @@ class TableMachine(RuleBasedStateMachine):
                     put.grant = RemoteWriter(self.store.dram.view(put.slot))
                     self.remote.append(put.grant)
             self.hear()
-            self.is_making_room_of_own = False
+            self.is_making_room_of_own = self.may_drop = False
 
     @precondition(lambda self: self.remote)
     @rule(pick=PICK, begins=st.booleans())
@@ -302,6 +348,34 @@ class TableMachine(RuleBasedStateMachine):
         self.table.copies.release(block)
         self.hear()
 
+    @precondition(lambda self: any(block.dram is None for block in self.visible.values()))
+    @rule(pick=PICK)
+    def stage(self, pick: int) -> None:
+        """A block below DRAM is read there for one reader."""
+        below = [block for block in self.visible.values() if block.dram is None]
+        block = below[pick % len(below)]
+        with patch.object(table_module, "STAGED_SHARE", 2):
+            staged = stage(self.table, self.store.dram, block)
+        self.hear()
+        if staged is not None:
+            tier = block.fastest()
+            assert tier is not None
+            data = self.store.bytes_of(block, tier)
+            assert data is not None
+            staged.memory[:] = data
+            self.staged.append((staged.copy, staged.memory, data))
+
+    @precondition(lambda self: self.staged)
+    @rule(pick=PICK)
+    def end_staged(self, pick: int) -> None:
+        copy, _, _ = self.staged.pop(pick % len(self.staged))
+        self.table.copies.release(copy)
+
+    @invariant()
+    def what_is_staged_stays_as_it_was(self) -> None:
+        for _, memory, data in self.staged:
+            assert bytes(memory) == data, "the slot was given to another"
+
     # --- what else happens ---
 
     @precondition(lambda self: self.visible)
@@ -343,6 +417,13 @@ class TableMachine(RuleBasedStateMachine):
         self.table.relieve()
         self.hear()
 
+    @rule(tenants=st.sets(TENANTS), walked=st.integers(0, 3))
+    def retire(self, tenants: set[str], walked: int) -> None:
+        """All blocks of these tenants, whose blocks are of one namespace."""
+        self.table.retired.set({tenant: frozenset({"ns"}) for tenant in tenants})
+        for _ in range(walked):
+            self.table.retired.step()
+
     @rule(limits=st.dictionaries(TENANTS, QUOTAS), default=QUOTAS)
     def set_quotas(self, limits: dict[str, Quota], default: Quota) -> None:
         self.table.quotas.set(Quotas(default, limits))
@@ -377,7 +458,8 @@ class TableMachine(RuleBasedStateMachine):
     def evict(self, pick: int) -> None:
         """A block leaves DRAM, as if its room were needed."""
         block = list(self.visible.values())[pick % len(self.visible)]
-        if block.dram is not None and is_evictable(block):
+        self.store.showing.take_holds(block.tenant)
+        if block.dram is not None and evictable_in(DRAM)(block):
             self.table.room.evict(block, self.table._landing)
             self.hear()
 
@@ -406,8 +488,10 @@ class TableMachine(RuleBasedStateMachine):
                 del self.heard[block]
                 key = (block.tenant, block.key.decode())
                 if self.visible.get(key) is block:
-                    assert is_evictable(block), "evicted though it may not leave"
-                    assert not self.nvme_is_large or self.was_suspended or self.was_limited, "lost though NVMe has room"
+                    in_use = block.readers or block.pinned or block.moving or block.hold_bits
+                    assert not in_use, "evicted though it may not leave"
+                    has_room = self.nvme_is_large and not (self.was_suspended or self.was_limited)
+                    assert not has_room or self.may_drop, "lost though NVMe has room"
                     assert not self.is_making_room_of_own or block.tenant == self.putting, "another tenant's block left"
                     del self.visible[key]
             else:
@@ -445,7 +529,7 @@ class TableMachine(RuleBasedStateMachine):
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
         waiting = sum(block.dram is not None for block in held if block.is_gone)
         kept = self.store.showing.kept_slots
-        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept)
+        assert (dram.quarantined_bytes > 0) == bool(waiting + len(self.expired) + len(self.lingering) + kept + len(self.staged))
         assert kept <= len(self.looks)
         assert self.table.open_puts == len(self.puts)
         assert self.table.room.under_way == len(moves) + len(self.promotions)
@@ -463,7 +547,7 @@ class TableMachine(RuleBasedStateMachine):
         for block, tier, slot, _ in self.promotions:
             self.table.finish_move(block, tier, DRAM, slot, is_done=False)
             self.table.copies.release(block)
-        for block, _, _ in self.readers:
+        for block, _, _ in self.readers + self.staged:
             self.table.copies.release(block)
         for owner in ("one", "two"):
             self.forget_owner(owner)
@@ -479,5 +563,5 @@ class TableMachine(RuleBasedStateMachine):
             assert one.used_bytes == one.quarantined_bytes == 0
 
 
-TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TableMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestTable = TableMachine.TestCase

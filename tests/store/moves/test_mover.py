@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.room import EXTRA_BLOCKS
 from kvstore.store.moves.mover import SlowRead, TierMover
-from kvstore.tiers.tier import TierFull
+from kvstore.tiers.tier import Record, TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import pump
@@ -23,7 +23,16 @@ from tests.store.tables import Store, value_of
 class Node:
     """A store with a mover, its loop run by the test."""
 
-    def __init__(self, folder: Path, *, dram_bytes: int = 300, hbm_bytes: int = 0, batch_bytes: int = 250, retry_s: float = 3600) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dram_bytes: int = 300,
+        hbm_bytes: int = 0,
+        batch_bytes: int = 250,
+        retry_s: float = 3600,
+        write_threads: int = 1,
+    ) -> None:
         self.store = Store(dram_bytes, nvme_bytes=10_000, hbm_bytes=hbm_bytes, folder=folder, slab_bytes=100)
         nvme = self.store.tiers[NVME]
         assert isinstance(nvme, FailingNvme)
@@ -36,6 +45,7 @@ class Node:
             self.store.tiers,
             batch_bytes=batch_bytes,
             read_threads=2,
+            write_threads=write_threads,
             tier_retry_s=retry_s,
             on_room=self._on_room,
         )
@@ -89,6 +99,21 @@ def test_planned_copies_are_made_in_batches_and_each_says_that_there_is_room(nod
     assert node.rooms == 2, "250 bytes a batch: two blocks, then one"
     assert node.store.dram.free_bytes == 300
     assert [node.store.bytes_of(block, NVME) for block in blocks] == [value_of(block) for block in blocks]
+
+
+def test_several_batches_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, write_threads=2)
+    both, write = threading.Barrier(2), node.nvme.write_batch
+
+    def meet(records: Sequence[Record]) -> None:
+        both.wait(PATIENCE_S)
+        write(records)
+
+    monkeypatch.setattr(node.nvme, "write_batch", meet)
+    blocks = node.fill()
+    node.demote_all()
+    assert [node.store.bytes_of(block, NVME) for block in blocks] == [value_of(block) for block in blocks]
+    node.close()
 
 
 def test_a_put_without_room_gets_it_from_the_mover(node: Node) -> None:

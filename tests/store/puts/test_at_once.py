@@ -11,8 +11,8 @@ from kvstore.protocol.event_messages import STORED as TOLD_STORED
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenIndex, Put
-from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, Abort, OpenIndex, Put
+from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.session import Session
 from kvstore.security.identity import Role
@@ -32,7 +32,7 @@ def message(name: str, value: bytes, *, ack: int = ACK_NODE, size: int | None = 
 
 def put(client: Client, name: str, value: bytes, ack: int = ACK_NODE) -> int | None:
     """As a client of this release: in one segment."""
-    return client.channel.call_for_flag(Put.TYPE, Put.SINCE, message(name, value, ack=ack).pack(), value, Deadline(TIMEOUT_S))
+    return client.channel.call_for_flag(Put.TYPE, message(name, value, ack=ack).pack(), value, Deadline(TIMEOUT_S))
 
 
 class Shown:
@@ -264,9 +264,43 @@ def test_without_room_nothing_is_served_at_once(node: Served, client: Client, sh
     writer = node.connect()
     opened = writer.open({"held": 16 * KIB})
     with pytest.raises(DeadlineExceeded):
-        client.channel.call_for_flag(Put.TYPE, Put.SINCE, message("a", b"value").pack(), b"value", Deadline(0.5))
+        client.channel.call_for_flag(Put.TYPE, message("a", b"value").pack(), b"value", Deadline(0.5))
     assert shown.all() == [False]
     assert len(opened.put_ids) == 1
+    writer.close()
+
+
+def test_put_that_waits_for_nothing_is_kept_like_any(node: Served, client: Client, shown: Shown) -> None:
+    assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
+    assert put(client, "a", b"value", ACK_NODE_NOW) == ALREADY_THERE
+    assert shown.all() == [True, True]
+    assert node.call(lambda: len(node.store.table.undecided)) == 1
+
+
+def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client: Client) -> None:
+    writer, waiter = node.connect(), node.connect()
+    opened = writer.open({"held": 16 * KIB})
+    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN
+    thread, results = in_background(lambda: put(waiter, "b", b"value"))
+    until(node, lambda: len(node.waiting) == 1)
+    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN, "behind who waits, too"
+    writer.ask(Abort(list(opened.put_ids)), Ok)
+    thread.join(TIMEOUT_S)
+    assert results == [STORED]
+    assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
+    node.call(node.store.table.check_integrity)
+    writer.close()
+    waiter.close()
+
+
+def test_batch_that_waits_for_nothing_is_stored_as_far_as_there_is_room(node: Served, client: Client) -> None:
+    values = [bytes([number]) * (4 * KIB) for number in range(3)]
+    columns = [b"a", b"b", b"c"], [4 * KIB] * 3, [0] * 3, [digest(value) for value in values], [b""] * 3
+    message = Put("ns", *columns, ACK_NODE_NOW)
+    writer = node.connect()
+    writer.open({"held": 4 * KIB, "more": 4 * KIB})
+    assert list(client.ask(message, Flags, payload=values).flags) == [STORED, STORED, ASK_AGAIN]
+    node.call(node.store.table.check_integrity)
     writer.close()
 
 

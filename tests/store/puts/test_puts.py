@@ -1,5 +1,9 @@
 """Promises of puts.py, on real sockets and shared memory: what is stored is what was sent, visible only when the master knows it."""
 
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from kvstore.protocol.errors import (
@@ -12,8 +16,10 @@ from kvstore.protocol.event_messages import Events
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Opened, Put
 from kvstore.protocol.session_messages import Failure, Flags, Ok
+from kvstore.store.blocks.block import NVME
+from kvstore.tiers.tier import Record
 from tests.rpc.wires import frame, read_frame
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
+from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 
 KIB = 1024
@@ -85,10 +91,26 @@ def test_a_request_of_nothing_is_answered_with_nothing(client: Client) -> None:
 
 
 def test_a_writer_hears_of_a_slab_ahead_of_need_once_a_slab(node: Served, client: Client) -> None:
+    while node.store.dram.prefault_step(1 << 20):
+        pass
     opened = client.open({"a": KIB})
     assert len(opened.ahead) == 2
     assert client.slabs(opened.ahead)[0] == [4 * KIB] * 2
     assert list(client.open({"b": KIB}).ahead) == []
+
+
+def test_another_writer_hears_of_slabs_that_are_there_already(node: Served, client: Client) -> None:
+    while node.store.dram.prefault_step(1 << 20):
+        pass
+    ahead = list(client.open({"a": KIB}).ahead)
+    other = node.connect()
+    assert list(other.open({"b": KIB}).ahead) == ahead
+    other.close()
+
+
+def test_slabs_that_the_node_has_not_touched_are_not_named_ahead(client: Client) -> None:
+    """A client that maps them would be charged for their pages."""
+    assert list(client.open({"a": KIB}).ahead) == []
 
 
 def test_open_needs_shared_memory(node: Served) -> None:
@@ -280,6 +302,36 @@ def test_nobody_puts_without_a_hello(node: Served) -> None:
         (Abort([1]), b""),
         (Put("ns", [b"a"], [1], [1], [0], [b""]), b"x"),
     ):
-        with pytest.raises(Unauthorized, match="needs a tenant's token"):
+        with pytest.raises(Unauthorized, match="a tenant's token with role write"):
             client.ask(message, Flags, payload=[payload] if payload else [])
     client.close()
+
+
+# --- with NVMe below ---
+
+
+@pytest.mark.parametrize("demotion_wait_s", [0, 0.05])
+def test_a_put_waits_for_a_disk_that_hangs_no_longer_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demotion_wait_s: float
+) -> None:
+    """Then the coldest leaves the node that is not on its way down."""
+    let_go = threading.Event()
+    with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20, demotion_wait_s=demotion_wait_s) as node:
+        write = node.store.tiers[NVME].write_batch
+
+        def hang(records: Sequence[Record]) -> None:
+            let_go.wait(TIMEOUT_S)
+            write(records)
+
+        monkeypatch.setattr(node.store.tiers[NVME], "write_batch", hang)
+        client = node.connect()
+        assert client.put({"a": b"a" * KIB, "b": b"b" * KIB, "c": b"c" * KIB, "d": b"d" * KIB}) == [STORED] * 4
+        try:
+            assert client.put({"e": b"e" * KIB}) == [STORED]
+            assert client.put({"f": b"f" * KIB}) == [STORED]
+            kept = [name for name in "abcdef" if client.read(name)[1] != [None]]
+        finally:
+            let_go.set()
+        assert kept[-2:] == ["e", "f"]
+        assert len(kept) == 4
+        client.close()

@@ -300,7 +300,7 @@ def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(no
     assert node.call(lambda: node.answers.expire(now_ns=node.reactor.now_ns() + 10 * 10**9)) == 1
     thread.join(TIMEOUT_S)
     assert isinstance(results[0], DeadlineExceeded)
-    assert "try again" in str(results[0])
+    assert "not confirmed" in str(results[0])
     node.call(lambda: node.unanswered.pop()(None))
     assert client.put({"a": b"x"}) == [ALREADY_THERE]
     assert client.read("a")[1] == [b"x"]

@@ -43,12 +43,12 @@ class Node:
         self.min_whole = min_whole
         self.store = Store(20 * SIZE, slab_bytes=7 * SIZE, policy="leaf_lru")
         self.table = self.store.table
-        self.slots = Slots(self.table, WaitingRoom(max_of_owner=9))
+        self.slots = Slots(self.table, WaitingRoom(max_of_owner=9), demotion_wait_s=3600)
         self.session: Any = Clock()
 
     def open(self, message: Open, *, may_open: bool = True) -> Opening | None:
         with patch.object(slots_module, "MIN_WHOLE", self.min_whole):
-            return self.slots.open(self.session, "red", message, may_open=may_open)
+            return self.slots.open(self.session, "red", message, may_open=may_open, may_drop=False)
 
     def puts(self, opening: Opening | None) -> list[OpenPut]:
         """Those that are open now."""

@@ -15,6 +15,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.outbox import SendLimits
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.table import STAGED_SHARE
 from kvstore.store.moves.mover import SlowRead
 from tests.rpc.traced import Spans, sampled
 from tests.rpc.wires import frame, read_frame
@@ -169,6 +170,83 @@ def test_what_is_on_nvme_is_sent_and_comes_up_on_its_second_hit(node: Served, cl
     assert readers(node, "a", "b") == [0, 0]
 
 
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Served]:
+    """Two values of 3,000 bytes may be staged at once."""
+    with served(tmp_path, dram_bytes=6000 * STAGED_SHARE, nvme_bytes=1 << 20) as node:
+        yield node
+
+
+def staged_bytes(node: Served) -> int:
+    return node.call(lambda: node.store.dram.quarantined_bytes)
+
+
+def test_a_cold_value_is_read_into_dram_for_its_reader_alone(roomy: Served) -> None:
+    client = roomy.connect()
+    values = {name: name.encode() * 3000 for name in "abc"}
+    client.put(values)
+    roomy.demote(*values)
+    blocks, found = client.read(*values)
+    assert list(blocks.statuses) == [MAPPED, MAPPED, INLINE], "the third goes along: no more may be staged"
+    assert (list(blocks.tiers), found) == ([TIER_BITS["nvme"]] * 3, [*values.values()])
+    assert staged_bytes(roomy) == 6000
+    assert [find(roomy, name).tier_mask() for name in values] == [4, 4, 4], "no place in DRAM is earned"
+    client.release(blocks.lease)
+    until(roomy, lambda: roomy.store.dram.quarantined_bytes == 0)
+    until(roomy, lambda: not any(find_here(roomy, name).readers for name in values))
+    assert roomy.call(lambda: roomy.turns.held_bytes) == 0
+    client.close()
+
+
+def test_a_staged_value_is_readable_until_its_lease_ends_whatever_becomes_of_its_block(roomy: Served) -> None:
+    client = roomy.connect()
+    client.put({"a": b"a" * 3000})
+    roomy.demote("a")
+    blocks = client.ask_blocks("a")
+    roomy.call(lambda: roomy.store.table.copies.drop(find_here(roomy, "a")))
+    client.put({name: name.encode() * 3000 for name in "bcdefgh"})
+    memory = client.map(blocks.slabs[0])
+    assert memory[blocks.offsets[0] : blocks.offsets[0] + 3000] == b"a" * 3000
+    assert roomy.call(lambda: roomy.leases.expire(now_ns=roomy.reactor.now_ns() + MAX_LEASE_NS)) == 1
+    assert staged_bytes(roomy) == 0
+    client.close()
+
+
+def test_a_cold_value_that_cannot_be_read_is_a_miss_and_leaves_no_slot(roomy: Served) -> None:
+    client = roomy.connect()
+    client.put({"a": b"a" * 3000, "b": b"b" * 3000})
+    find(roomy, "a").checksum ^= 1
+    roomy.demote("a", "b")
+    blocks, found = client.read("a", "b")
+    assert (list(blocks.statuses), found) == ([MISS, MAPPED], [None, b"b" * 3000])
+    assert roomy.call(lambda: roomy.store.table.find("red", b"a")) is None
+    assert staged_bytes(roomy) == 3000
+    nvme = roomy.store.tiers[NVME]
+    assert isinstance(nvme, FailingNvme)
+    nvme.read_failure = TierFailed("EIO")
+    find(roomy, "b").hits = 0
+    assert client.read("b")[1] == [None]
+    assert staged_bytes(roomy) == 3000
+    client.close()
+
+
+def test_who_hangs_up_while_its_value_is_staged_holds_nothing(roomy: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = roomy.connect()
+    client.put({"a": b"a" * 3000})
+    roomy.demote("a")
+    late: list[Callable[[], None]] = []
+    read = roomy.mover.read
+    monkeypatch.setattr(roomy.mover, "read", lambda wanted, done: late.append(lambda: read(wanted, done)))
+    sock = roomy.connect().channel.detach()
+    sock.sendall(frame(Read([b"a"], [0], 0, 1000)))
+    sock.close()
+    until(roomy, lambda: len(late) == 1 and len(roomy.server.sessions) == 1)
+    assert staged_bytes(roomy) == 3000, "the disk may still write there"
+    roomy.call(late[0])
+    until(roomy, lambda: not find_here(roomy, "a").readers and not roomy.store.dram.quarantined_bytes)
+    client.close()
+
+
 def test_one_key_twice_in_a_request_is_promoted_once_and_answered_twice(node: Served, client: Client) -> None:
     client.put({"a": b"a" * 3000})
     node.demote("a")
@@ -181,7 +259,7 @@ def test_a_damaged_value_is_a_miss_and_its_copy_is_given_up(tmp_path: Path) -> N
         client = node.connect()
         client.put({"a": b"a" * 3000, "b": b"b" * 3000})
         node.demote("a", "b")
-        path = tmp_path / "nvme" / "data.mdb"
+        path = tmp_path / "nvme" / "values"
         with path.open("r+b") as file:
             at = file.read().index(b"a" * 3000)
             file.seek(at + 17)
@@ -199,7 +277,7 @@ def test_a_damaged_value_met_by_a_promotion_is_a_miss_and_leaves_no_slot(tmp_pat
         node.demote("a")
         block = find(node, "a")
         block.hits = 5
-        with (tmp_path / "nvme" / "data.mdb").open("r+b") as file:
+        with (tmp_path / "nvme" / "values").open("r+b") as file:
             at = file.read().index(b"a" * 3000)
             file.seek(at)
             file.write(b"!")
@@ -358,7 +436,7 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
 
         def read() -> list[bytes | None]:
             with sampled():
-                return held.client.read("a")[1]
+                return held.client.read("a", inline_bytes=5000)[1]
 
         thread, results = in_background(read)
         until(node, lambda: len(node.waiting_reads) == 1)

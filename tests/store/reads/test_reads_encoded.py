@@ -17,6 +17,7 @@ from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
+from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.nvme import NvmeTier
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served
 from tests.store.tensors import SHAPE, after, tensor_value
@@ -46,10 +47,10 @@ def block_of(node: Served, name: str) -> Block:
     return block
 
 
-def environment_of(node: Served) -> Any:
+def nvme_of(node: Served) -> NvmeTier:
     nvme = node.store.tiers[NVME]
     assert isinstance(nvme, NvmeTier)
-    return nvme._environment
+    return nvme
 
 
 @pytest.mark.parametrize("tcp", [False, True])
@@ -75,14 +76,18 @@ def test_while_dram_has_it_what_was_put_is_read(node: Served, client: Client) ->
     assert client.read(*VALUES)[1] == list(VALUES.values())
 
 
-def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Served, client: Client) -> None:
+def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Served, client: Client, tmp_path: Path) -> None:
     node.demote("a", "b")
-    environment, slot = environment_of(node), block_of(node, "a").nvme
+    slot = block_of(node, "a").nvme
     assert slot is not None
-    environment.write(lambda transaction: transaction.put(slot.index.to_bytes(8), bytes(slot.size_bytes), db=environment.values))
+    placement = nvme_of(node)._values.placements.find(slot.index)
+    assert placement is not None
+    with (tmp_path / "nvme" / "values").open("r+b") as file:
+        file.seek(placement.runs[0].begin * PAGE_BYTES)
+        file.write(bytes(slot.size_bytes))
     blocks, values = client.read("a", "b")
     assert values == [None, LOSSY["b"]]
-    assert list(blocks.statuses) == [MISS, INLINE]
+    assert list(blocks.statuses) == [MISS, MAPPED]
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
     assert node.store.table.corrupt_reads == 1
 

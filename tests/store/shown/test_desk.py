@@ -4,12 +4,25 @@ import gc
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from kvstore.client.local.desk import Hazard, LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
-from kvstore.protocol.shown_index import ACCESSES, AT_ACCESSES, AT_HAZARDS_USED, AT_LOST, DESK_BYTES, HAZARDS, words_of
+from kvstore.protocol.shown_index import (
+    ACCESSES,
+    AT_ACCESSES,
+    AT_HAZARDS_USED,
+    AT_HOLDS,
+    AT_HOLDS_WRITTEN,
+    AT_LOST,
+    DESK_BYTES,
+    HAZARDS,
+    HOLD_HEADER_WORDS,
+    HOLD_WORDS,
+    words_of,
+)
 from kvstore.store.shown.desk import MAX_LOST, Desk
 from kvstore.store.shown.index import ShownIndex
 from tests.forks import told_by_child
@@ -28,7 +41,7 @@ class Seat:
         self.index = ShownIndex(64)
         self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
         for i, block in enumerate(self.blocks):
-            self.index.show(block, 1, 10 * i, 0, 100 + i)
+            self.index.show(block, 10 * i, 0, 100 + i)
         self.view = IndexView(self.index.fd, self.index.size_bytes)
 
     def read(self, number: int) -> None:
@@ -170,3 +183,51 @@ def test_another_form_is_refused() -> None:
     with pytest.raises(Broken, match="map"):
         LocalDesk(index.fd, 1 << 40)
     index.close()
+
+
+def test_hold_records_are_taken_once_and_in_order_around_the_ring(seat: Seat) -> None:
+    words = np.arange(HOLD_WORDS // 2, dtype=np.uint64)
+    for turn in range(5):
+        assert not seat.node.has_holds
+        assert seat.client.hold(turn, 1000 + turn, words[turn:])
+        assert seat.client.release(turn)
+        assert seat.node.has_holds
+        assert seat.node.hold_records() == [(turn, 1000 + turn, words[turn:].tolist()), (turn, 0, [])]
+        assert seat.node.hold_records() == []
+
+
+def test_a_ring_of_holds_without_space_refuses_all_of_a_record(seat: Seat) -> None:
+    words = np.arange(HOLD_WORDS - 2 * HOLD_HEADER_WORDS, dtype=np.uint64)
+    assert seat.client.hold(1, 10, words)
+    assert not seat.client.hold(2, 10, words[:1])
+    assert seat.client.release(1)
+    assert not seat.client.release(2)
+    assert [record.number for record in seat.node.hold_records()] == [1, 1]
+    assert seat.client.hold(2, 10, words)
+
+
+def test_nonsense_in_the_ring_of_holds_is_left_out(seat: Seat) -> None:
+    seat.client.hold(1, 10, np.arange(3, dtype=np.uint64))
+    seat.client.hold(2, 10, np.arange(3, dtype=np.uint64))
+    seat.client._words[AT_HOLDS + 6 + 2] = 1 << 60
+    assert [record.number for record in seat.node.hold_records()] == [1]
+    seat.client._words[AT_HOLDS_WRITTEN] += HOLD_WORDS + 1
+    assert seat.node.hold_records() == []
+    seat.client._words[AT_HOLDS_WRITTEN] -= 1
+    assert seat.node.hold_records() == []
+    assert seat.client.hold(3, 10, np.arange(3, dtype=np.uint64))
+    assert [record.number for record in seat.node.hold_records()] == [3]
+
+
+def test_what_is_not_held_is_told(seat: Seat) -> None:
+    seat.node.not_held(3)
+    seat.node.not_held(2)
+    assert seat.client.unheld == 5
+
+
+def test_a_desk_that_is_over_or_a_parent_s_takes_no_holds(seat: Seat) -> None:
+    assert told_by_child(lambda: str(seat.client.hold(1, 10, np.arange(3, dtype=np.uint64)))) == "False"
+    assert not seat.node.has_holds
+    seat.node.close()
+    assert not seat.client.hold(1, 10, np.arange(3, dtype=np.uint64))
+    assert not seat.client.release(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.client.local.index import IndexView
-from kvstore.protocol.shown_index import MAX_KEY_BYTES, WAYS, tag_of, words_of
+from kvstore.protocol.shown_index import KEY_WORDS, MAX_KEY_BYTES, WAYS, hash_of, words_of
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.columns import NOT_SHOWN
 from kvstore.store.shown import growth as growth_module
@@ -25,7 +25,7 @@ from tests.store.tables import Found, find, still
 def filled(index: ShownIndex, count: int) -> list[Block]:
     blocks = [block(os.urandom(16), i + 1) for i in range(count)]
     for i, one in enumerate(blocks):
-        index.show(one, 1, 64 * i, i, i)
+        index.show(one, 64 * i, i, i)
     return [one for one in blocks if one.shown != NOT_SHOWN]
 
 
@@ -53,7 +53,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
         assert [of_block(reader, one) for one in blocks[::100]] == before[::100]
         assert growth.go_on()
         steps += 1
-    assert steps == old.entries // PART_ENTRIES, "so many blocks at a time, and no more, whatever the size"
+    assert steps == -(-len(blocks) // PART_ENTRIES), "so many blocks at a time, and no more, whatever the size"
     growth.check_integrity()
     new = view_of(growth.index)
     assert reader.is_over
@@ -64,7 +64,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
         assert of_block(reader, one) == place
     while growth.go_on():
         steps += 1
-    assert steps == 2 * (old.entries // PART_ENTRIES) - 1
+    assert steps == 2 * -(-len(blocks) // PART_ENTRIES) - 1
     assert old.count == 0
     assert not any(still(reader, place) or find(reader, one.key) for one, place in zip(blocks, before, strict=True))
     assert all(find(new, one.key) for one in blocks)
@@ -91,9 +91,31 @@ def test_accesses_of_either_are_known_as_long_as_it_shows_the_block(old: ShownIn
 def test_a_longer_key_is_not_shown(old: ShownIndex) -> None:
     growth = Growth(old)
     long = block(b"k" * (MAX_KEY_BYTES + 1))
-    growth.show(long, 1, 0, 0, 0)
+    growth.show(long, 0, 0, 0)
     assert long.shown == NOT_SHOWN
     assert growth.count == 0
+    assert old.pushed_out == [long]
+    growth.close()
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_keys_that_are_longer_are_shown_in_the_wider_one(old: ShownIndex, is_full: bool) -> None:
+    blocks = filled(old, old.entries * 6 // 10 if is_full else 1000)
+    growth = Growth(old, KEY_WORDS[-1])
+    assert growth.max_key_bytes == MAX_KEY_BYTES
+    long = [block(os.urandom(20 + number)) for number in range(40)]
+    growth.show(long[0], 64, 7, 1)
+    assert growth.show_all(long[1:2], [128], [2]) == []
+    while growth.index is old:
+        growth.go_on()
+    growth.show(long[2], 64, 7, 1)
+    assert growth.show_all(long[3:4], [128], [2]) == []
+    view = view_of(growth.index)
+    assert all(find(view, one.key) for one in (*blocks, *long[:4]))
+    while growth.go_on():
+        pass
+    assert growth.index.sets == old.sets * (4 if is_full else 1)
+    growth.index.check_integrity()
     growth.close()
 
 
@@ -107,7 +129,7 @@ def test_it_takes_memory_for_what_it_shows_alone(old: ShownIndex) -> None:
 def keys_of(count: int, *, is_crowded: bool) -> list[bytes]:
     """Keys that all belong to the first set, of however many, or to any."""
     keys = (b"key-%04d" % i for i in itertools.count())
-    return list(itertools.islice((key for key in keys if (tag_of(key) >> 58 == 0) == is_crowded), count))
+    return list(itertools.islice((key for key in keys if (hash_of(key) >> 58 == 0) == is_crowded), count))
 
 
 class Growing(RuleBasedStateMachine):
@@ -148,7 +170,7 @@ class Growing(RuleBasedStateMachine):
         self.generation += 1
         self.slots[slot] = self.generation
         one = block(self.NAMES[key], self.generation)
-        self.index.show(one, 0, 64 * slot, self.generation, slot)
+        self.index.show(one, 64 * slot, self.generation, slot)
         self.blocks[key] = one, slot
 
     @rule(first=KEYS, count=st.integers(1, 30))
@@ -167,8 +189,8 @@ class Growing(RuleBasedStateMachine):
             one.checksum = self.generation
             made.append(one)
             self.blocks[key] = one, key
-        for number in self.index.show_all(made, [0] * len(keys), [64 * key for key in keys], keys):
-            self.index.show(made[number], 0, 64 * keys[number], made[number].generation, keys[number])
+        for number in self.index.show_all(made, [64 * key for key in keys], keys):
+            self.index.show(made[number], 64 * keys[number], made[number].generation, keys[number])
 
     def drop(self, key: int) -> None:
         one, _ = self.blocks.pop(key)

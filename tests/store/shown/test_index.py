@@ -15,10 +15,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.errors import Broken
-from kvstore.protocol.shown_index import _FACTORS, AT_SETS, MASK, MAX_KEY_BYTES, WAYS, index_bytes, tag_of, words_of
+from kvstore.protocol.shown_index import (
+    _FACTORS,
+    AT_KEY_WORDS,
+    AT_SETS,
+    KEY_WORDS,
+    MASK,
+    MAX_KEY_BYTES,
+    SLAB_SHIFT,
+    WAYS,
+    hash_of,
+    index_bytes,
+    key_words_for,
+    tag_of,
+    words_of,
+)
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.columns import NOT_SHOWN
 from kvstore.store.shown.index import FULL_SHARE, PAGE_ENTRIES, ShownIndex
+from kvstore.tiers.slabs import POSITION_BITS
 from tests.store.made import made
 from tests.store.tables import Found, find, still
 
@@ -46,18 +61,28 @@ def index() -> Iterator[ShownIndex]:
 
 
 def test_what_is_shown_is_found_with_all_that_was_said_of_it(index: ShownIndex) -> None:
-    index.show(block(b"k" * 20), 7, 4096, 0xABC, 33)
-    found = find(view_of(index), b"k" * 20)
+    index.show(block(b"k" * 16), 4096, 0xABC, 7 << SLAB_SHIFT | 33)
+    found = find(view_of(index), b"k" * 16)
     assert found is not None
-    assert (found.slab, found.offset, found.size, found.checksum, found.slot) == (7, 4096, 101, 0xABC, 33)
+    assert (found.slab, found.offset, found.size, found.checksum, found.slot) == (7, 4096, 101, 0xABC, 7 << SLAB_SHIFT | 33)
+    assert SLAB_SHIFT == POSITION_BITS
 
 
-def test_keys_of_all_lengths_are_told_apart(index: ShownIndex) -> None:
+@pytest.fixture
+def wide() -> Iterator[ShownIndex]:
+    index = ShownIndex(SETS, key_words=KEY_WORDS[-1], is_ordered=False)
+    yield index
+    index.check_integrity()
+    index.close()
+
+
+def test_keys_of_all_lengths_are_told_apart(wide: ShownIndex) -> None:
+    index = wide
     keys = [b"\0" * length for length in range(1, MAX_KEY_BYTES + 1)]
     view = view_of(index)
     for key in keys:
         shown = block(key)
-        index.show(shown, 1, len(key), 0, 0)
+        index.show(shown, len(key), 0, 0)
         for other in (one for one in keys if one != key):
             assert find(view, other) is None
             assert not view.exist_batch(words_of([other], len(other)), len(other)).any()
@@ -67,16 +92,39 @@ def test_keys_of_all_lengths_are_told_apart(index: ShownIndex) -> None:
         index.hide(shown)
 
 
-def test_a_longer_key_is_not_shown(index: ShownIndex) -> None:
-    long = block(b"k" * (MAX_KEY_BYTES + 1))
-    index.show(long, 1, 0, 0, 0)
-    assert long.shown == NOT_SHOWN
-    assert index.count == 0
+@pytest.mark.parametrize("key_words", KEY_WORDS)
+def test_a_longer_key_is_neither_shown_nor_found(key_words: int) -> None:
+    index = ShownIndex(SETS, key_words=key_words, is_ordered=False)
+    view, longest = view_of(index), b"k" * index.max_key_bytes
+    index.show(block(longest), 0, 0, 0)
+    assert find(view, longest) is not None
+    for key in (longest + b"k", b"k" * 8 * (key_words + 1)):
+        long = block(key)
+        index.show(long, 0, 0, 0)
+        assert long.shown == NOT_SHOWN
+        assert index.count == 1
+        assert find(view, key) is None
+        words = words_of([key], len(key))
+        assert not len(view.find_batch(words, len(key)).which)
+        assert not view.exist_batch(words, len(key)).any()
+    index.close()
+
+
+def test_entries_are_used_from_the_first_on_and_again(index: ShownIndex) -> None:
+    blocks = [block(b"key-%d" % number) for number in range(40)]
+    for one in blocks[:20]:
+        index.show(one, 0, 0, 0)
+    assert [one.shown for one in blocks[:20]] == list(range(20))
+    index.hide_all(blocks[3:6])
+    index.hide(blocks[9])
+    assert index.show_all(blocks[20:25], [0] * 5, [0] * 5) == []
+    assert [one.shown for one in blocks[20:25]] == [9, 5, 4, 3, 20]
+    assert index.used == 21
 
 
 def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: ShownIndex) -> None:
     shown = block(b"key")
-    index.show(shown, 1, 0, 0, 0)
+    index.show(shown, 0, 0, 0)
     view = view_of(index)
     found, batch = find(view, b"key"), view.find_batch(words_of([b"key"], 3), 3)
     assert found is not None
@@ -87,7 +135,7 @@ def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: Show
     assert find(view, b"key") is None
     assert not still(view, found)
     assert not view.still_batch(batch).any()
-    index.show(shown, 1, 0, 0, 0)
+    index.show(shown, 0, 0, 0)
     assert not still(view, found)
     assert not view.still_batch(batch).any()
 
@@ -97,7 +145,7 @@ def test_many_are_hidden_at_once_as_one_by_one(index: ShownIndex) -> None:
     blocks = [[block(b"key-%d" % number) for number in range(40)] for _ in range(2)]
     for which, of_index in zip((index, one_by_one), blocks, strict=True):
         for one in of_index:
-            which.show(one, 1, 0, 1, 1)
+            which.show(one, 0, 1, 1)
     index.hide_all(blocks[0][5:30])
     for one in blocks[1][5:30]:
         one_by_one.hide(one)
@@ -113,7 +161,7 @@ def test_a_full_set_shows_the_newest_and_the_one_pushed_out_is_not_found(index: 
     view = view_of(index)
     blocks = [block(b"%d" % i) for i in range(4 * SETS * WAYS)]
     for one in blocks:
-        index.show(one, 1, 0, 0, 0)
+        index.show(one, 0, 0, 0)
         assert find(view, one.key) is not None
     shown = [one for one in blocks if one.shown != NOT_SHOWN]
     assert len(shown) == index.count <= SETS * WAYS
@@ -124,7 +172,7 @@ def test_a_full_set_shows_the_newest_and_the_one_pushed_out_is_not_found(index: 
 @pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize("key_bytes", [1, 5, 16, MAX_KEY_BYTES])
 def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) -> None:
-    at_once, each = (ShownIndex(16 * SETS, number=3, is_ordered=is_ordered) for _ in range(2))
+    at_once, each = (ShownIndex(16 * SETS, key_words=key_words_for(key_bytes), number=3, is_ordered=is_ordered) for _ in range(2))
     views = [view_of(at_once), view_of(each)] if not is_ordered else []
     for turn in range(3):
         count = min(50, 250 // key_bytes + 30)
@@ -133,15 +181,16 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
         for ours in blocks:
             for i, one in enumerate(ours):
                 one.checksum = 7 * i
-        slabs, offsets, slots = list(range(count)), [64 * i for i in range(count)], [3 * i for i in range(count)]
-        assert at_once.show_all(blocks[0], slabs, offsets, slots) == []
+        offsets, slots = [64 * i for i in range(count)], [3 * i for i in range(count)]
+        assert at_once.show_all(blocks[0], offsets, slots) == []
         for i, one in enumerate(blocks[1]):
-            each.show(one, slabs[i], offsets[i], one.checksum, slots[i])
+            each.show(one, offsets[i], one.checksum, slots[i])
         assert [one.shown for one in blocks[0]] == [one.shown for one in blocks[1]]
         for view in views:
             assert [find(view, key) for key in keys] == [find(views[0], key) for key in keys]
         assert np.array_equal(at_once._rows, each._rows)
-        assert np.array_equal(at_once._tag_rows, each._tag_rows)
+        assert np.array_equal(at_once._tag_column, each._tag_column)
+        assert np.array_equal(at_once._number_column, each._number_column)
         for index, ours in zip((at_once, each), blocks, strict=True):
             for one in ours[::2] if turn < 2 else ours:
                 index.hide(one)
@@ -153,12 +202,12 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
 
 def test_those_whose_sets_are_full_are_named_and_not_shown(index: ShownIndex) -> None:
     blocks = [block(b"%04d" % i) for i in range(2 * SETS * WAYS)]
-    left = index.show_all(blocks, [1] * len(blocks), [0] * len(blocks), [0] * len(blocks))
+    left = index.show_all(blocks, [0] * len(blocks), [0] * len(blocks))
     assert left == [i for i, one in enumerate(blocks) if one.shown == NOT_SHOWN]
     assert len(blocks) - len(left) == index.count <= SETS * WAYS
     view = view_of(index)
     assert [find(view, one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
-    assert index.show_all([blocks[i] for i in left], [1] * len(left), [0] * len(left), [0] * len(left)) == list(range(len(left)))
+    assert index.show_all([blocks[i] for i in left], [0] * len(left), [0] * len(left)) == list(range(len(left)))
 
 
 def test_sets_of_an_index_that_has_more_than_16_bits_number_are_told_apart() -> None:
@@ -167,20 +216,20 @@ def test_sets_of_an_index_that_has_more_than_16_bits_number_are_told_apart() -> 
     of_set: dict[int, list[bytes]] = {}
     rng = random.Random(1)
     for key in (rng.randbytes(16) for _ in range(20_000)):
-        of_set.setdefault(tag_of(key) >> 64 - 17, []).append(key)
+        of_set.setdefault(hash_of(key) >> 64 - 17, []).append(key)
     found, other = next((number, number ^ 1 << 16) for number, keys in of_set.items() if len(keys) > 1 and number ^ 1 << 16 in of_set)
     first, second = of_set[found][:2]
     blocks = [block(key) for key in (first, of_set[other][0], second)]
-    assert index.show_all(blocks, [1] * 3, [0] * 3, [0] * 3) == []
-    assert [one.shown // WAYS for one in blocks] == [found, other, found]
+    assert index.show_all(blocks, [0] * 3, [0] * 3) == []
+    assert [int(index._places[one.shown]) // WAYS for one in blocks] == [found, other, found]
     assert index.count == len({one.shown for one in blocks}) == 3
     index.close()
 
 
 def test_one_and_many_are_found_alike(index: ShownIndex) -> None:
-    blocks = [block(b"key-%04d" % i, i) for i in range(SETS * WAYS)]
+    blocks = [block(b"key-%04d" % i, i) for i in range(SETS * WAYS // 2)]
     for i, one in enumerate(blocks):
-        index.show(one, i, 64 * i, i * i, i)
+        index.show(one, 64 * i, i * i, i)
     view, keys = view_of(index), [one.key for one in blocks]
     words = words_of(keys, 8)
     batch, one_by_one = view.find_batch(words, 8), [find(view, key) for key in keys]
@@ -199,9 +248,9 @@ def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> No
     low, high = _FACTORS[:2]
     step = low * pow(high, -1, 1 << 64)
     keys = [b"".join((word & MASK).to_bytes(8, "little") for word in (5 + i, 7 - i * step)) for i in range(3)]
-    assert len({tag_of(key) for key in keys}) == 1
+    assert len({hash_of(key) for key in keys}) == 1
     for i, key in enumerate(keys):
-        index.show(block(key), 1, 64 * i, 0, i)
+        index.show(block(key), 64 * i, 0, i)
     view = view_of(index)
     words = words_of(keys, 16)
     batch = view.find_batch(words, 16)
@@ -213,18 +262,18 @@ def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> No
 def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidate_that_another_lacks(index: ShownIndex) -> None:
     moving, present, absent = b"m" * 16, b"p" * 16, b"a" * 16
     for slot, key in enumerate((moving, present)):
-        index.show(block(key), 1, 64 * slot, 0, slot)
-    view, tag = view_of(index), tag_of(moving)
-    of_set = index._tag_rows[tag >> index._shift]
-    free = int(np.flatnonzero(of_set == 0)[-1])
-    of_set[free] = tag
+        index.show(block(key), 64 * slot, 0, slot)
+    view, hashed = view_of(index), hash_of(moving)
+    of_set = (hashed >> index._shift) * WAYS
+    free = of_set + int(np.flatnonzero(index._tag_column[of_set : of_set + WAYS] == 0)[-1])
+    index._tag_column[free], index._number_column[free] = tag_of(hashed), 0
     batch = view.find_batch(words_of([moving, present, absent], 16), 16)
     assert (batch.which.tolist(), batch.offsets.tolist()) == ([0, 1], [0, 64])
-    of_set[free] = 0
+    index._tag_column[free] = 0
 
 
 def test_many_keys_are_looked_up_in_parts(index: ShownIndex) -> None:
-    index.show(block(b"%05d" % 9999), 1, 77, 0, 0)
+    index.show(block(b"%05d" % 9999), 77, 0, 0)
     keys = [b"%05d" % i for i in range(10_000)]
     words = words_of(keys, 5)
     batch = view_of(index).find_batch(words, 5)
@@ -234,7 +283,7 @@ def test_many_keys_are_looked_up_in_parts(index: ShownIndex) -> None:
 
 def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: ShownIndex) -> None:
     shown = block(b"key")
-    index.show(shown, 1, 0, 0, 0)
+    index.show(shown, 0, 0, 0)
     view = view_of(index)
     [word] = view.access_words(view.find_batch(words_of([b"key"], 3), 3)).tolist()
     assert index.accessed(word) is shown
@@ -246,7 +295,7 @@ def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: Show
 
 def test_an_index_is_full_long_before_its_sets_are(index: ShownIndex) -> None:
     while not index.is_full:
-        index.show(block(os.urandom(20)), 1, 0, 0, 0)
+        index.show(block(os.urandom(16)), 0, 0, 0)
     assert index.count == int(FULL_SHARE * SETS * WAYS) + 1
     assert not index.pushed_out
 
@@ -254,7 +303,7 @@ def test_an_index_is_full_long_before_its_sets_are(index: ShownIndex) -> None:
 def test_an_index_takes_memory_only_for_what_it_shows() -> None:
     index = ShownIndex(1 << 14)
     empty = index.memory_bytes
-    index.show(block(b"key"), 1, 0, 0, 0)
+    index.show(block(b"key"), 0, 0, 0)
     assert empty < index.memory_bytes < empty + (64 << 10)
     view_of(index).find(b"key")
     assert index.memory_bytes < index.size_bytes // 100
@@ -266,7 +315,7 @@ def test_one_that_is_closed_shows_nothing_and_says_so() -> None:
     view = view_of(index)
     blocks = [block(b"%d" % i) for i in range(1000)]
     for one in blocks:
-        index.show(one, 1, 0, 0, 0)
+        index.show(one, 0, 0, 0)
     found = {one.key: find(view, one.key) for one in blocks}
     index.close()
     index.close()
@@ -295,13 +344,14 @@ def test_another_form_is_refused(index: ShownIndex) -> None:
             IndexView(fd, 4096)
         with pytest.raises(Broken, match="map"):
             IndexView(fd, index.size_bytes * 1000)
-        index._words[AT_SETS] = SETS + 1
-        with pytest.raises(Broken, match="form"):
-            IndexView(fd, index.size_bytes)
-        index._words[AT_SETS] = SETS
+        for word, wrong, right in ((AT_SETS, SETS + 1, SETS), (AT_SETS, 2 * SETS, SETS), (AT_KEY_WORDS, 3, 2), (AT_KEY_WORDS, 4, 2)):
+            index._words[word] = wrong
+            with pytest.raises(Broken, match="form"):
+                IndexView(fd, index.size_bytes)
+            index._words[word] = right
     finally:
         os.close(fd)
-    assert index_bytes(SETS) == index.size_bytes
+    assert index_bytes(SETS, KEY_WORDS[0]) == index.size_bytes
 
 
 class Interleaved(RuleBasedStateMachine):
@@ -345,7 +395,7 @@ class Interleaved(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.half_written)))
         written = self.half_written.pop(slot)
         self.slots[slot][self.SLOT_BYTES // 2 :] = bytes([written.generation % 251]) * (self.SLOT_BYTES // 2)
-        self.index.show(written, 0, slot * self.SLOT_BYTES, written.generation % 251, slot)
+        self.index.show(written, slot * self.SLOT_BYTES, written.generation % 251, slot)
         self.shown[slot] = written
 
     @precondition(lambda self: self.half_written)
@@ -356,7 +406,7 @@ class Interleaved(RuleBasedStateMachine):
             self.slots[slot][self.SLOT_BYTES // 2 :] = bytes([one.generation % 251]) * (self.SLOT_BYTES // 2)
             one.checksum = one.generation % 251
         slots = list(written)
-        assert self.index.show_all(list(written.values()), [0] * len(slots), [slot * self.SLOT_BYTES for slot in slots], slots) == []
+        assert self.index.show_all(list(written.values()), [slot * self.SLOT_BYTES for slot in slots], slots) == []
         self.shown.update(written)
 
     @precondition(lambda self: self.shown)
@@ -401,21 +451,33 @@ def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: i
     index = ShownIndex(1, is_ordered=False)
     view = view_of(index)
     old, new = block(b"old"), block(b"new", 2)
-    index.show(old, 1, 11, 0, 0)
-    at = index._entries + old.shown * 16
-    before = index._words[at : at + 16].tolist()
-    tag = index._words[index._tags + old.shown]
+    index.show(old, 11, 0, 0)
+    at, count, place = index._entries + old.shown * index._entry_words, index._entry_words, int(index._places[old.shown])
+    before = index._words[at : at + count].tolist()
+    tag = index._tags[place]
     index.hide(old)
-    index.show(new, 2, 22, 0, 0)
-    after = index._words[at : at + 16].tolist()
+    index.show(new, 22, 0, 0)
+    after = index._words[at : at + count].tolist()
     # As it was when `stores` words of the new body had come: the sequence is still odd.
     index._words[at] = before[0] + 1
-    for word in range(1, 16):
-        index._words[at + word] = after[word] if word <= 2 * stores else before[word]
+    for word in range(1, count):
+        index._words[at + word] = after[word] if word <= stores else before[word]
     for name in (b"old", b"new"):
         assert find(view, name) is None
     # And one that says that it is whole, and is not: only the check tells.
     index._words[at] = before[0] + 2
-    index._words[index._tags + new.shown] = tag
+    index._tags[place], index._numbers[place] = tag, old.shown if old.shown != NOT_SHOWN else new.shown
     found = find(view, b"old")
-    assert found is None or index._words[at + 1 : at + 16].tolist() == before[1:]
+    assert found is None or index._words[at + 1 : at + count].tolist() == before[1:]
+
+
+def test_many_words_mean_the_blocks_that_each_alone_does(index: ShownIndex) -> None:
+    blocks = [block(b"key %d" % number) for number in range(20)]
+    for number, one in enumerate(blocks):
+        index.show(one, 0, 0, number)
+    view = view_of(index)
+    words = [view.access_word(place) for one in blocks if (place := view.find(one.key)) is not None]
+    assert index.all_accessed(words) == blocks
+    index.hide(blocks[3])
+    assert index.all_accessed([*words, index.entries, 0xFFFF_FFFF]) == [one for one in blocks if one is not blocks[3]]
+    assert index.all_accessed([]) == []

@@ -17,8 +17,9 @@ from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.index import FIRST_SETS
 from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_A_TURN, SHOWN_AT_ONCE
 from tests.store.made import made
-from tests.store.tables import MAX_LOOK_NS, Store, value_of
+from tests.store.tables import MAX_HOLD_NS, MAX_LOOK_NS, Store, value_of
 
+SIZE = 100
 MORE_THAN_A_TURN = SHOWN_A_TURN + 500
 
 
@@ -76,10 +77,37 @@ def test_tenants_have_indexes_of_their_own(store: Store) -> None:
 
 def test_a_key_that_is_too_long_is_not_shown(store: Store) -> None:
     client = store.client()
-    store.put("k" * MAX_KEY_BYTES)
+    store.put("k")
     block = store.put("k" * (MAX_KEY_BYTES + 1))
     store.table.copies.drop(block)
-    assert client.find("k" * MAX_KEY_BYTES) is not None
+    assert client.find("k") is not None
+    assert not store.showing.beat(1)
+    assert not client.index.is_over
+
+
+def test_an_index_for_longer_keys_takes_the_place_of_the_first(store: Store) -> None:
+    client = store.client()
+    store.put("short")
+    names = ["k" * (20 + number) for number in range(MIN_SHOWN_AT_ONCE)]
+    for name in (*names, "k" * MAX_KEY_BYTES):
+        store.put(name)
+    assert client.find("short") is not None
+    assert not any(client.find(name) for name in names)
+    while store.showing.beat(1):
+        pass
+    assert client.index.is_over
+    client = store.client()
+    assert all(client.find(name) for name in ("short", *names, "k" * MAX_KEY_BYTES))
+    assert not store.showing.beat(2)
+
+
+def test_an_index_is_made_for_the_keys_that_are_there(store: Store) -> None:
+    store.put("k" * 33)
+    store.put("k" * (MAX_KEY_BYTES + 1))
+    client = store.client()
+    assert client.find("k" * 33) is not None
+    assert not store.showing.beat(1)
+    assert not client.index.is_over
 
 
 def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
@@ -161,6 +189,9 @@ def test_keys_of_several_lengths_and_keys_that_are_too_long_are_shown_as_far_as_
     client = store.client()
     names = [character * length for length in (3, 20, MAX_KEY_BYTES + 1) for character in "abcdefghijklmnop"]
     put_batch(store, names)
+    while store.showing.beat(1):
+        pass
+    client = store.client()
     assert [name for name in names if client.find(name) is not None] == [name for name in names if len(name) <= MAX_KEY_BYTES]
     long = [f"{number:070d}" for number in range(MIN_SHOWN_AT_ONCE)]
     put_batch(store, long)
@@ -444,3 +475,51 @@ def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
     store.showing.forget_owner("one")
     assert views[0].is_over
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
+    store = Store(10 * SIZE, slab_bytes=SIZE)
+    client = store.client()
+    for number in range(10):
+        store.put(f"a{number}", SIZE)
+    assert client.hold(["a0", "never"], 1, MAX_HOLD_NS) == ["a0"]
+    for number in range(9):
+        store.put(f"b{number}", SIZE)
+    assert (client.find("a0") is not None, client.find("a9"), client.desk.unheld) == (True, None, 0)
+    assert client.desk.release(1)
+    store.put("c", SIZE)
+    assert client.find("a0") is None
+    store.close()
+
+
+def test_a_hold_takes_no_block_that_has_left_and_no_more_than_may_be_held() -> None:
+    store = Store(20 * SIZE, slab_bytes=SIZE)
+    client = store.client()
+    blocks = [store.put(f"a{number}", SIZE) for number in range(5)]
+    client.hold([f"a{number}" for number in range(5)], 1, MAX_HOLD_NS)
+    store.table.copies.drop(blocks[0])
+    store.showing.take_holds("red")
+    store.showing.take_holds("blue")
+    assert ([bool(block.hold_bits) for block in blocks], client.desk.unheld) == ([False, True, True, False, False], 3)
+    assert store.holds.refused == 3
+    store.table.forget_owner("client")
+    assert not any(block.hold_bits for block in blocks)
+    store.close()
+
+
+def test_holds_of_an_index_that_grows_are_known_and_one_is_over_with_its_time() -> None:
+    store = Store(1 << 20)
+    client = store.client()
+    first = store.put("a0", 16)
+    client.hold(["a0"], 1, 1000)
+    for number in range(1, 2000):
+        store.put(f"a{number}", 16)
+        if number == 1800:
+            assert not first.hold_bits
+            client.hold(["a0"], 2, 1000)
+    while store.showing.beat(1):
+        pass
+    assert (bool(first.hold_bits), len(store.holds)) == (True, 2)
+    store.table.expire(now_ns=1000)
+    assert (bool(first.hold_bits), len(store.holds)) == (False, 0)
+    store.close()

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.telemetry.http.access import Access, is_foreign, this_host_only
+from kvstore.security.identity import EVERYBODY
+from kvstore.telemetry.http.access import Access, anybody, is_foreign, this_host_only, unexplained
 
 
 def request(remote: str | None = "127.0.0.1", host: str = "127.0.0.1:7442", **headers: str) -> Any:
@@ -44,3 +45,11 @@ def test_a_name_of_elsewhere_that_means_this_host_is_foreign() -> None:
 def test_what_is_malformed_is_foreign() -> None:
     assert this_host_only(request(host="[::1")) is Access.NONE
     assert is_foreign(request(Origin="http://[x"))
+
+
+def test_a_port_without_credentials_explains_nothing() -> None:
+    assert unexplained(request("10.0.0.1", Authorization="Bearer any")) == ""
+
+
+def test_a_daemon_without_credentials_of_the_cluster_knows_no_names() -> None:
+    assert anybody(request()) is EVERYBODY

@@ -1,5 +1,6 @@
 """Promises of by_token.py, by HTTP."""
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -8,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from kvstore.protocol.errors import ConfigError
+from kvstore.security.credentials import NO_TENANT
 from kvstore.security.guard import Guard
-from kvstore.telemetry.http.access import Access, Authorize
-from kvstore.telemetry.http.by_token import by_any_of, by_file, by_token
+from kvstore.security.identity import STRANGER, Identity
+from kvstore.telemetry.http.access import Access, Authorize, Explain
+from kvstore.telemetry.http.by_token import by_any_of, by_file, by_token, named_by_token, why_by_token, why_unknown
 from kvstore.telemetry.http.server import HttpServer
 
 TIMEOUT_S = 60.0
@@ -41,6 +45,18 @@ def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     file.write_text(TOKENS)
     with serving(by_token(Guard(str(file) if request.param else ""))) as address:
         yield address
+
+
+def test_refused_token_is_reported_with_its_address(tmp_path: Path) -> None:
+    """A request without any is not: each page of a browser begins with one."""
+    file, refused = tmp_path / "tokens.toml", list[tuple[str, str]]()
+    file.write_text(TOKENS)
+    with serving(by_token(Guard(str(file)), lambda actor, error: refused.append((actor.peer, str(error))))) as address:
+        assert access(address) == access(address, "Bearer wrong") == access(address, "Bearer nodes") == "NONE"
+        assert access(address, "Bearer operators") == "ADMIN"
+    wrong, node = dict.fromkeys(refused)
+    assert wrong == ("127.0.0.1", NO_TENANT)
+    assert node == ("127.0.0.1", "node is no operator: the console and metrics need a token of [admins]")
 
 
 def access(address: str, authorization: str = "") -> str:
@@ -109,3 +125,57 @@ def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Pat
 def test_any_of_no_tokens_lets_nobody_in() -> None:
     with serving(by_any_of(())) as address:
         assert access(address) == access(address, "Bearer") == "NONE"
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        ("guess", "That token is not known"),
+        ("tenants", "That token is a tenant's; the console needs an operator's"),
+        ("nodes", "That token is a node's; the console needs an operator's"),
+        ("engines", "That token is an engine's; the console needs an operator's"),
+        ("former", "That token has expired; ask for a new one"),
+        (None, "this needs a credential that may read"),
+    ],
+)
+def test_a_token_that_is_not_enough_is_refused_with_the_reason(tmp_path: Path, token: str | None, why: str) -> None:
+    file = tmp_path / "tokens.toml"
+    former = 'former = { token = "former", expires = 2020-01-01 }\n'
+    file.write_text(TOKENS.replace("[nodes]", former + "[nodes]") + '[instances]\n"*" = "engines"\n')
+    assert refused(by_token(guard := Guard(str(file))), why_by_token(guard), token) == why
+
+
+def test_a_token_that_no_line_of_a_file_has_is_not_known() -> None:
+    assert refused(by_any_of(["one"]), why_unknown, "two") == "That token is not known"
+
+
+def refused(authorize: Authorize, explain: Explain, token: str | None) -> str:
+    """The error of a route that needs READ."""
+    server = HttpServer("127.0.0.1:0", authorize=authorize, explain=explain)
+
+    async def fine(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    server.add("GET", "/", fine, needs=Access.READ)
+    server.start()
+    try:
+        asked = urllib.request.Request(f"http://{server.address}/", headers={"Authorization": f"Bearer {token}"} if token else {})
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(asked, timeout=TIMEOUT_S)
+        assert refusal.value.code == 401
+        return str(json.loads(refusal.value.read())["error"])
+    finally:
+        server.close()
+
+
+def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:
+    """One whose token was revoked in between is a stranger."""
+    file = tmp_path / "tokens.toml"
+    file.write_text(TOKENS)
+    identify = named_by_token(Guard(str(file)))
+
+    def named(token: str) -> Identity:
+        return identify(make_mocked_request("GET", "/", headers={"Authorization": f"Bearer {token}"}))
+
+    assert named("operators").name == "boss"
+    assert named("wrong") == STRANGER

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from kvstore.protocol.errors import ConfigError, Full
+from kvstore.security.identity import Identity, Kind
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.telemetry.http import server as module
@@ -251,5 +252,20 @@ def test_who_may_ask_for_what_a_handler_answers_is_one_thing_wherever_it_answers
         server.add("POST", "/it", fine, needs=Access.ADMIN)
         with pytest.raises(AssertionError, match="/that would change who may ask elsewhere"):
             server.add("GET", "/that", fine, needs=Access.NONE)
+    finally:
+        server.close()
+
+
+def test_who_asks_for_a_change_is_known_by_identity_and_address() -> None:
+    alice = Identity(Kind.OPERATOR, name="alice")
+    server = HttpServer("127.0.0.1:0", identify=lambda _request: alice)
+
+    async def who(request: web.Request) -> web.Response:
+        return web.Response(text=str(server.actor(request, "http")))
+
+    server.add("GET", "/it", who, needs=Access.NONE)
+    server.start()
+    try:
+        assert ask(server.address, "/it").text == "operator alice from 127.0.0.1"
     finally:
         server.close()

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.telemetry.http.access import Access
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.logs.route import add_log_level
+from kvstore.telemetry.logs.route import LevelChange, add_log_level
 from kvstore.telemetry.logs.writing import JsonLines
 from tests.telemetry.http.asking import Answer, ask
 
@@ -35,9 +35,27 @@ def test_a_loggers_level_changes_and_is_told(server: HttpServer, caplog: pytest.
     assert LOGGER.isEnabledFor(logging.DEBUG)
     line = json.loads(JsonLines().format(caplog.records[-1]))
     assert (line["event"], line["level"], line["of"], line["to"]) == ("log_level", "warning", LOGGER.name, "debug")
+    assert line["by"] == "anybody from 127.0.0.1"
     assert post(server, {"level": "error"}).status == 200
     assert ask(server.address, "/debug/log-level").json()[LOGGER.name] == "debug", "it has a level of its own"
     assert logging.getLogger("kvstore").level == logging.ERROR
+
+
+def test_change_of_a_level_is_reported() -> None:
+    server, changes = HttpServer("127.0.0.1:0"), list[LevelChange]()
+    add_log_level(server, changes.append)
+    server.start()
+    try:
+        for level in ("debug", "info"):
+            assert post(server, {"level": level, "of": LOGGER.name}).status == 200
+    finally:
+        server.close()
+        LOGGER.setLevel(logging.NOTSET)
+    assert [(change.of, change.new, change.by.peer) for change in changes] == [
+        (LOGGER.name, "debug", "127.0.0.1"),
+        (LOGGER.name, "info", "127.0.0.1"),
+    ]
+    assert changes[1].old == "debug"
 
 
 @pytest.mark.parametrize(

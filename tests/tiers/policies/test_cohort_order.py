@@ -3,6 +3,7 @@
 from kvstore.tiers.policies.cohort_order import RINGS, CohortOrder
 from kvstore.tiers.policies.hazard import BUCKETS
 from kvstore.tiers.policies.run import Run
+from kvstore.tiers.policies.states import DictStates
 from kvstore.tiers.policies.visits import Cohort
 
 
@@ -74,9 +75,9 @@ def test_a_cohort_that_left_makes_room_for_the_next_of_its_ring() -> None:
 
 
 def test_a_run_is_the_leaves_that_are_left_of_it_in_its_place() -> None:
-    order, cohort, nodes = CohortOrder[int](), Cohort[int](0, 0.0), dict[int, object]()
+    order, cohort, nodes = CohortOrder[int](), Cohort[int](0, 0.0), DictStates[int, object]()
     run = Run([7, 8, 9], cohort, nodes)
-    nodes.update(dict.fromkeys((7, 8, 9), run))
+    nodes.set_all((7, 8, 9), run)
     order.enter(cohort, True)
     cohort.leaves[True].update(dict.fromkeys((run, 5)))
     assert (order.first(), list(order)) == (7, [7, 8, 9, 5])

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.tiers.policies.children import FEW_CHILDREN, with_child
-from kvstore.tiers.policies.node import Node, alone
+from kvstore.tiers.policies.node import Node, alone, is_alone
 from kvstore.tiers.policies.visits import ALONE, Cohort, Visit
 
 
@@ -40,3 +40,16 @@ def test_a_block_that_was_alone_had_a_first_visit_that_has_ended() -> None:
     node = alone(7, cohort)
     assert (node.visit.cohort, node.visit.tip, node.visit.blocks, node.visit.classify()) == (cohort, 7, 1, ALONE)
     assert (node.parent, node.child, node.home) == (None, None, None)
+
+
+def test_a_block_is_alone_that_has_nothing_but_its_first_visit() -> None:
+    cohort = Cohort[int](3, 1.5)
+    assert is_alone(alone(7, cohort))
+    for name, value in (("birth_turn", 2), ("forks", 1), ("parent", 6)):
+        node = alone(7, cohort)
+        setattr(node, name, value)
+        assert not is_alone(node)
+    for name, value in (("blocks", 2), ("new_blocks", 0), ("turn", 2), ("forks", 4)):
+        node = alone(7, cohort)
+        setattr(node.visit, name, value)
+        assert not is_alone(node)

@@ -17,7 +17,9 @@ from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.conformance import PolicyConformance
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
+from kvstore.tiers.policies.node import Node
 from kvstore.tiers.policies.prefix import PrefixPolicy
+from kvstore.tiers.policies.states import DictStates
 
 
 class Clock:
@@ -221,7 +223,7 @@ def test_inner_blocks_leave_when_every_leaf_is_in_use() -> None:
 
 
 def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every_block() -> None:
-    class Passing(dict[str, Any]):
+    class Passing(DictStates[str, Any]):
         passed = 0
 
         def items(self) -> Any:
@@ -233,7 +235,7 @@ def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every
     prompts = [words(f"prompt {number} ", 500) for number in range(10)]
     for prompt in prompts:
         store(policy, prompt)
-    policy._nodes = Passing(policy._nodes)
+    policy._nodes = Passing(policy._nodes.items())
     ends = {prompt[-1] for prompt in prompts}
     assert policy.victim(lambda key: key not in ends) == prompts[0][0]
     assert Passing.passed == 1
@@ -468,3 +470,44 @@ def test_a_cohort_whose_leaves_are_gone_keeps_no_room_for_them() -> None:
     emptied = [leaves for cohort in cohorts for leaves in cohort.leaves if not leaves]
     assert len(emptied) > 5
     assert max(map(sys.getsizeof, emptied)) <= sys.getsizeof(OrderedDict())
+
+
+def test_what_it_knows_of_keys_is_kept_where_it_is_told_to() -> None:
+    policy, states = PrefixPolicy[str](clock=Clock()), DictStates[str, Any]()
+    policy.keep_in(states)
+    store(policy, ["a", "b"])
+    assert states.keys() == {"a", "b"}
+    assert len(policy) == 2
+    policy.remove("b")
+    assert states.keys() == {"a"}
+
+
+def test_blocks_stored_alone_one_by_one_are_one_run_until_one_is_read() -> None:
+    policy = PrefixPolicy[str](clock=Clock())
+    for key in "abcdef":
+        policy.insert(key)
+    policy.insert_all([*"ghi"])
+    policy.insert("j")  # ends the visit to the last one
+    states = policy._nodes
+    assert len({id(states.get(key)) for key in "abcdefghi"}) == 1
+    policy.touch("b")
+    assert isinstance(states.get("b"), Node)
+    policy.check_integrity()
+    policy.insert("k")
+    policy.insert("l")
+    assert states.get("k") is not states.get("a"), "what has left that run may come again"
+    for key in "acd":
+        policy.remove(key)
+    assert policy.victim() == "e"
+    policy.check_integrity()
+
+
+def test_the_last_block_stored_is_read_alone() -> None:
+    """The read ends its visit, with which it is filed."""
+    policy = PrefixPolicy[str](clock=Clock())
+    policy.insert("a")
+    policy.touch("a")
+    node = policy._nodes.get("a")
+    assert isinstance(node, Node)
+    assert node.visit is policy._visit
+    policy.check_integrity()

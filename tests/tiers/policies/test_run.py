@@ -4,13 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.tiers.policies.run import Run
+from kvstore.tiers.policies.states import DictStates
 
 
 @given(st.integers(1, 30), st.data())
 def test_those_that_are_there_are_given_in_order(count: int, data: st.DataObject) -> None:
-    nodes: dict[int, object] = {}
+    nodes = DictStates[int, object]()
     run = Run(list(range(count)), "home", nodes)
-    nodes.update(dict.fromkeys(range(count), run))
+    nodes.set_all(range(count), run)
     left = list(range(count))
     while left:
         assert (run.first(), list(run), run.left) == (left[0], left, len(left))
@@ -24,3 +25,14 @@ def test_those_that_are_there_are_given_in_order(count: int, data: st.DataObject
         run.has_lost(len(gone))
         assert len(run._keys) <= max(2 * len(left), 1)
     assert (list(run), run.left, run.home) == ([], 0, "home")
+
+
+def test_more_come_as_long_as_all_are_there() -> None:
+    nodes = DictStates[int, object]()
+    run = Run([1, 2], "home", nodes)
+    run.extend((3,))
+    nodes.set_all((1, 2, 3), run)
+    assert (list(run), run.left, run.is_whole) == ([1, 2, 3], 3, True)
+    del nodes[2]
+    run.has_lost(1)
+    assert (list(run), run.is_whole) == ([1, 3], False)

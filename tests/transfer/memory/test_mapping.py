@@ -146,7 +146,7 @@ def test_a_closed_region_leaves_its_descriptor_at_once_and_its_memory_with_the_l
 
 @pytest.mark.parametrize("size_bytes", [-1, 0, MAX_REGION_BYTES + 1])
 def test_a_region_of_no_or_too_many_bytes_is_refused(size_bytes: int) -> None:
-    with pytest.raises(InvalidArgument, match="a region is 1 to"):
+    with pytest.raises(InvalidArgument, match="a region is 1 byte to"):
         allocate(size_bytes)
 
 
@@ -158,7 +158,7 @@ def test_more_memory_than_the_machine_has_is_refused_before_it_is_touched() -> N
 def test_memory_that_cannot_be_mapped_is_told_and_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
-    with limited(resource.RLIMIT_AS, used_bytes + (64 << 20)), pytest.raises(Full, match="no shared memory of 268435456 bytes: cannot map"):
+    with limited(resource.RLIMIT_AS, used_bytes + (64 << 20)), pytest.raises(Full, match="no shared memory of 256 MiB: cannot map"):
         allocate(256 << 20)
     assert len(os.listdir("/proc/self/fd")) == before
 

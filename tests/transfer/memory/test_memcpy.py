@@ -4,21 +4,40 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from queue import SimpleQueue
 
 import pytest
 import xxhash
 
+from kvstore.rpc.gil_contention import FIRST_HELD, LATE_NS
 from kvstore.transfer.memory import memcpy
-from kvstore.transfer.memory.memcpy import COPY_BYTES, PARALLEL_BYTES, PART_BYTES, MemcpyPool, copy
+from kvstore.transfer.memory.memcpy import (
+    COPY_BYTES,
+    FREE,
+    HASH_HELD,
+    HELD,
+    HELD_BYTES,
+    PARALLEL_BYTES,
+    PART_BYTES,
+    Gather,
+    MemcpyPool,
+    Way,
+    copy,
+    gather_and_sum_all,
+)
 from kvstore.transfer.testing.waiting import eventually
 
 
-@pytest.fixture(params=[1, 2, 3, 0])
+@pytest.fixture(params=[1, 2, 3, 0, "beside a thread that computes"])
 def copier(request: pytest.FixtureRequest) -> Iterator[MemcpyPool]:
-    found = MemcpyPool(request.param)
+    is_held = isinstance(request.param, str)
+    found = MemcpyPool(1 if is_held else request.param)
+    if is_held:
+        found.gil.copied(LATE_NS)
     yield found
     found.close()
 
@@ -147,3 +166,52 @@ def test_no_thread_writes_after_a_copy_that_signals_interrupt_again_and_again() 
     signals, written, wrong = json.loads(found.stdout)
     assert signals >= 400
     assert (written, wrong) == (0, 0)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(COPY_BYTES, HELD), (HELD_BYTES, HELD), (HELD_BYTES + 1, HASH_HELD)])
+def test_after_a_late_copy_the_next_ones_keep_the_gil(size: int, expected: Way) -> None:
+    copier, source, destination = MemcpyPool(1), os.urandom(size), bytearray(size)
+    ways: list[Way] = []
+
+    def work(gathers: Sequence[Gather], way: Way = FREE) -> list[int]:
+        ways.append(way)
+        return gather_and_sum_all(gathers, way)
+
+    copier.gil.copied(LATE_NS)
+    for _ in range(FIRST_HELD + 1):
+        assert copier._spread(work, [(memoryview(destination), [memoryview(source)])]) == [[xxhash.xxh3_64_intdigest(source)]]
+    assert ways == [expected] * FIRST_HELD + [FREE]
+    assert destination == source
+
+
+def test_what_keeps_the_gil_lets_no_other_thread_run() -> None:
+    """Another thread has a turn when it gets the GIL. It never asks for it: the switch interval is longer than the test."""
+    calls, turns = SimpleQueue[bool](), list[bool]()
+    source = memoryview(bytes(8 * HELD_BYTES))  # so much that the other thread wakes up meanwhile
+    destination = memoryview(bytearray(len(source)))
+
+    def take_turns() -> None:
+        while calls.get():
+            turns.append(True)
+
+    def lets_go(call: Callable[[], object]) -> bool:
+        calls.put(True)
+        before = len(turns)
+        call()
+        return len(turns) > before
+
+    held: list[Callable[[], object]] = [
+        lambda: HELD.copy(destination, source),
+        lambda: HELD.checksum(source),
+        lambda: HELD.update(xxhash.xxh3_64(), source),
+    ]
+    interval_s, other = sys.getswitchinterval(), threading.Thread(target=take_turns)
+    sys.setswitchinterval(1000)
+    try:
+        other.start()
+        assert not any(lets_go(call) for call in held * 8)
+        eventually(lambda: lets_go(lambda: FREE.copy(destination, source)), "a turn while the GIL is let go of")
+    finally:
+        calls.put(False)
+        sys.setswitchinterval(interval_s)
+        other.join()

@@ -14,7 +14,8 @@ from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in
 
 
 class Engine:
-    """What a transfer knows of an engine: it is told to abort and asked for help. `ends` says whether aborting does anything."""
+    """What a transfer knows of an engine: it is told to abort, which does nothing to one that is over, and asked for help. `ends` says
+    whether aborting does anything else."""
 
     def __init__(self, *, ends: bool = True) -> None:
         self.ends = ends
@@ -27,6 +28,8 @@ class Engine:
         return Transfer(Deadline(deadline_s), Priority.FOREGROUND, held or [], self.abort, self.help, on_done)
 
     def abort(self, transfer: Transfer, error: KVStoreError) -> None:
+        if transfer.is_over:
+            return
         transfer.error = error
         if self.ends:
             transfer.complete()
@@ -141,6 +144,28 @@ def test_an_abandoned_transfer_is_over_however_it_ends() -> None:
     transfer.abandon()
     assert transfer.is_over
     assert isinstance(transfer.error, Cancelled)
+
+
+def test_its_error_keeps_nothing_of_its_callers() -> None:
+    """Neither the frames of those who wait, nor the exception because of which it is abandoned."""
+    transfer = Engine().transfer()
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        transfer.abandon()
+    for wait in (transfer.wait, transfer.check):
+        with pytest.raises(Cancelled):
+            wait()
+    assert transfer.error is not None
+    assert (transfer.error.__traceback__, transfer.error.__context__) == (None, None)
+
+
+def test_a_transfer_that_is_over_may_be_abandoned() -> None:
+    transfer = Engine().transfer()
+    transfer.complete()
+    transfer.abandon()
+    assert transfer.is_over
+    assert transfer.error is None
 
 
 def test_it_lets_go_of_its_regions_before_it_tells() -> None:

@@ -18,7 +18,7 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
-from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, Header, unpack_header
+from kvstore.protocol.frames import HEADER_BYTES, Header, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
@@ -228,18 +228,17 @@ def test_a_failure_that_names_no_request_ends_the_connection(lane: Lane) -> None
         assert not link.connection.is_open
 
 
-@pytest.mark.parametrize(("secret", "version"), [(b"secret", Join.SINCE), (b"", OLDEST_VERSION)])
-def test_joining_says_who_asks_and_shows_the_peers_secret_where_it_has_one(secret: bytes, version: int) -> None:
-    seen: list[tuple[int, Join]] = []
+def test_joining_says_who_asks_and_shows_the_peers_secret() -> None:
+    seen: list[Join] = []
 
     def play(sock: socket.socket) -> None:
         header = unpack_header(read(sock, HEADER_BYTES))
-        seen.append((header.version, Join.unpack_of(header.version, read(sock, header.body_bytes))))
+        seen.append(Join.unpack(read(sock, header.body_bytes)))
         sock.sendall(frame(Joined("them"), header.request_id))
 
     with a_link(play) as link:
-        link.join("us", secret, Deadline(PATIENCE_S))
-    assert seen == [(version, Join("us", 7, secret))]
+        link.join("us", b"secret", Deadline(PATIENCE_S))
+    assert seen == [Join("us", 7, b"secret")]
 
 
 def test_numbers_of_requests_begin_anew_after_the_last(lane: Lane) -> None:

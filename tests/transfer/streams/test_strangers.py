@@ -3,14 +3,14 @@
 import pytest
 
 from kvstore.protocol.errors import ProtocolError, Unreachable
-from kvstore.protocol.frames import HEADER_BYTES, OLDEST_VERSION, pack_header
+from kvstore.protocol.frames import HEADER_BYTES, pack_header
 from kvstore.protocol.transfers import Fetch, Join
 from kvstore.transfer.streams import strangers as module
 from kvstore.transfer.streams.strangers import Greeting, Strangers
 from kvstore.transfer.streams.tcp import TcpConnection
 
 BODY = Join("name", 7, b"secret").pack()
-JOIN = pack_header(Join.TYPE, 3, len(BODY), 0, version=Join.SINCE) + BODY
+JOIN = pack_header(Join.TYPE, 3, len(BODY), 0) + BODY
 
 
 class Arriving:
@@ -41,11 +41,6 @@ def test_a_join_is_heard_however_it_is_cut() -> None:
         assert greeting.request_id == (3 if cut >= HEADER_BYTES else 0)
         if cut < len(JOIN):
             assert hear(greeting, JOIN[cut:]) == Join("name", 7, b"secret")
-
-
-def test_of_a_release_without_secrets_the_join_has_none() -> None:
-    body = Join("name", 7).pack_for(OLDEST_VERSION)
-    assert hear(Greeting(), pack_header(Join.TYPE, 3, len(body), 0) + body) == Join("name", 7, b"")
 
 
 def test_nothing_behind_the_join_is_taken() -> None:

@@ -21,7 +21,7 @@ from kvstore.protocol.errors import (
     Unavailable,
     Unreachable,
 )
-from kvstore.protocol.frames import HEADER, MAGIC, OLDEST_VERSION, VERSION, pack_header
+from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
@@ -87,11 +87,6 @@ def test_bytes_are_read_and_written_and_counted(target: Target, raw: RawAsker, r
     eventually(lambda: (target.served_bytes, region.users) == (5 + 8, 0), "both requests are counted and over")
 
 
-def former_join(name: str) -> bytes:
-    body = Join(name, 1).pack_for(OLDEST_VERSION)
-    return pack_header(Join.TYPE, 1, len(body)) + body
-
-
 def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing(exports: Exports, region: Region) -> None:
     with a_target(exports, b"the secret", stall_timeout_s=PATIENCE_S) as (target, metadata):
         for shows in (b"", b"the secre", b"the secret!", b"x" * 1000):
@@ -101,9 +96,6 @@ def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing
                 stranger.send(fetch([(shown(region), 0, 3)]))
                 stranger.send(Notice(b"kept?"))
                 assert stranger.is_refused()
-        with RawAsker(metadata) as former:
-            former.socket.sendall(former_join("former"))
-            assert isinstance(former.failure(), Unauthorized)
         assert target.notices() == []
         assert target.served_bytes == 0
         eventually(lambda: not target._peers, "none has a place")
@@ -111,16 +103,6 @@ def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing
             known.send(Join("known", 1, b"the secret"))
             assert known.answer()[0].type == Joined.TYPE
             assert known.works()
-
-
-def test_one_that_does_not_insist_lets_in_releases_without_secrets_and_still_no_wrong_one(exports: Exports) -> None:
-    with a_target(exports, b"the secret", stall_timeout_s=PATIENCE_S) as (target, metadata):
-        target.requires_secret = False
-        with RawAsker(metadata) as former, RawAsker(metadata) as wrong:
-            former.socket.sendall(former_join("former"))
-            assert former.answer()[0].type == Joined.TYPE
-            wrong.send(Join("wrong", 1, b"a guess"))
-            assert isinstance(wrong.failure(), Unauthorized)
 
 
 def test_requests_sent_ahead_are_answered_in_order(raw: RawAsker, region: Region) -> None:

@@ -118,7 +118,7 @@ def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_pat
     def said(connection: Connection, message: Any) -> int:
         """The type of the answer."""
         body = message.pack()
-        connection.send([pack_header(message.TYPE, 1, len(body), 0, 60_000, message.SINCE), body], Deadline(PATIENCE_S))
+        connection.send([pack_header(message.TYPE, 1, len(body), 0, 60_000), body], Deadline(PATIENCE_S))
         head = memoryview(bytearray(HEADER_BYTES))
         connection.recv_into([head], Deadline(PATIENCE_S))
         header = unpack_header(head)
@@ -147,7 +147,7 @@ def test_two_requests_in_one_record_are_both_answered() -> None:
 
     def packed(message: Any, number: int) -> bytes:
         body: bytes = message.pack()
-        return pack_header(message.TYPE, number, len(body), 0, 60_000, message.SINCE) + body
+        return pack_header(message.TYPE, number, len(body), 0, 60_000) + body
 
     near.send([packed(Join("me", 1), 1), packed(Notice(b"a"), 2), packed(Notice(b"b"), 3)], Deadline(PATIENCE_S))
     kinds = []

@@ -1,21 +1,6 @@
-"""What programs import from `mooncake.store`."""
+"""Names that programs import from `mooncake.store`."""
 
-from kvstore.engines.mooncake.store import (
-    BufferHandle,
-    MooncakeDistributedStore,
-    MooncakeHostMemAllocator,
-    ObjectDataType,
-    ReplicaStatus,
-    ReplicateConfig,
-    SoftPinAction,
-)
+from kvstore.engines.mooncake import store
+from kvstore.engines.mooncake.store import *  # noqa: F403 as many as Mooncake's module has
 
-__all__ = [
-    "BufferHandle",
-    "MooncakeDistributedStore",
-    "MooncakeHostMemAllocator",
-    "ObjectDataType",
-    "ReplicaStatus",
-    "ReplicateConfig",
-    "SoftPinAction",
-]
+__all__ = store.__all__

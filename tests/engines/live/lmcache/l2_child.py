@@ -51,17 +51,22 @@ class Child:
         result = self.adapter.pop_completed_store_tasks()[task]
         return {"told": told, "ok": result.is_successful(), "bytes": result.bytes_transferred(), "submitted_s": submitted_s}
 
-    def lookup(self, names: list[str], salt: str = "") -> Any:
+    def lookup(self, names: list[str], salt: str = "", keeps: bool = False) -> Any:
         layout = MemoryLayoutDesc(shapes=[torch.Size([1])], dtypes=[torch.uint8])
         task = self.adapter.submit_lookup_and_lock_task(keys(names, salt), {0: layout})
         told = wait(self.adapter.get_lookup_and_lock_event_fd())
         found = self.adapter.query_lookup_and_lock_result(task)
-        self.adapter.submit_unlock(keys(names, salt))
+        if not keeps:
+            self.unlock(names, salt)
         return {
             "told": told,
             "found": [found.test(index) for index in range(len(names))],
             "again": self.adapter.query_lookup_and_lock_result(task),
         }
+
+    def unlock(self, names: list[str], salt: str = "") -> Any:
+        self.adapter.submit_unlock(keys(names, salt))
+        return {}
 
     def load(self, names: list[str], sizes: list[int], salt: str = "") -> Any:
         objects = self.objects(sizes, [0] * len(sizes))

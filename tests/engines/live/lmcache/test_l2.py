@@ -99,6 +99,16 @@ def test_servers_of_different_dtypes_share_nothing(cluster: Cluster, first: Engi
     assert first.ask("load", names=["d"], sizes=[1000])["contents"] == [5]
 
 
+def test_what_a_lookup_locked_stays_until_it_is_unlocked(first: EngineChild, second: EngineChild) -> None:
+    first.ask("store", names=["l1", "l2"], sizes=[1000] * 2, fills=[1, 2])
+    assert second.ask("lookup", names=["l1", "l2"], keeps=True)["found"] == [True, True]
+    first.ask("delete", names=["l1", "l2"])
+    assert second.ask("load", names=["l1", "l2"], sizes=[1000] * 2)["contents"] == [1, 2]
+    second.ask("unlock", names=["l1", "l2"])
+    first.ask("delete", names=["l1", "l2"])
+    assert second.ask("lookup", names=["l1", "l2"])["found"] == [False, False]
+
+
 def test_an_object_that_vanishes_between_lookup_and_load_is_a_miss_and_stored_again(first: EngineChild, second: EngineChild) -> None:
     names, sizes = ["v1", "v2", "v3"], [1000] * 3
     first.ask("store", names=names, sizes=sizes, fills=[1, 2, 3])

@@ -1,6 +1,5 @@
 """LMCache's server with our L2 adapter, started as docs/engines.md prints it."""
 
-import contextlib
 import json
 import subprocess
 import time
@@ -13,11 +12,13 @@ from typing import Any
 
 from kvstore.client.tools.cluster import ClusterPlan
 from tests.client.embedded import embedded
+from tests.engines.live import process_group
 from tests.engines.live.environments import python_of
 from tests.engines.live.pages import MASTER, command
 from tests.ports import free_ports
 
 POLL_S = 0.2
+STOP_S = 30
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def server(master: str, log: Path) -> Iterator[tuple[str, int]]:
     port, http_port = free_ports(2)
     program, *arguments = command("lmcache", "server", changes={MASTER: master, "6555": str(port), "6556": str(http_port)})
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = process_group.start(
             [python_of("lmcache").with_name(program), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
     try:
@@ -37,10 +38,7 @@ def server(master: str, log: Path) -> Iterator[tuple[str, int]]:
         yield address, port
     finally:
         process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait()
+        process_group.end(process, STOP_S)
 
 
 def is_up(address: str) -> bool:

@@ -34,7 +34,6 @@ def chunks(store: Cluster) -> int:
         return int(control.status().blocks)
 
 
-@pytest.mark.timeout(1800)
 def test_what_one_server_stored_vllm_loads_from_another_one(tmp_path: Path) -> None:
     model = tmp_path / "model"
     subprocess.run([sys.executable, "-m", "tests.engines.live.tiny_model", model, "tiny"], cwd=ROOT, check=True)

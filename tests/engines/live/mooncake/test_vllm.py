@@ -4,17 +4,19 @@ what comes of a prompt is what comes without one."""
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.mooncake.package import install
-from tests.engines.live.pages import MASTER, configuration
+from tests.engines.live.pages import MASTER, command, configuration
 from tests.engines.live.tiny_model import make
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, prompt
 
-CONNECTOR = ":MooncakeStoreConnector"
+LOSING = Path(__file__).with_name("losing")
+"""Where the package `mooncake` loses objects between lookup and load."""
 BLOCKS = 5
 CACHED = BLOCKS * BLOCK_TOKENS
 
@@ -45,16 +47,26 @@ def objects(store: Cluster) -> int:
         return len(list(control.keys("mooncake")))
 
 
-def test_a_prompt_that_one_process_computed_is_another_s(model: Path, store: Cluster) -> None:
+@pytest.fixture(scope="module")
+def transfer() -> dict[str, Any]:
+    """What docs/engines.md gives vLLM."""
+    words = command("MOONCAKE_CONFIG_PATH=mooncake.json", "python", changes={})
+    found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return found
+
+
+def test_a_prompt_that_one_process_computed_is_another_s(
+    model: Path, store: Cluster, transfer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, other = prompt(1), prompt(2)
     with Engine(model) as plain:
         right, right_other = plain.generate(asked, other)
-    with Engine(model, store={}, connector=CONNECTOR) as first:
+    with Engine(model, transfer=transfer) as first:
         (cold,) = first.generate(asked)
         cold.check_same(right)
         assert cold.cached == 0
         eventually(lambda: objects(store) >= BLOCKS, "the connector has put the prompt's blocks")
-    with Engine(model, store={}, connector=CONNECTOR) as second:
+    with Engine(model, transfer=transfer) as second:
         (warm,) = second.generate(asked)
         warm.check_same(right)
         assert warm.cached == CACHED
@@ -63,3 +75,12 @@ def test_a_prompt_that_one_process_computed_is_another_s(model: Path, store: Clu
         again.check_same(right)
         cold.check_same(right_other)
         assert (again.cached, cold.cached) == (CACHED, 0)
+        eventually(lambda: objects(store) >= 2 * BLOCKS, "the connector has put the other prompt's blocks")
+    told = store.folder / "lost"
+    monkeypatch.setenv("PYTHONPATH", str(LOSING))
+    monkeypatch.setenv("TEST_LOST", str(told))
+    with Engine(model, transfer=transfer) as losing:
+        lost, whole = losing.generate(asked)[0], losing.generate(other)[0]
+        lost.check_same(right)
+        whole.check_same(right_other)
+        assert json.loads(told.read_text()) == [0] * (BLOCKS - 2), "all but the first two were removed before they were loaded"

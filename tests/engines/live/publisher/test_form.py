@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from kvstore.engines.publisher.form import batch
+from kvstore.engines.publisher.form import VLLM, EventForm
 from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, Gap
 from tests.engines.live.environments import python_of
 
@@ -18,7 +18,7 @@ print(json.dumps([[type(event).__name__, getattr(event, "medium", None), getattr
 
 def test_vllm_reads_what_is_published() -> None:
     keys = [b"a" * 16, b"b" * 16]
-    payload = batch(
+    payload = EventForm(VLLM).batch(
         [
             BlockEvent(STORED, 1.0, "n0", "", keys, [b"", keys[0]], [1, 1]),
             BlockEvent(REMOVED, 2.0, "n0", "", keys, [b"", keys[0]], [1, 1]),

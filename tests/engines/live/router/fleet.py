@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from kvstore.kvcache.namespace import ID_BYTES
 from tests.client.processes import Cluster, Process, cluster
+from tests.engines.live import process_group
 from tests.engines.live.environments import ROOT, python_of
 from tests.ports import free_ports
 
@@ -60,17 +61,18 @@ class Server:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ENABLE_RESPONSES_API_STORE": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # without it there is no /sleep
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         command = [str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32", "--max-model-len", "4096"]
         command += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(blocks), "--max-num-seqs", "8"]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"]
         command += ["--kv-events-config", json.dumps(publishing), "--disable-uvicorn-access-log"]
         command += ["--kv-transfer-config", json.dumps(transfer)] if store else []
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, process_group=0
-            )
+            self._process = process_group.start(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def await_ready(self) -> str:
         """Once it serves: the id of its blocks' namespace, "" without a store."""
@@ -91,11 +93,15 @@ class Server:
             lines = asked.getresponse().read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
+    def post(self, path: str) -> None:
+        with contextlib.closing(connection(self.url)) as asked:
+            asked.request("POST", path)
+            response = asked.getresponse()
+            assert response.status == http.HTTPStatus.OK, response.read()
+
     def close(self) -> None:
         """It and the engine's own processes."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
+        process_group.end(self._process)
 
 
 @dataclass
@@ -135,7 +141,8 @@ class Fleet:
         self._settings = settings
         self._dispatcher = ("--dispatcher", dispatcher) if dispatcher else ()
         self._ending = contextlib.ExitStack()
-        self._naming: tuple[str, ...] = ()
+        self.naming: tuple[str, ...] = ()
+        """Flags that name the blocks' keys."""
         self._sidecars: list[Process] = []
         self.servers: list[Server] = []
         self.address = ""
@@ -160,13 +167,14 @@ class Fleet:
                     )
                 )
                 beginning.callback(self.servers[-1].close)
-            self._naming = ("--naming", "vllm", "--block-tokens", str(BLOCK_TOKENS), "--namespace-id", self._namespace_id())
+            self.naming = ("--naming", "vllm", "--block-tokens", str(BLOCK_TOKENS), "--namespace-id", self._namespace_id())
             beginning.callback(self._stop_sidecars)
             self.start_sidecars()
             where = ("--listen", "127.0.0.1:0", "--master", self.store.address)
             router = Process(
                 "kvstore.router.daemon",
-                *(*where, "--model", MODEL, "--schedule-timeout-s", "60", "--next-token-timeout-s", "300", *self._naming),
+                *(*where, "--model", MODEL, "--schedule-timeout-s", "60", "--next-token-timeout-s", "300", "--tokenize-timeout-s", "60"),
+                *self.naming,
                 log=self._folder / "router.log",
             )
             beginning.callback(router.stop)
@@ -177,9 +185,10 @@ class Fleet:
     def __exit__(self, *error: object) -> None:
         self._ending.close()
 
-    def start_sidecars(self, *, node: str = "n0") -> None:
-        """Anew. `node`: where the scheduler takes the engines' blocks to be; "" for nowhere."""
+    def start_sidecars(self, *, node: str = "n0", roles: Sequence[str] = ()) -> None:
+        """Anew. `node`: where the scheduler takes the engines' blocks to be; "" for nowhere; `roles`: instead of those so far."""
         self._stop_sidecars()
+        self._roles = list(roles) or self._roles
         for number, server in enumerate(self.servers):
             self._sidecars.append(
                 Process(
@@ -194,7 +203,7 @@ class Fleet:
                         self.store.address,
                         "--metrics-timeout-s",
                         "30",
-                        *self._naming,
+                        *self.naming,
                     ),
                     log=self._folder / f"sidecar{number}.log",
                 )

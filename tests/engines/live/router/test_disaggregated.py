@@ -18,8 +18,6 @@ TOKENS = 8
 WAIT_S = 30.0
 """For blocks that a slow machine stores late."""
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:

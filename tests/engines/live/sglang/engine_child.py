@@ -9,6 +9,9 @@ import sys
 from typing import Any
 
 import sglang
+from prometheus_client import CollectorRegistry, multiprocess
+from safetensors.torch import load_file
+from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput, UpdateWeightsFromTensorReqInput
 
 PAGE = 16
 
@@ -37,10 +40,19 @@ class Child:
             | options
         )
 
-    def generate(self, prompts: list[list[int]], tokens: int, salt: str | None = None, lora: str | None = None) -> Any:
-        """Greedily, of prompts that are there at once: of each the tokens, their log-probabilities, how much of it was not computed."""
+    def generate(
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        salt: str | None = None,
+        lora: str | None = None,
+        bootstrap: dict[str, Any] | None = None,
+    ) -> Any:
+        """Greedily, of prompts that are there at once: of each the tokens, their log-probabilities, how much of it was not computed.
+        `bootstrap`: where the prefill engine is, and the room of each prompt."""
         parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        more = {"lora_path": [lora] * len(prompts)} if lora else {}
+        more: dict[str, Any] = {"lora_path": [lora] * len(prompts)} if lora else {}
+        more |= bootstrap or {}
         outputs = self.engine.generate(input_ids=prompts, sampling_params=parameters, return_logprob=True, cache_salt=salt, **more)
         return [
             {
@@ -54,6 +66,28 @@ class Child:
     def forget(self) -> Any:
         """What is in the pools of the device and of the host; not what is in the store."""
         return self.engine.flush_cache().success
+
+    def update(self, folder: str, how: str, version: str | None = None, flush: bool = True) -> Any:
+        """Load the weights of `folder` from its files (`disk`), or from memory (`tensor`)."""
+        manager, wait = self.engine.tokenizer_manager, self.engine.loop.run_until_complete
+        if how == "disk":
+            return wait(manager.update_weights_from_disk(UpdateWeightFromDiskReqInput(model_path=folder, weight_version=version), None))[:2]
+        tensors = self.engine._serialize_tensors_per_rank(list(load_file(f"{folder}/model.safetensors").items()), None)
+        self.engine.begin_weight_update()
+        wanted = UpdateWeightsFromTensorReqInput(serialized_named_tensors=tensors, weight_version=version, flush_cache=flush)
+        updated = wait(manager.update_weights_from_tensor(wanted, None))
+        self.engine.end_weight_update()
+        return updated
+
+    def clear(self) -> Any:
+        """What SGLang's order to clear the storage answers."""
+        return self.engine.loop.run_until_complete(self.engine.tokenizer_manager.clear_hicache_storage()).success
+
+    def metrics(self) -> Any:
+        """The back end's counters, as SGLang's /metrics would have them."""
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return {each.name: each.value for metric in registry.collect() for each in metric.samples if each.name.startswith("kvstore")}
 
 
 def main() -> None:

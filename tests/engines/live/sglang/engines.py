@@ -58,6 +58,23 @@ class Engine:
         """What it has in pools of its own, once nothing that it writes is on the way to the store."""
         eventually(lambda: bool(self._child.ask("forget")), "the engine is idle")
 
+    def update(self, folder: Path, how: str, **more: Any) -> None:
+        """Load other weights into it; `version` and `flush`."""
+        success, text = self._child.ask("update", folder=str(folder), how=how, **more)
+        assert success, text
+
+    def clear(self) -> bool:
+        """Order it to clear the storage: what it answers."""
+        return bool(self._child.ask("clear"))
+
+    def metrics(self) -> dict[str, float]:
+        """The back end's counters."""
+        return dict(self._child.ask("metrics"))
+
+    @property
+    def log(self) -> str:
+        return self._child.log
+
     def lose(self, *places: int) -> None:
         """These pages of the next read vanish before it."""
         self._vanishing.write_text(json.dumps(places))

@@ -15,8 +15,9 @@ class LosingHiCache(KVStoreHiCache):
     def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
         told = Path(os.environ[VANISHING])
         if transfers[0].keys and told.exists():
-            _, pool = self._pools[transfers[0].name]
-            keys = pool.keys(transfers[0].keys)
+            pools = self._current()
+            assert pools is not None
+            keys = pools[transfers[0].name].keys(transfers[0].keys)
             self._client.remove([keys[place] for place in json.loads(told.read_text())], force=True)
             told.unlink()
         return super().batch_get_v2(transfers, extra_info)

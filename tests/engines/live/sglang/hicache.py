@@ -27,6 +27,8 @@ def child(log: Path) -> EngineChild:
     return EngineChild("sglang", FOLDER / "hicache_child.py", log=log, environment=path())
 
 
-def use(engine: EngineChild, master: str, *, layout: str = "page_first", kind: str = "mha", **settings: Any) -> None:
-    """Have the engine begin anew, with pools and a configuration of this kind."""
-    engine.ask("use", kind=kind, layout=layout, extra=extra_config(master, **{"lookup_deadline_s": 30} | settings))
+def use(engine: EngineChild, master: str, *, layout: str = "page_first", kind: str = "mha", heads: int = 2, **more: Any) -> None:
+    """Have the engine begin anew, with pools and a configuration of this kind. `more`: `dtype` of the pools, and settings."""
+    dtype = more.pop("dtype", "float32")
+    extra = extra_config(master, **{"lookup_deadline_s": 30} | more)
+    engine.ask("use", kind=kind, layout=layout, heads=heads, dtype=dtype, extra=extra)

@@ -6,6 +6,7 @@ Pages are filled with numbers made from a seed; what a page holds is told as a d
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import sglang.srt.managers.cache_controller as controllers
 import torch
 import torch.distributed
+from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
@@ -27,23 +29,42 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.mem_cache.utils import get_hash_str
-from sglang.srt.runtime_context import get_context, get_parallel
+from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
+from sglang.srt.server_args import ServerArgs
 
+from kvstore.engines.sglang.identity import described, engine_facts, started
+from kvstore.engines.sglang.settings import from_extra_config
 from kvstore.protocol.errors import ConfigError
 
 PAGE, LAYERS, TOKENS = 16, 3, 1024
 WAIT_S = 60.0
 
 
-def pools(kind: str, layout: str) -> tuple[Any, Any]:
-    """A device pool, and a host pool of twice its size."""
-    sizes = {"size": TOKENS, "page_size": PAGE, "dtype": torch.float32, "layer_num": LAYERS, "device": "cpu", "enable_memory_saver": False}
+def pools(kind: str, layout: str, heads: int = 2, dtype: str = "float32") -> tuple[Any, Any]:
+    """A device pool with so many KV heads, and a host pool of twice its size."""
+    sizes = {
+        "size": TOKENS,
+        "page_size": PAGE,
+        "dtype": getattr(torch, dtype),
+        "layer_num": LAYERS,
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
     places = {"device_capacity_tokens": TOKENS, "start_layer": 0, "end_layer": LAYERS, "pin_memory": False}
     if kind == "mla":
         device = MLATokenToKVPool(kv_lora_rank=64, qk_rope_head_dim=16, **sizes)
         return device, MLATokenToKVPoolHost(device._mla_buffer_info(), 2.0, 0, PAGE, layout, target_layer_num=LAYERS, **places)
-    device = MHATokenToKVPool(head_num=2, head_dim=64, **sizes)
+    device = MHATokenToKVPool(head_num=heads, head_dim=64, **sizes)
     return device, MHATokenToKVPoolHost(device._mha_buffer_info(), 2.0, 0, PAGE, layout, **places)
+
+
+def other(value: Any) -> Any:
+    """A value that an argument of this default does not have."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return "perturbed" if value is None or isinstance(value, str) else ["perturbed"] if isinstance(value, list) else {"perturbed": 1}
 
 
 class Child:
@@ -59,11 +80,11 @@ class Child:
         self.told: Any = None
         self.tell()
 
-    def use(self, kind: str, layout: str, extra: dict[str, Any]) -> Any:
+    def use(self, kind: str, layout: str, extra: dict[str, Any], heads: int = 2, dtype: str = "float32") -> Any:
         """Have pools of KIND `mha` or `mla` from now on, with back ends of this configuration, none yet."""
         self.close()
         self.extra, self.kind = extra, kind
-        self.device, self.host = pools(kind, layout)
+        self.device, self.host = pools(kind, layout, heads, dtype)
         self.sidecar = pools("mha", layout)[1]
         return {}
 
@@ -84,9 +105,25 @@ class Child:
 
     # --- a back end by itself, of any rank ---
 
-    def open(self, tp: tuple[int, int] = (0, 1)) -> Any:
+    def open(self, tp: tuple[int, int] = (0, 1), tp_lcm_size: int | None = None) -> Any:
         """One more, as the factory makes it; its number, or why there is none."""
-        config = HiCacheStorageConfig(
+        try:
+            storage = StorageBackendFactory.create_backend("dynamic", self.config(tp, tp_lcm_size), self.host)
+        except ConfigError as error:
+            return str(error)
+        try:
+            storage.register_mem_pool_host(self.host)
+        except ConfigError as error:
+            storage.close()
+            return str(error)
+        storage.register_mem_host_pool_v2(self.host, PoolName.KV)
+        storage.register_mem_host_pool_v2(self.sidecar, PoolName.SWA)
+        storage.on_host_pools_registered()
+        self.storages.append(storage)
+        return len(self.storages) - 1
+
+    def config(self, tp: tuple[int, int], tp_lcm_size: int | None = None) -> HiCacheStorageConfig:
+        return HiCacheStorageConfig(
             tp_rank=tp[0],
             tp_size=tp[1],
             pp_rank=0,
@@ -97,18 +134,31 @@ class Child:
             enable_storage_metrics=False,
             is_page_first_layout=self.host.layout == "page_first",
             model_name="some/model",
+            tp_lcm_size=tp_lcm_size,
             extra_config=self.extra,
         )
-        try:
-            storage = StorageBackendFactory.create_backend("dynamic", config, self.host)
-        except ConfigError as error:
-            return str(error)
-        storage.register_mem_pool_host(self.host)
-        storage.register_mem_host_pool_v2(self.host, PoolName.KV)
-        storage.register_mem_host_pool_v2(self.sidecar, PoolName.SWA)
-        storage.on_host_pools_registered()
-        self.storages.append(storage)
-        return len(self.storages) - 1
+
+    # --- the name of a page ---
+
+    def arguments(self) -> Any:
+        """All arguments that this SGLang takes."""
+        return list(ServerArgs.__struct_fields__)
+
+    def names(self, told: dict[str, Any], perturbed: list[str]) -> Any:
+        """The namespace of a pool under these arguments and without settings (""), then with each of those perturbed; of a draft's pool,
+        too. LoRAs are given as [name, path]."""
+        found = {}
+        adapters = [LoRARef(LoRARef.deterministic_id(*each), *each) for each in told.get("lora_paths", [])]
+        for name in ["", *perturbed]:
+            self.tell(**told | {"lora_paths": adapters})
+            if name:
+                get_context().override("test", **{name: other(getattr(get_server_args(), name))})
+            settings, log = from_extra_config({}, {}), logging.getLogger()
+            weights, facts = started(settings, log), engine_facts(self.config((0, 1)), settings, log)
+            pools = [described(self.host, pool, self.config((0, 1)), facts) for pool in (PoolName.KV, PoolName.DRAFT)]
+            found[name] = [pool.under(weights.target.text, weights.draft).namespace.id.hex() for pool in pools]
+        self.tell()
+        return found
 
     def pool(self, name: str) -> Any:
         return self.host if name == "kv" else self.sidecar
@@ -133,6 +183,31 @@ class Child:
         digests = self.digests(host, place)
         host.free(place)
         return [list(each) for each in zip(read, digests, strict=True)]
+
+    def set_heads(self, storage: int, keys: list[str], seed: int, heads: list[int]) -> Any:
+        """Store pages of this rank's `heads` of the model's, each full of numbers made from the seed, its number and the head's."""
+        place = self.host.alloc(len(keys) * PAGE)
+        for number, page in enumerate(place[::PAGE].tolist()):
+            for head, of_head in zip(heads, self.by_heads(page), strict=True):
+                random = torch.Generator().manual_seed(seed * 10_000 + number * 100 + head)
+                of_head[:] = torch.randn(of_head.shape, generator=random)
+        return self.storages[storage].batch_set_v1(keys, place)
+
+    def get_heads(self, storage: int, keys: list[str]) -> Any:
+        """[was it read, digests of its heads] of each page."""
+        place = self.host.alloc(len(keys) * PAGE)
+        read = self.storages[storage].batch_get_v1(keys, place)
+        pages = [
+            [hashlib.blake2b(head.contiguous().numpy().tobytes(), digest_size=8).hexdigest() for head in self.by_heads(page)]
+            for page in place[::PAGE].tolist()
+        ]
+        self.host.free(place)
+        return [list(each) for each in zip(read, pages, strict=True)]
+
+    def by_heads(self, page: int) -> torch.Tensor:
+        """A page of the host pool, `[heads, ...]`."""
+        whole = self.host.get_data_page(page, flat=False)
+        return whole.movedim(2 if self.host.layout == "page_head" else -2, 0)
 
     def kept(self, storage: int) -> Any:
         """How many jobs that are over the back end still has."""
@@ -213,7 +288,8 @@ class Child:
         random = torch.Generator().manual_seed(seed)
         for page in place[::PAGE].tolist():
             flat = host.get_data_page(page)
-            host.set_from_flat_data_page(page, torch.randn(flat.shape, generator=random, dtype=flat.dtype))
+            numbers = torch.randint(256, (flat.numel() * flat.element_size(),), generator=random, dtype=torch.uint8)
+            host.set_from_flat_data_page(page, numbers.view(flat.dtype).reshape(flat.shape))
         return place
 
     def digests(self, host: Any, place: torch.Tensor) -> list[str]:

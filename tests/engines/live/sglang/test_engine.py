@@ -24,8 +24,6 @@ from tests.ports import free_ports
 PAGES = 12
 CACHED = PAGES * PAGE
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

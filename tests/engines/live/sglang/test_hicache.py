@@ -111,6 +111,21 @@ def test_another_layout_is_not_shared(cluster: Cluster, processes: Two) -> None:
     assert layers.ask("exists", storage=0, keys=hashes(1)) == 0
 
 
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_element_types_of_equal_storage_share_nothing(cluster: Cluster, processes: Two, kind: str) -> None:
+    """SGLang stores both as uint8."""
+    for each, dtype, name in zip(processes, ("float8_e4m3fn", "float8_e5m2"), ("fp8_e4m3", "fp8_e5m2"), strict=True):
+        each.ask("tell", kv_cache_dtype=name)
+        use(each, cluster.address, kind=kind, dtype=dtype, salt=f"fp8 {kind}")
+        assert each.ask("open") == 0
+    one, two = processes
+    assert one.ask("set", storage=0, keys=hashes(1), seed=1) == [True]
+    assert [each.ask("exists", storage=0, keys=hashes(1)) for each in processes] == [1, 0]
+    assert two.ask("get", storage=0, keys=hashes(1))[0][0] is False
+    for each in processes:
+        each.ask("tell")
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -162,3 +177,63 @@ def test_settings_that_make_no_sense_keep_the_engine_from_attaching(
 ) -> None:
     use(processes[0], cluster.address, **settings)
     assert reason in processes[0].ask("open")
+
+
+HEADS = 8
+"""KV heads of the model whose ranks have shares of them."""
+
+
+@pytest.mark.parametrize("share_tp", [4, 8])
+@pytest.mark.parametrize("layout", ["page_first", "layer_first", "page_first_direct", "page_head"])
+def test_host_pools_of_one_two_and_four_ranks_share_pages(cluster: Cluster, processes: Two, layout: str, share_tp: int) -> None:
+    """One process has the ranks of the engine that writes, the other those of the ones that read."""
+    one, two = processes
+    salt, keys = f"share {layout} {share_tp}", hashes(1, 2, 3)
+
+    def begin(engine: EngineChild, tp: int) -> dict[int, list[int]]:
+        """The heads of each of the engine's back ends, by their numbers."""
+        each = HEADS // tp
+        use(engine, cluster.address, layout=layout, heads=each, salt=salt, share_tp=share_tp)
+        return {engine.ask("open", tp=[rank, tp]): list(range(rank * each, (rank + 1) * each)) for rank in range(tp)}
+
+    for seed, writer_tp in enumerate((1, 2, 4)):
+        salt = f"share {layout} {share_tp} {writer_tp}"
+        for storage, heads in begin(one, writer_tp).items():
+            assert one.ask("set_heads", storage=storage, keys=keys[:2], seed=seed, heads=heads) == [True, True]
+        whole = [
+            [digest for storage in begin(two, writer_tp) for digest in two.ask("get_heads", storage=storage, keys=keys[:2])[page][1]]
+            for page in range(2)
+        ]
+        assert len({digest for page in whole for digest in page}) == 2 * HEADS
+        for reader_tp in (1, 2, 4):
+            for storage, heads in begin(two, reader_tp).items():
+                assert two.ask("exists", storage=storage, keys=keys) == 2
+                read = two.ask("get_heads", storage=storage, keys=keys)
+                assert [page[0] for page in read] == [True, True, False]
+                assert [page[1] for page in read[:2]] == [[page[head] for head in heads] for page in whole]
+
+
+def test_heads_that_are_not_divided_keep_the_engine_from_attaching(cluster: Cluster, processes: Two) -> None:
+    use(processes[0], cluster.address, heads=HEADS, share_tp=3)
+    assert r"share_tp is 3: a model with 8 KV heads on 1 tensor-parallel ranks takes 1, 2, 4, 8, 0 (off)" in processes[0].ask("open")
+
+
+def test_sglang_s_own_name_for_a_common_tp_counts(cluster: Cluster, processes: Two) -> None:
+    one, two = processes
+    use(one, cluster.address, layout="page_head", heads=HEADS, salt="lcm", share_tp=4)
+    use(two, cluster.address, layout="page_head", heads=HEADS // 2, salt="lcm")
+    assert one.ask("open") == 0
+    assert (two.ask("open", tp=[1, 2], tp_lcm_size=4), two.ask("open", tp=[1, 2])) == (0, 1)
+    assert one.ask("set_heads", storage=0, keys=hashes(1), seed=1, heads=list(range(HEADS))) == [True]
+    assert (two.ask("exists", storage=0, keys=hashes(1)), two.ask("exists", storage=1, keys=hashes(1))) == (1, 0)
+
+
+def test_pools_without_kv_heads_are_not_cut(cluster: Cluster, processes: Two) -> None:
+    """MLA has one page for all ranks, whatever they are."""
+    one, two = processes
+    for each in processes:
+        use(each, cluster.address, kind="mla", salt="mla", share_tp=4)
+    assert (one.ask("open"), two.ask("open", tp=[1, 2])) == (0, 0)
+    one.ask("set", storage=0, keys=hashes(1), seed=1)
+    assert two.ask("get", storage=0, keys=hashes(1)) == one.ask("get", storage=0, keys=hashes(1))
+    assert two.ask("exists", storage=0, keys=hashes(1)) == 1

@@ -1,4 +1,4 @@
-"""A LoRA adapter with random weights for the tiny model, in PEFT's form: `tiny_lora.py FOLDER`, run in SGLang's environment."""
+"""A LoRA adapter with random weights for the tiny model, in PEFT's form: `tiny_lora.py FOLDER [SEED]`, run in SGLang's environment."""
 
 import json
 import sys
@@ -12,10 +12,10 @@ HIDDEN, INTERMEDIATE, LAYERS = 256, 512, 4
 """Of the tiny model."""
 
 
-def make(folder: Path) -> None:
-    """Write the adapter into `folder`. The same each time, and strong enough to change what is said."""
+def make(folder: Path, seed: int) -> None:
+    """Write the adapter into `folder`. The same for each seed, and strong enough to change what is said."""
     folder.mkdir(parents=True)
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(LAYERS):
         name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
@@ -27,4 +27,4 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)

@@ -18,6 +18,7 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
+from kvstore.engines.vllm.identity import Variant
 from kvstore.protocol.errors import KVStoreError
 from tests.engines.live.pictures import IMAGE_PIXELS
 from tests.engines.live.vllm import faults
@@ -66,10 +67,36 @@ class Engine:
             for output in outputs
         ]
 
-    def reset(self) -> bool:
-        """Forget the engine's own prefix cache."""
-        done: bool = self._llm.reset_prefix_cache()
+    def reset(self, connector: bool = False, running: bool = False) -> bool:
+        """Forget the engine's own prefix cache. `connector`: have it tell the store's, too."""
+        done: bool = self._llm.reset_prefix_cache(running, connector)
         return done
+
+    def rpc(self, method: str, arguments: dict[str, Any] | None = None) -> None:
+        """Have each rank call `method` of its worker."""
+        self._llm.collective_rpc(method, kwargs=arguments or {})
+
+    def name(self, version: str) -> None:
+        """Call the weights `version`."""
+        self._llm.update_weight_version(version)
+
+    def sleep(self, level: int) -> None:
+        self._llm.sleep(level)
+
+    def wake(self) -> None:
+        self._llm.wake_up()
+
+    def weights(self) -> str:
+        """The text by which the store's connector identifies them."""
+        connector = self._llm.llm_engine.engine_core.engine_core.scheduler.connector
+        connector.variants.poll((), 0.0)
+        return str(connector.variants.identity.text)
+
+    def load_in_place(self, adapter: str) -> bool:
+        """Have it read the files of an adapter again that it has used."""
+        known = self._adapters[adapter]
+        again = LoRARequest(known.lora_name, known.lora_int_id, adapter, load_inplace=True)
+        return bool(self._llm.llm_engine.add_lora(again))
 
     def flush(self) -> str:
         """Come back when what the engine has saved is in the store, for all to read; what the store says of it, "" if all is well."""
@@ -87,12 +114,18 @@ class Engine:
         for start in range(0, len(prompt) - block_tokens + 1, block_tokens):
             parent = hashes[-1] if hashes else None
             hashes.append(hash_block_tokens(function, parent, prompt[start : start + block_tokens]))
-        return [key.hex() for key in get_kv_transfer_group()._rank_groups[0].shard.keys(hashes)]
+        shard = get_kv_transfer_group()._rank_groups[0].shard.of(Variant(self.weights()))
+        return [key.hex() for key in shard.keys(hashes)]
 
     def ranges(self) -> int:
         """How many times parts of blocks have been read, of an engine that loads layer by layer."""
         durations = get_kv_transfer_group()._worker._client._timings.durations
         return sum(durations["get_ranges_into"].counts().counts)
+
+    def timed(self) -> dict[str, float]:
+        """Of an engine with benchmarks' TimedConnector: what its scheduler spent on lookups."""
+        timed: dict[str, float] = self._llm.llm_engine.engine_core.engine_core.scheduler.connector.timed()
+        return timed
 
     def metrics(self) -> dict[str, float]:
         return {metric.name: metric.value for metric in self._llm.get_metrics() if hasattr(metric, "value")}

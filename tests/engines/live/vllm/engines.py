@@ -86,8 +86,8 @@ class Engine:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind" if has_ranks else "auto",
             "PYTHONDONTWRITEBYTECODE": "",  # else each engine compiles all of torch and vLLM again, for a minute
         }
-        log = model.with_name(f"engine-{next(NUMBERS)}.log")
-        self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=log, environment=environment)
+        self._log = model.with_name(f"engine-{next(NUMBERS)}.log")
+        self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=self._log, environment=environment)
 
     def generate(self, *prompts: list[int], tokens: int = 8, adapter: Path | None = None, **each: Sequence[object] | None) -> list[Answer]:
         """Of prompts that are there at once. `adapter`: the folder of a LoRA. `salts`, `images`: of each prompt, see the driver."""
@@ -113,6 +113,10 @@ class Engine:
     def tell(self, command: str, **arguments: Any) -> Any:
         """What the driver answers."""
         return self._child.ask(command, **arguments)
+
+    def log_lines(self, text: str) -> list[str]:
+        """Lines of its log so far that hold `text`."""
+        return [line for line in self._log.read_text(errors="replace").splitlines() if text in line]
 
     def __enter__(self) -> Self:
         self._child.__enter__()

@@ -1,11 +1,14 @@
-"""LoRAs: blocks that one of them made are for requests of its name only."""
+"""LoRAs: blocks that one of them made are for requests of its name and contents only."""
 
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.engines.vllm.adapters import CHECK_S
 from tests.client.processes import Cluster
 from tests.engines.live.vllm.conftest import make_model
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt
@@ -52,3 +55,35 @@ def test_what_one_adapter_made_no_other_and_not_the_model_takes_for_its_own(
         answer.check_same(right)
         assert answer.cached == BLOCKS * BLOCK_TOKENS
         sharing.forget()
+
+
+def test_adapter_of_one_name_and_path_with_other_contents_is_another(
+    model: Path, store: Cluster, adapters: list[Path], computing: Engine, sharing: Engine, tmp_path: Path
+) -> None:
+    """Unknown while the engine has the one and the files are the other; known again once it has read them, and to an engine that starts."""
+    asked = prompt(201, BLOCKS)
+    rights = [computing.generate(asked, adapter=adapter)[0] for adapter in adapters]
+    changing = Path(shutil.copytree(adapters[0], tmp_path / "changing"))
+    for cached in (0, BLOCKS * BLOCK_TOKENS):
+        (answer,) = sharing.generate(asked, adapter=changing)
+        answer.check_same(rights[0])
+        assert answer.cached == cached
+        sharing.flush()
+        sharing.forget()
+    shutil.copytree(adapters[1], changing, dirs_exist_ok=True)
+    time.sleep(CHECK_S)
+    (answer,) = sharing.generate(asked, adapter=changing)
+    answer.check_same(rights[0])
+    assert answer.cached == 0
+    sharing.forget()
+    assert sharing.tell("load_in_place", adapter=str(changing))
+    for cached in (0, BLOCKS * BLOCK_TOKENS):
+        (answer,) = sharing.generate(asked, adapter=changing)
+        answer.check_same(rights[1])
+        assert answer.cached == cached
+        sharing.flush()
+        sharing.forget()
+    with Engine(model, store=PATIENT | {"master": store.address}, **OPTIONS) as fresh:
+        (answer,) = fresh.generate(asked, adapter=changing)
+        answer.check_same(rights[1])
+        assert answer.cached == BLOCKS * BLOCK_TOKENS

@@ -11,8 +11,6 @@ from tests.client.processes import Cluster
 from tests.engines.live.vllm.conftest import LOSING, make_model
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, random_tokens
 
-pytestmark = pytest.mark.timeout(900)  # three engines begin within the first test of each model
-
 BLOCKS = 9
 CACHED = BLOCKS * BLOCK_TOKENS
 STEP_TOKENS = 4 * BLOCK_TOKENS

@@ -27,7 +27,6 @@ def computing(seeing: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.timeout(900)  # three engines begin within it
 def test_blocks_that_an_image_made_another_process_takes_for_that_image_only(seeing: Path, store: Cluster, computing: Engine) -> None:
     asked = prompt(500, BLOCKS)
     right = {image: computing.generate(asked, images=[image])[0] for image in IMAGES}

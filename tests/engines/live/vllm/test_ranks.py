@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.client.processes import Cluster
-from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt
+from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Answer, Engine, prompt
 
 BLOCKS = 5
 TENSOR: dict[str, Any] = {"tensor_parallel_size": 2}
@@ -15,7 +15,6 @@ PIPELINE: dict[str, Any] = {"pipeline_parallel_size": 2, "enforce_eager": False,
 traced once, by no compiler that takes its time."""
 
 
-@pytest.mark.timeout(900)  # two engines of two processes each, which begin within it
 @pytest.mark.parametrize("ranks", [TENSOR, PIPELINE], ids=["tensor", "pipeline"])
 def test_prompts_that_two_ranks_computed_are_found_by_two_others(model: Path, store: Cluster, plain: Engine, ranks: dict[str, Any]) -> None:
     """Several at once: of a pipeline's steps one begins before the outcome of the last one is known."""
@@ -29,3 +28,16 @@ def test_prompts_that_two_ranks_computed_are_found_by_two_others(model: Path, st
                 answer.check_same(wanted)
                 assert answer.cached == cached
             engine.flush()
+            if cached:
+                check_named(engine, asked, right)
+
+
+def check_named(engine: Engine, asked: list[list[int]], right: list[Answer]) -> None:
+    """All ranks store and load by another version of the weights once it is named, none before."""
+    engine.tell("name", version="v1")
+    for cached in (0, BLOCKS * BLOCK_TOKENS):
+        engine.forget()
+        for answer, wanted in zip(engine.generate(*asked), right, strict=True):
+            answer.check_same(wanted)
+            assert answer.cached == cached
+        engine.flush()

@@ -1,13 +1,11 @@
 """vLLM's own offloading, with the store below its host memory: chunks outlive the engine that computed them."""
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import cluster
-from tests.engines.live.pages import MASTER, PAGE
+from tests.engines.live.pages import MASTER, configuration
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt
 
 BLOCKS = 5
@@ -15,9 +13,7 @@ BLOCKS = 5
 
 def offloading(master: str) -> dict[str, Any]:
     """As docs/engines.md has it, but for the worker, which vLLM has for GPUs only, and for the size."""
-    blocks = re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if "KVStoreTier" in block)
-    transfer: dict[str, Any] = json.loads(block.replace(MASTER, master))
+    transfer = configuration("KVStoreTier", changes={MASTER: master})
     worker = {"spec_name": "CpuTieringSpec", "spec_module_path": "tests.engines.live.vllm.cpu_tiering", "cpu_bytes_to_use": 64 << 20}
     transfer["kv_connector_extra_config"].update(worker)
     transfer["kv_connector_extra_config"]["secondary_tiers"][0] |= PATIENT

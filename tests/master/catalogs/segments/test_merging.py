@@ -7,14 +7,12 @@ from itertools import count, islice
 
 import pytest
 
-from kvstore.master.catalogs.block_records import as_changes
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
 from kvstore.master.catalogs.segments import log as logs
-from kvstore.master.catalogs.segments.log import MAX_RUNS, SEGMENTS, SPARE_OPERATIONS, Position, SegmentLog, segment_key
+from kvstore.master.catalogs.segments.log import MAX_RUNS, RECORDS, SEGMENTS, SPARE_OPERATIONS, Position, SegmentLog, segment_key
 from kvstore.master.catalogs.segments.merging import work
 from kvstore.protocol.errors import Corrupt
 from tests.master.catalogs.following import Following
-from tests.master.catalogs.segments.earlier import earlier
 
 
 class Stopped(Exception):
@@ -49,7 +47,7 @@ class Values:
         """What a master finds that reads all of it."""
         log, following = SegmentLog(shards), Following()
         for key, value in sorted(self.values.items(), key=lambda item: item[0]):
-            following.take(log.first_read(key, value) if key.startswith(SEGMENTS) else as_changes(key, value))
+            following.take(log.first_read(key, value) if key.startswith(SEGMENTS) else [Op(key.removeprefix(RECORDS), value)])
         return log, following
 
 
@@ -246,29 +244,6 @@ def test_a_shard_whose_blocks_are_all_gone_keeps_its_count() -> None:
     log, found = values.listed(1)
     assert found.blocks == {}
     assert sorted(log.append([puts([b"k"], 2)])) == [segment_key(0, Position(4, 0))]
-
-
-@pytest.mark.parametrize("dies_after", [-1, 0, 1, 2, 5])
-def test_blocks_of_an_earlier_release_become_segments_before_all_commits(dies_after: int) -> None:
-    blocks = dict(earlier("red", b"%d" % key, 1) for key in range(10))
-    values = Values(blocks | {b"r/n" + b"name": b"node", b"r/p\x03red1": b""})
-    log, before = values.listed(2)
-    assert before.blocks["red", b"3"] == (100, 7, 1, "ns", b"p", (1, 2))
-    change: list[Change] = [puts([b"0", b"new"], 9), BlockDeletes("red", [b"1"])]
-    values.write(log.append(change))
-    before.take(change)
-    values.writes_left = dies_after
-    try:
-        assert sum(1 for _step in work(log, values)) > 1
-    except Stopped:
-        values.writes_left = -1
-        log, found = values.listed(2)
-        assert found.blocks == before.blocks
-        for _step in work(log, values):
-            pass
-    assert [key for key in values.values if key.startswith(b"r/b")] == []
-    assert len([key for key in values.values if key.startswith(b"r/")]) == 2
-    assert values.listed(2)[1].blocks == before.blocks
 
 
 @pytest.mark.parametrize("key", [b"s/0000/1", b"s/zz/1.0", b"s/0002/%016x.%08x" % (1, 0)])

@@ -17,6 +17,7 @@ from typing import Any
 COMMON = "sglang.srt.mem_cache.pool_host.common"
 POOLS = "sglang.srt.mem_cache.pool_host.mha"
 ADAPTERS = "sglang.srt.lora.layers"
+PREFILL = "sglang.srt.disaggregation.prefill"
 
 
 class Event:
@@ -96,11 +97,18 @@ def copy_by_torch(module: Any) -> None:
     module.MHATokenToKVPoolHost.load_to_device_per_layer = load
 
 
+def give_events(module: Any) -> None:
+    """Of CUDA, which a prefill engine records before it sends."""
+    module.torch.cuda.Event = Event
+    module.torch.cuda.current_stream = Stream
+
+
 CHANGES: dict[str, Callable[[Any], None]] = {
     "torch.cpu": give_streams,
     COMMON: register_nothing,
     POOLS: copy_by_torch,
     ADAPTERS: pin_nothing,
+    PREFILL: give_events,
 }
 
 

@@ -1,0 +1,75 @@
+"""The top group of the `kvstore` command: lazy loading, sections in the help, an example each, suggestions, typed errors."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from kvstore.client.cli.examples import EXAMPLES
+from kvstore.protocol.errors import Corrupt, KVStoreError
+
+PROGRAM: Final = "kvstore"
+CORRUPT_STATUS: Final = 1
+ERROR_STATUS: Final = 2
+INTERRUPTED_STATUS: Final = 130
+
+
+class CommandGroup(click.Group):
+    """Group that loads the module of a command when the command is used: all modules take three times as long as one."""
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, str]] = {}, **settings: Any) -> None:
+        """`sections`: title -> command -> its module in this folder. The help lists no other commands."""
+        super().__init__(*arguments, **settings)
+        self._sections = sections
+        self.modules = {name: module for section in sections.values() for name, module in section.items()}
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A typed error is one line on standard error and an exit status."""
+        try:
+            return super().invoke(ctx)
+        except KVStoreError as error:
+            click.echo(f"kvstore: error: {error}", err=True)
+            ctx.exit(CORRUPT_STATUS if isinstance(error, Corrupt) else ERROR_STATUS)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED_STATUS)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            message = f"{error.message} Options of a command stand behind it: kvstore COMMAND [OPTIONS]."
+            raise click.NoSuchOption(error.option_name, message, error.possibilities, ctx) from None
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.modules, *self.commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(import_module(f"{__package__}.{self.modules[cmd_name]}"), cmd_name)
+        _add_examples(command, cmd_name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click suggests commands that are loaded only
+            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section a group, all with the same width of the first column."""
+        width = max(map(len, self.modules))
+        for title, section in self._sections.items():
+            commands = [(name, self.get_command(ctx, name)) for name in section]
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), command.get_short_help_str()) for name, command in commands if command is not None])
+
+
+def _add_examples(command: click.Command, path: str) -> None:
+    """Show the examples of the command, and of the commands below it, at the end of their help."""
+    if path in EXAMPLES:
+        command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in EXAMPLES[path])
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            _add_examples(below, f"{path} {name}")

@@ -1,0 +1,60 @@
+"""The image's HEALTHCHECK: 0 where the container's daemon answers on /healthz, or where there is nothing to ask; 1 where it does not.
+
+The first process of the container says which daemon it is, by its command line. Its `http` setting says where it answers: as a flag, in
+the environment, or in the settings file. Nothing of kvstore is imported: a check that runs each 10 seconds is to cost little.
+"""
+
+import itertools
+import os
+import ssl
+import sys
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+DAEMONS: Final = ("master", "node", "router", "sidecar", "publisher")
+TIMEOUT_S: Final = 5.0
+
+
+def main(pid: int) -> int:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    names = [name for word in words for name in DAEMONS if Path(word).name == f"kvstore-{name}"]
+    address = setting(names[0], "http", words) if names else ""
+    host, _colon, port = address.rpartition(":")
+    if port in ("", "0"):
+        return 0
+    scheme = "https" if setting(names[0], "http_tls_cert", words) else "http"
+    at = "127.0.0.1" if host in ("", "0.0.0.0") else "[::1]" if host == "[::]" else host
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it asks this container itself, for no secret
+    try:
+        with urllib.request.urlopen(f"{scheme}://{at}:{port}/healthz", timeout=TIMEOUT_S, context=context) as answer:
+            return int(answer.status != 200)
+    except OSError as error:
+        sys.stdout.write(f"{scheme}://{at}:{port}/healthz: {error}\n")
+        return 1
+
+
+def setting(daemon: str, name: str, words: list[str]) -> str:
+    """A setting of the daemon; "" for its default."""
+    flag = f"--{name.replace('_', '-')}"
+    for word, following in itertools.pairwise([*words, ""]):
+        if word == flag or word.startswith(f"{flag}="):
+            return following if word == flag else word.partition("=")[2]
+    variable = f"KVSTORE_{daemon}_{name}".upper()
+    return os.environ[variable] if variable in os.environ else str(settings_file(words).get(daemon, {}).get(name, ""))
+
+
+def settings_file(words: list[str]) -> dict[str, Any]:
+    """The sections of the file that --config or KVSTORE_CONFIG names; nothing where there is none, or none that can be read."""
+    given = [following for word, following in itertools.pairwise(words) if word == "--config"]
+    path = given[0] if given else os.environ.get("KVSTORE_CONFIG")
+    try:
+        return tomllib.loads(Path(path).read_text()) if path else {}
+    except (OSError, ValueError):
+        return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1))

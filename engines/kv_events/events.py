@@ -1,0 +1,129 @@
+"""KV events of vLLM and SGLang, in their forms of today and of 2025: which blocks an engine stored and removed, and in which medium.
+
+A batch is MessagePack: [time, [event, ...], data-parallel rank]. An event is a map with `type` and named members, or, in the older form, a
+list of the type and the members in order. Members that are not needed here, kinds of events and media that are not known are passed over.
+
+Source: vLLM 0.32, distributed/kv_events.py; SGLang 0.5.23, srt/disaggregation/kv_events.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from kvstore.protocol.errors import ProtocolError
+
+BlockHash: TypeAlias = int | bytes
+"""An engine's own name of a block: all of its hash, or 64 bits of it."""
+GPU: Final = "gpu"
+"""The engine's own memory, of whatever device."""
+CPU: Final = "cpu"
+DISK: Final = "disk"
+MEDIA: Final = {None: GPU, "GPU": GPU, "DEVICE": GPU} | {
+    name: medium
+    for medium, names in (
+        (CPU, ("CPU", "CPU_PINNED", "CPU_TIER1")),
+        (DISK, ("CPU_TIER2", "DISK", "NVME", "STORAGE", "EXTERNAL")),
+    )
+    for name in names
+}
+"""Names in events: of vLLM, of SGLang's `StorageMedium`, and of those that offload for either."""
+STORED: Final = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+)
+REMOVED: Final = ("block_hashes", "medium", "group_idx")
+"""Members in the order of the older form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """These blocks are in the medium now, each following the one before, the first of them `parent` (None: it begins a prompt)."""
+
+    hashes: list[BlockHash]
+    parent: BlockHash | None
+    token_ids: list[int]
+    """Empty where blocks were copied to a lower medium: their names say which they are."""
+    block_tokens: int
+    is_plain: bool
+    """They depend on nothing but their tokens and their adapter: on no image and no salt."""
+    adapter: str = ""
+    """Name of the LoRA adapter; empty: none."""
+    medium: str = GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """These have left the medium."""
+
+    hashes: list[BlockHash]
+    medium: str = GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing is there any more."""
+
+
+Event: TypeAlias = Stored | Removed | Cleared
+
+
+def read_batch(payload: bytes) -> list[Event]:
+    """The events of a batch that concern the engine's first group of layers. Raises ProtocolError."""
+    try:
+        batch = msgspec.msgpack.decode(payload)
+        return list(_events(batch[1]))
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+        raise ProtocolError(f"no batch of KV events: {error!r}") from None
+
+
+def _events(found: Sequence[Any]) -> Iterator[Event]:
+    for each in found:
+        kind, members = (each["type"], each) if isinstance(each, dict) else (each[0], each[1:])
+        match kind:
+            case "BlockStored":
+                named = _named(members, STORED)
+                if medium := _medium(named):
+                    yield _stored(named, medium)
+            case "BlockRemoved":
+                named = _named(members, REMOVED)
+                if medium := _medium(named):
+                    yield Removed(_hashes(named["block_hashes"]), medium)
+            case "AllBlocksCleared":
+                yield Cleared()
+
+
+def _named(members: Any, names: Sequence[str]) -> dict[str, Any]:
+    return members if isinstance(members, dict) else dict(zip(names, members, strict=False))
+
+
+def _medium(members: dict[str, Any]) -> str:
+    """ "": it is passed over. A model with several groups of layers has a block of each; the first group stands for all."""
+    return "" if members.get("group_idx") else MEDIA.get(members.get("medium"), "")
+
+
+def _stored(members: dict[str, Any], medium: str) -> Stored:
+    hashes, parent, tokens, size = (members[name] for name in STORED[:4])
+    is_copied = medium != GPU and tokens == []
+    if not is_copied and (not isinstance(tokens, list) or not isinstance(size, int) or size < 1 or len(tokens) != size * len(hashes)):
+        raise ValueError(f"blocks of {size!r} tokens do not have these tokens")
+    adapter = members.get("lora_name") or ""
+    has_unnamed_adapter = members.get("lora_id") is not None and not adapter
+    others = [key for keys in members.get("extra_keys") or () for key in keys or () if key != adapter]
+    parent = None if parent is None else _hashes([parent])[0]
+    is_plain = not others and not has_unnamed_adapter and not members.get("cache_salt")
+    return Stored(_hashes(hashes), parent, tokens, size, is_plain, str(adapter), medium)
+
+
+def _hashes(found: Any) -> list[BlockHash]:
+    if not isinstance(found, list) or not all(isinstance(each, (int, bytes)) for each in found):
+        raise ValueError("hashes of blocks are integers or bytes")
+    return found

@@ -1,0 +1,188 @@
+"""Subscriber to an engine's KV events over ZeroMQ: each batch once and in order, or a call that says that some are lost.
+
+The publisher numbers its batches from 0 and sends each as topic, number (8 bytes, big-endian) and batch. It replays the batches that it
+still keeps: the request is the first number wanted, the response each batch from there on, and the number -1 at the end. vLLM 0.32
+and SGLang 0.5.23 replay with a topic frame, releases of 2025 without one; both are read.
+
+Every replay begins with the last batch taken. A publisher that returns another one under its number, or none, was restarted or has
+forgotten it: all that was known of the engine is void, and the publisher is asked for all that it keeps.
+
+Source: vLLM 0.32, distributed/kv_events.py; SGLang 0.5.23, srt/disaggregation/kv_events.py.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from typing import Final, NamedTuple, TypeAlias
+
+import zmq
+
+from kvstore.engines.kv_events.events import Event, read_batch
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError
+
+END: Final = (1 << 64) - 1
+"""The number that ends a replay, -1."""
+MAX_WAITING_BATCHES: Final = 100_000
+"""Received by the library and not taken: beyond, batches are lost and have to be replayed."""
+Apply: TypeAlias = Callable[[list[Event]], None]
+Lost: TypeAlias = Callable[[], None]
+
+
+class _Batch(NamedTuple):
+    number: int
+    payload: bytes
+
+
+class Subscriber:
+    """One engine's events. Of one thread; close it."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str, *, replay_timeout_s: float) -> None:
+        """Connects in the background, and again whenever the connection is lost.
+
+        Args:
+            endpoint: as ZeroMQ has it, `tcp://HOST:PORT`.
+            replay_endpoint: likewise; empty: the publisher replays nothing.
+            replay_timeout_s: for all of a replay.
+
+        Raises:
+            InvalidArgument: ZeroMQ cannot connect to such an endpoint.
+        """
+        self._context = zmq.Context()
+        self._replay_endpoint = replay_endpoint
+        self._replay_timeout_s = replay_timeout_s
+        self._last: _Batch | None = None
+        """The last batch taken; None: nothing has come yet, or nothing since all became void."""
+        self._replayed: dict[int, int] = {}
+        """Hash of each batch taken from a replay, by number: it may arrive once more, as it was published."""
+        self._failure: KVStoreError | None = None
+        """The last one of a replayed batch."""
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.set_hwm(MAX_WAITING_BATCHES)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        try:
+            _connect(self._socket, endpoint)
+        except InvalidArgument:
+            self.close()
+            raise
+
+    def take(self, timeout_s: float, apply: Apply, lost: Lost) -> None:
+        """Wait up to `timeout_s` for batches, then hand on all that have arrived: `apply` a batch, `lost` where what was known is void.
+
+        Raises ProtocolError for a malformed message or batch, and whatever `apply` raises. If the message had a number, what was known is
+        void (`lost` was called) and the subscription goes on with the next one.
+        """
+        if not self._socket.poll(round(timeout_s * 1000)):
+            return
+        while self._socket.poll(0):
+            number, payload = _numbered(self._socket.recv_multipart())
+            if self._replayed.pop(number, None) == hash(payload):
+                continue
+            self._replayed.clear()
+            failure = None
+            if self._last is None or number != self._last.number + 1:
+                failure = self._fill_gap(number, apply, lost)
+            self._apply(number, payload, apply, lost)
+            if failure is not None:
+                raise failure
+
+    def catch_up(self, apply: Apply, lost: Lost) -> None:
+        """Apply what was published since the last batch taken; `lost` if the publisher does not have that one any more, or was restarted.
+
+        Without a replay endpoint neither can be told, so that all is void. Raises as `take` does.
+        """
+        failure = self._fill_gap(END, apply, lost)
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def _fill_gap(self, before: int, apply: Apply, lost: Lost) -> KVStoreError | None:
+        """Apply the batches between the last one taken and number `before`, or call `lost`.
+
+        Returns what failed. After a replay that did not end the next one is of all batches: what was known is void.
+        """
+        self._failure = None
+        try:
+            if self._last is None or not self._resume(before, apply, lost):
+                self._start_over(before, apply, lost)
+        except KVStoreError as error:
+            lost()
+            self._last = None
+            return error
+        if before != END and self._last is not None and self._last.number + 1 != before:
+            lost()
+        return self._failure
+
+    def _resume(self, before: int, apply: Apply, lost: Lost) -> bool:
+        """Whether the publisher still has the last batch taken; if so, what follows it has been applied."""
+        assert self._last is not None, "there is something to go on from"
+        if self._last.number >= before:
+            return False
+        with closing(self._replay(self._last.number, before)) as replay:
+            if next(replay, None) != self._last:
+                return False
+            self._apply_all(replay, apply, lost)
+        return True
+
+    def _start_over(self, before: int, apply: Apply, lost: Lost) -> None:
+        """Void, then all batches that the publisher keeps."""
+        lost()
+        self._last = None
+        with closing(self._replay(0, before)) as replay:
+            self._apply_all(replay, apply, lost)
+
+    def _apply_all(self, replay: Iterable[_Batch], apply: Apply, lost: Lost) -> None:
+        """Batches after a hole, or after one that cannot be applied, are as good as those after the start: what was before is void."""
+        for number, payload in replay:
+            if self._last is not None and number != self._last.number + 1:
+                lost()
+            self._replayed[number] = hash(payload)
+            try:
+                self._apply(number, payload, apply, lost)
+            except KVStoreError as error:
+                self._failure = error
+
+    def _apply(self, number: int, payload: bytes, apply: Apply, lost: Lost) -> None:
+        self._last = _Batch(number, payload)
+        try:
+            apply(read_batch(payload))
+        except KVStoreError:
+            lost()
+            raise
+
+    def _replay(self, first: int, before: int) -> Generator[_Batch]:
+        """The batches [first, before) that the publisher still keeps, in order. Raises DeadlineExceeded without an end in time."""
+        if not self._replay_endpoint or first >= before:
+            return
+        until_s = time.monotonic() + self._replay_timeout_s
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.set_hwm(MAX_WAITING_BATCHES)
+            _connect(socket, self._replay_endpoint)
+            socket.send_multipart((b"", first.to_bytes(8, "big")))
+            while socket.poll(max(0, round((until_s - time.monotonic()) * 1000))):
+                batch = _numbered(socket.recv_multipart()[1:])
+                if batch.number >= before:
+                    return
+                yield batch
+        raise DeadlineExceeded(
+            f"{self._replay_endpoint} did not end its replay of events within {self._replay_timeout_s:g} s:"
+            " check events_replay, or raise replay_timeout_s"
+        )
+
+
+def _connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise InvalidArgument(f"{endpoint!r} is no address of a publisher ({error}): give tcp://HOST:PORT") from None
+
+
+def _numbered(parts: list[bytes]) -> _Batch:
+    """Of [topic, number, batch] or [number, batch]. Raises ProtocolError."""
+    if len(parts) not in (2, 3) or len(parts[-2]) != 8:
+        raise ProtocolError(f"{len(parts)} parts where a number of 8 bytes and a batch belong, with or without a topic before them")
+    return _Batch(int.from_bytes(parts[-2], "big"), parts[-1])

@@ -1,0 +1,169 @@
+"""Conversion of arguments as Mooncake's binding does it, so that a call accepts and refuses the same objects.
+
+The annotation of a parameter names its conversion. Numbers of any integer type become `int`, sequences become lists, and every other
+object raises TypeError before the call begins.
+"""
+
+import functools
+import inspect
+import operator
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
+
+UNSIGNED_LIMIT: Final = 1 << 64
+SIGNED_LIMIT: Final = 1 << 31
+Convert = Callable[[Any], Any]
+Class = TypeVar("Class", bound=type)
+
+
+def text(value: Any) -> str:
+    """Return a string. Bytes that are no UTF-8 keep their value through `encoded`."""
+    if isinstance(value, str):
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise TypeError("a string with surrogates") from None
+        return value
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="surrogateescape")
+    raise _unfit(value, "a string")
+
+
+def encoded(value: str) -> bytes:
+    """Return the bytes that the caller gave as text or bytes."""
+    return value.encode(errors="surrogateescape")
+
+
+def integer(value: Any) -> int:
+    """Return a number of 32 bits."""
+    return _integer(value, -SIGNED_LIMIT, SIGNED_LIMIT)
+
+
+def unsigned(value: Any) -> int:
+    """Return an address or a size."""
+    return _integer(value, 0, UNSIGNED_LIMIT)
+
+
+def boolean(value: Any) -> bool:
+    """Return a flag: of None and of whatever has a truth value of its own, as numbers have. Strings and lists have none."""
+    if value is None or hasattr(type(value), "__bool__"):
+        return bool(value)
+    raise _unfit(value, "a bool")
+
+
+def buffer(value: Any) -> Any:
+    """Return an object with the buffer protocol."""
+    memoryview(value).release()
+    return value
+
+
+def part(value: Any) -> memoryview:
+    """Return one part of a value, whose elements are bytes. Raises RuntimeError where they are not, as the original does."""
+    view = memoryview(value)
+    if view.ndim != 1 or view.itemsize != 1:
+        raise RuntimeError("parts must be 1-D bytes-like")
+    return view
+
+
+def plain_list(value: Any) -> list[Any]:
+    """Return a list of anything. Other sequences are refused."""
+    if not isinstance(value, list):
+        raise _unfit(value, "a list")
+    return value
+
+
+def list_of(item: Convert) -> Convert:
+    """Return the conversion of a sequence whose items are converted each."""
+    return lambda value: [item(one) for one in sequence(value)]
+
+
+def sequence(value: Any) -> Any:
+    """Return a sequence as it is. Strings, bytes, dictionaries, sets and iterators are none."""
+    if isinstance(value, str | bytes | Mapping) or not hasattr(type(value), "__getitem__"):
+        raise _unfit(value, "a list")
+    return value
+
+
+def unsigned_list(value: Any) -> list[int]:
+    """Return addresses or sizes. A list of plain integers, as engines pass it, is returned as it is."""
+    if type(value) is list and value and all(type(one) is int for one in value) and min(value) >= 0 and max(value) < UNSIGNED_LIMIT:
+        return value
+    return [unsigned(one) for one in sequence(value)]
+
+
+Text = Annotated[str, text]
+Texts = Annotated[Sequence[str], list_of(text)]
+TextLists = Annotated[Sequence[Sequence[str]], list_of(list_of(text))]
+Integer = Annotated[int, integer]
+Flag = Annotated[bool, boolean]
+Number = Annotated[int, unsigned]
+Numbers = Annotated[Sequence[int], unsigned_list]
+NumberLists = Annotated[Sequence[Sequence[int]], list_of(unsigned_list)]
+NumberListLists = Annotated[Sequence[Sequence[Sequence[int]]], list_of(list_of(unsigned_list))]
+Buffer = Annotated[Any, buffer]
+Buffers = Annotated[Sequence[Any], list_of(buffer)]
+Part = Annotated[Any, part]
+PlainList = Annotated[Sequence[Any], plain_list]
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, or method, with its arguments converted as their annotations say. The call raises TypeError for one that
+    cannot be converted."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    conversions = {item.name: _conversion(hints.get(item.name)) for item in parameters}
+    in_order = [conversions[item.name] for item in parameters if item.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    rest = next((conversions[item.name] for item in parameters if item.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    if not any(conversions.values()):
+        return function
+    count = len(in_order)
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            arguments = [convert(value) if convert else value for convert, value in zip(in_order, given, strict=False)]
+            arguments += [rest(value) if rest else value for value in given[count:]]
+            for name, value in named.items():
+                convert = conversions.get(name)
+                if convert is not None:
+                    named[name] = convert(value)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}(): incompatible argument: {error}") from None
+        return function(*arguments, **named)
+
+    return call
+
+
+def arguments_converted(kind: Class) -> Class:
+    """Class decorator: convert the arguments of all public methods, inherited ones included."""
+    for name in dir(kind):
+        method = getattr(kind, name)
+        if not name.startswith("_") and inspect.isfunction(method):
+            setattr(kind, name, converted(method))
+    return kind
+
+
+def _conversion(hint: Any) -> Convert | None:
+    found = next((item for item in getattr(hint, "__metadata__", ()) if callable(item)), None)
+    return typing.cast("Convert | None", found)
+
+
+def _integer(value: Any, start: int, end: int) -> int:
+    if type(value) is not int:
+        if isinstance(value, float | str):
+            raise _unfit(value, "an integer")
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise _unfit(value, "an integer") from None
+    else:
+        number = value
+    if not start <= number < end:
+        raise TypeError(f"{number} is not in [{start}, {end})")
+    return number
+
+
+def _unfit(value: Any, wanted: str) -> TypeError:
+    return TypeError(f"{value!r:.50} is not {wanted}")

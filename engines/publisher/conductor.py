@@ -1,0 +1,123 @@
+"""Messages of Mooncake Conductor's HTTP API, in its three forms: as its reference has them, as its servers of 2026 do, and in MessagePack.
+
+The forms differ in spelling and in members, not in meaning. Every response has the members of all forms, so that each client finds its
+own: `/query` names the instances under the tenant (reference) and under `instances` (servers of 2026), and each medium both ways.
+Members that do not matter here are passed over, `hash_profile` among them: blocks are compared by their tokens.
+
+Source: Mooncake, docs/source/api-reference/http/conductor-indexer.md; mooncake-conductor, event_manager.cpp and
+example/cache_aware_disagg_proxy.py of 2026.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvstore.engines.kv_events.events import CPU, DISK, GPU
+from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, Service
+from kvstore.protocol.errors import InvalidArgument
+
+DEFAULT_TENANT: Final = "default"
+TYPES: Final = ("vllm", "sglang")
+MAX_BLOCK_TOKENS: Final = 65_536
+MAX_RANK: Final = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which instances have how much of these tokens? `instance`: that one alone."""
+
+    context: Context
+    token_ids: list[int]
+    instance: str | None
+
+
+def read_registration(body: Any) -> Service:
+    """A `/register`. Raises InvalidArgument that names the member."""
+    body = _members(body)
+    kind = _text(body, "type")
+    if kind.lower() not in TYPES:
+        raise InvalidArgument(f"type is {kind!r}: vLLM or SGLang, whose events have token ids; kvstore's own blocks need no registration")
+    context = Context(
+        _text(body, "tenant_id", DEFAULT_TENANT),
+        _text(body, "modelname"),
+        _text(body, "lora_name", ""),
+        _text(body, "additionalsalt", ""),
+        _number(body, "block_size", 1, MAX_BLOCK_TOKENS),
+    )
+    where = _text(body, "endpoint"), _text(body, "replay_endpoint", "")
+    return Service(context, _text(body, "instance_id"), _number(body, "dp_rank", 0, MAX_RANK), *where)
+
+
+def read_unregistration(body: Any) -> str:
+    """Name of the service that an `/unregister` means. Raises InvalidArgument that names the member."""
+    body = _members(body)
+    tenant = _text(body, "tenant_id", DEFAULT_TENANT)
+    return f"{_text(body, 'instance_id')}|{tenant}|{_number(body, 'dp_rank', 0, MAX_RANK)}"
+
+
+def read_query(body: Any) -> Query:
+    """A `/query`. Raises InvalidArgument that names the member."""
+    body = _members(body)
+    context = Context(
+        _text(body, "tenant_id", DEFAULT_TENANT),
+        _text(body, "model"),
+        _text(body, "lora_name", ""),
+        _text(body, "cache_salt", ""),
+        _number(body, "block_size", 1, MAX_BLOCK_TOKENS),
+    )
+    return Query(context, _tokens(body.get("token_ids")), _text(body, "instance_id", "") or None)
+
+
+def registered(service: Service) -> dict[str, Any]:
+    return {"status": "registered successfully", "instance_id": service.instance}
+
+
+def unregistered(service: Service) -> dict[str, Any]:
+    return {"status": "unregistered successfully", "removed_instances": [service.name]}
+
+
+def matches(tenant: str, found: Mapping[str, InstanceMatch]) -> dict[str, Any]:
+    """The response to a `/query`."""
+    instances = {name: _instance(match) for name, match in found.items()}
+    return {"instances": instances, tenant: instances}
+
+
+def _instance(match: InstanceMatch) -> dict[str, Any]:
+    ranks = {str(rank): {"gpu": each.gpu, "cpu": each.cpu, "disk": each.disk} for rank, each in match.ranks.items()}
+    by_rank = {rank: each["gpu"] for rank, each in ranks.items()}
+    up_to = {medium: max(each[medium] for each in ranks.values()) for medium in (GPU, CPU, DISK)}
+    alone = {medium.upper(): tokens for medium, tokens in match.alone.items()}
+    return {"longest_matched": match.longest, "DP": by_rank, "dp": by_rank, "rank_matches": ranks, **alone, **up_to}
+
+
+def _members(body: Any) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body is not an object with members")
+    return body
+
+
+def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """A member that is absent, null or empty has its default. Raises InvalidArgument where it has none."""
+    value = body.get(name)
+    if value in (None, "") and default is not None:
+        return default
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"{name} is {value!r}, not a text")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, lowest: int, highest: int) -> int:
+    value = body.get(name)
+    if type(value) is not int or not lowest <= value <= highest:
+        raise InvalidArgument(f"{name} is {value!r}: a whole number from {lowest} to {highest}")
+    return value
+
+
+def _tokens(found: Any) -> list[int]:
+    """From a list, or from 4 bytes a token, little-endian."""
+    if isinstance(found, bytes) and len(found) % 4 == 0:
+        return list(struct.unpack(f"<{len(found) // 4}i", found))
+    if not isinstance(found, list) or not all(type(each) is int and -(1 << 31) <= each < 1 << 31 for each in found):
+        raise InvalidArgument("token_ids is neither a list of 32-bit numbers nor 4 bytes a token")
+    return found

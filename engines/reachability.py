@@ -1,0 +1,107 @@
+"""Log of whether an engine's store answers: one line within seconds of the start, a warning if it does not, and one at each change."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.protocol.errors import Denied, KVStoreError, Misuse, Untrusted, typed
+
+DEADLINE_S: Final = 4.0
+"""For the answer to one ping: an engine says within 5 s of its start that there is none."""
+INTERVAL_S: Final = 10.0
+"""From one ping to the next."""
+UNKNOWN: Final = ""
+"""State before the first ping."""
+
+
+class StoreHealth:
+    """Log of a store's state: the first one and each change. Sans-I/O; one thread."""
+
+    def __init__(self, master: str, log: logging.Logger) -> None:
+        self._master = master
+        self._log = log
+        self._trouble: str | None = UNKNOWN
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last ping failed. False before the first."""
+        return self._trouble not in (UNKNOWN, None)
+
+    def saw(self, error: KVStoreError | None) -> None:
+        """Note how a ping ended; None is an answer."""
+        trouble = None if error is None else type(error).__name__
+        if trouble == self._trouble:
+            return
+        earlier, self._trouble = self._trouble, trouble
+        if error is None and earlier == UNKNOWN:
+            self._log.info("kvstore: the store at %s answers", self._master)
+        elif error is None:
+            self._log.warning("kvstore: the store at %s answers again", self._master)
+        else:
+            self._log.warning(
+                "kvstore: the store at %s %s: %s: %s. The engine goes on without it", self._master, _remedy(error), trouble, error
+            )
+
+
+class ReachabilityCheck:
+    """Thread that pings an engine's store, at once and every `interval_s`. Close it before its client."""
+
+    def __init__(
+        self,
+        ping: Callable[[float], object],
+        master: str,
+        log: logging.Logger,
+        *,
+        deadline_s: float = DEADLINE_S,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        """Start it.
+
+        Args:
+            ping: a question to the store with a deadline in seconds, as `lambda deadline_s: client.ping(deadline_s=deadline_s)`.
+            master: address to be named in the log.
+            log: a logger that the engine shows.
+        """
+        self._ping = ping
+        self._health = StoreHealth(master, log)
+        self._deadline_s = deadline_s
+        self._interval_s = interval_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-reachability", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last ping failed. False before the first."""
+        return self._health.is_away
+
+    def close(self) -> None:
+        """End the thread, once its ping is over: within `deadline_s`. A second close is a no-op."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            error = self._trouble()
+            if self._closed.is_set():
+                return  # the client may be closing: its error is no news
+            self._health.saw(error)
+            self._closed.wait(self._interval_s)
+
+    def _trouble(self) -> KVStoreError | None:
+        try:
+            self._ping(self._deadline_s)
+        except Exception as error:
+            return typed(error)
+        return None
+
+
+def _remedy(error: KVStoreError) -> str:
+    if isinstance(error, Untrusted):
+        return "is not trusted, or does not trust this engine (set `tls_ca`, `tls_cert` and `tls_key`)"
+    if isinstance(error, Denied):
+        return "refuses this engine (set `tenant` and `token`)"
+    if isinstance(error, Misuse):
+        return "cannot be asked (see the settings)"
+    return "cannot be reached (start it, or set `master`, and `tls_ca` if it needs TLS)"

@@ -1,0 +1,124 @@
+"""Pages of SGLang's host pools whose KV heads are in several values, so that engines of any TP read them: their keys and their memory.
+
+A region of a page is `[runs, heads, bytes]`: `page_head` has heads outermost, one run, so that a value lies in the pool as bytes in a row
+and is moved in place. In other layouts the heads of a value lie apart in each token and layer: they are copied by way of staging memory.
+Knows neither SGLang nor the store.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.client.memory import Memory, view_of
+from kvstore.engines.head_split import HeadSplit
+from kvstore.engines.sglang.pages import Pool, Rank
+from kvstore.kvcache.namespace import Namespace
+
+STAGING_BYTES: Final = 16 << 20
+"""Of each thread that moves pages by way of staging memory; a page at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadPool:
+    """One of SGLang's host pools whose pages are `split.count` values each, page by page."""
+
+    pool: Pool
+    """Of one value: its regions are those of one value, and it names no TP."""
+    split: HeadSplit
+    runs: int
+    """Runs of heads in a region: tokens times layers of it; 1 where heads are outermost."""
+    _staging: threading.local = field(default_factory=threading.local, compare=False)
+
+    @classmethod
+    def of(cls, whole: Pool, split: HeadSplit, runs: int) -> "HeadPool":
+        """`whole` describes pages with all heads of the rank. Its regions are multiples of `runs` times `split.count`."""
+        tp_free = replace(whole.rank, tp=Rank().tp)
+        return cls(pool=replace(whole, regions=tuple(size // split.count for size in whole.regions), rank=tp_free), split=split, runs=runs)
+
+    def under(self, weights: str, draft: str) -> "HeadPool":
+        """Return the pool with other weights."""
+        return replace(self, pool=self.pool.under(weights, draft))
+
+    @cached_property
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """Of the rank's values, in order."""
+        return self.split.namespaces(self.pool.namespace)
+
+    @cached_property
+    def namespace(self) -> Namespace:
+        """Label that the values are stored under, by which nodes evict those of a page together."""
+        return self.split.label(self.pool.namespace)
+
+    @property
+    def is_writer(self) -> bool:
+        return self.split.is_writer
+
+    @property
+    def values_per_page(self) -> int:
+        return self.split.count
+
+    @property
+    def value_bytes(self) -> int:
+        return self.pool.page_bytes
+
+    def keys(self, hashes: Sequence[str]) -> list[bytes]:
+        """Return the keys of all values of the pages that SGLang calls `hashes`, page by page."""
+        names = [key[len(self.pool.namespace.id) :] for key in self.pool.keys(hashes)]
+        return [namespace.id + name for name in names for namespace in self.namespaces]
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether values lie in the pool as bytes in a row."""
+        return self.runs == 1
+
+    @property
+    def batch_pages(self) -> int:
+        """Pages that are moved at once by way of staging memory."""
+        return max(1, STAGING_BYTES // (self.value_bytes * self.split.count))
+
+    def places(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
+        """Return where the regions of each value lie, of `is_in_place` pools. Raises ValueError: that is not so many pages of it."""
+        return [
+            [Memory(pointer + value * size, size) for pointer, size in zip(page, self.pool.regions, strict=True)]
+            for page in self.regions(pointers, sizes, pages)
+            for value in range(self.split.count)
+        ]
+
+    def regions(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[Sequence[int]]:
+        """Return the addresses of each page's regions. Raises ValueError: that is not so many pages of it."""
+        wanted = tuple(size * self.split.count for size in self.pool.regions) * pages
+        if tuple(sizes) != wanted or len(pointers) != len(sizes):
+            raise ValueError(f"{len(sizes)} regions are not those of {pages} pages of {len(self.pool.regions)} each")
+        step = len(self.pool.regions)
+        return [pointers[start : start + step] for start in range(0, len(pointers), step)]
+
+    def rows(self, pages: int) -> NDArray[np.uint8]:
+        """Return memory of this thread for at most `batch_pages` pages, `[pages, values, bytes]`. The next call returns the same."""
+        kept = getattr(self._staging, "rows", None)
+        if kept is None:
+            kept = self._staging.rows = np.empty((self.batch_pages, self.split.count, self.value_bytes), np.uint8)
+        rows: NDArray[np.uint8] = kept[:pages]
+        return rows
+
+    def pack(self, page: Sequence[int], row: NDArray[np.uint8]) -> None:
+        """Copy the page whose regions are at these addresses into `row`, `[values, bytes]`."""
+        for in_pool, in_row in self._parts(page, row):
+            in_row[:] = in_pool
+
+    def unpack(self, row: NDArray[np.uint8], page: Sequence[int]) -> None:
+        """Copy `row`, as in `pack`, into the page."""
+        for in_pool, in_row in self._parts(page, row):
+            in_pool[:] = in_row
+
+    def _parts(self, page: Sequence[int], row: NDArray[np.uint8]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """Of each region its memory in the pool and in `row`, both `[values, runs, bytes]`."""
+        values, start = self.split.count, 0
+        for pointer, size in zip(page, self.pool.regions, strict=True):
+            region = np.frombuffer(view_of(pointer, size * values), np.uint8).reshape(self.runs, values, -1)
+            yield region.transpose(1, 0, 2), row[:, start : start + size].reshape(values, self.runs, -1)
+            start += size

@@ -1,0 +1,92 @@
+"""Hooks into SGLang's calls that change weights and drop pages: the storage back end's interface tells it of neither.
+
+They wrap methods of SGLang's classes, which SGLang looks up at each call, so that a back end attached to a running engine has them too. The
+wrapped methods are those of SGLang 0.5.23: another release that lacks one is refused as the back end attaches.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+from kvstore.engines.sglang.weights import EngineWeights
+from kvstore.protocol.errors import ConfigError
+
+LOG: Final = logging.getLogger("kvstore.engines.sglang")
+"""SGLang shows all loggers."""
+WEIGHTS: Final = EngineWeights(LOG)
+"""Of this process: SGLang has one engine's rank in it, and keeps its weights when it detaches a back end."""
+IN_MEMORY: Final = ("load_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc")
+"""Methods of WeightUpdater that change weights, from elsewhere than files."""
+
+
+def install() -> None:
+    """Wrap SGLang's methods, once a process. Raises ConfigError: this SGLang has another set of methods."""
+    if hasattr(HiCacheController.reset, "kvstore"):
+        return
+    try:
+        _wrap(WeightUpdater, "update_weights_from_disk", _from_disk)
+        for name in IN_MEMORY:
+            _wrap(WeightUpdater, name, _in_memory)
+        _wrap(WeightUpdater, "begin_weight_update", _begin)
+        _wrap(WeightUpdater, "end_weight_update", _end)
+        _wrap(Scheduler, "record_weight_version_change", _record)
+        _wrap(HiCacheController, "reset", _flush)
+    except AttributeError as error:
+        raise ConfigError(f"this SGLang is another than 0.5.23, and updates of its weights cannot be noticed: {error}") from error
+
+
+def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        return replacement(original, *arguments, **named)
+
+    wrapped.kvstore = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+
+
+def _from_disk(original: Any, updater: Any, model_path: str, *arguments: Any, **named: Any) -> Any:
+    WEIGHTS.updated()
+    result = original(updater, model_path, *arguments, **named)
+    if result[0] and named.get("weight_name_filter") is None:
+        WEIGHTS.loaded(model_path)
+    return result
+
+
+def _in_memory(original: Any, *arguments: Any, **named: Any) -> Any:
+    WEIGHTS.updated()
+    return original(*arguments, **named)
+
+
+def _begin(original: Any, *arguments: Any, **named: Any) -> Any:
+    WEIGHTS.begin_session()
+    return original(*arguments, **named)
+
+
+def _end(original: Any, *arguments: Any, **named: Any) -> Any:
+    result = original(*arguments, **named)
+    WEIGHTS.end_session()
+    return result
+
+
+def _record(original: Any, scheduler: Any, new_version: str | None) -> Any:
+    result = original(scheduler, new_version)
+    WEIGHTS.recorded(new_version, lambda: _is_clean(scheduler))
+    return result
+
+
+def _flush(original: Any, *arguments: Any, **named: Any) -> Any:
+    result = original(*arguments, **named)
+    WEIGHTS.flushed()
+    return result
+
+
+def _is_clean(scheduler: Any) -> bool:
+    """Whether no request and no page of the weights before is left in the engine."""
+    return bool(scheduler.is_fully_idle(ignore_waiting=True)) and not any(scheduler.tree_cache.total_size())

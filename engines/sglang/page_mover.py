@@ -1,0 +1,91 @@
+"""Moves of pages between SGLang's memory and the store: in place where a value is bytes in a row there, else by way of staging memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from kvstore.client.jobs.job import Job
+from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.sglang.head_pages import HeadPool
+from kvstore.engines.sglang.pages import Pool
+
+AnyPool = Pool | HeadPool
+Finish = Callable[[], list[bool]]
+"""Waits for the end of what has begun: whether each page was moved."""
+
+
+class PageMover:
+    """Thread-safe. Raises ValueError where memory is not that of so many pages, and no error of the store."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def load(self, pool: AnyPool, hashes: Sequence[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
+        """Begin to read pages into the regions at `pointers`. The memory of a page that is not there may be written."""
+        if isinstance(pool, HeadPool) and not pool.is_in_place:
+            return partial(self._load_staged, pool, hashes, pool.regions(pointers, sizes, len(hashes)))
+        job = self._jobs.load(pool.keys(hashes), pool.places(pointers, sizes, len(hashes)), on_done=_ignore)
+        return lambda: whole_pages(pool, _are_loaded(pool, job))
+
+    def store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
+        """Begin to store pages from the regions at `pointers`. `before`: the hash of the page before the first, if any."""
+        if not pool.is_writer:
+            return lambda: [True] * len(hashes)
+        if isinstance(pool, HeadPool) and not pool.is_in_place:
+            return partial(self._store_staged, pool, hashes, before, pool.regions(pointers, sizes, len(hashes)))
+        job = self._store(pool, hashes, before, pool.places(pointers, sizes, len(hashes)))
+        return lambda: whole_pages(pool, _are_stored(job))
+
+    def _store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], memory: Sequence[object]) -> Job:
+        """A value has the same value of the page before as its parent."""
+        each = pool.values_per_page
+        keys = pool.keys(hashes)
+        above: list[bytes] | list[None] = pool.keys(before) if before else [None] * each
+        return self._jobs.store(keys, memory, namespace=pool.namespace, parents=[*above, *keys][: len(keys)], on_done=_ignore)
+
+    def _load_staged(self, pool: HeadPool, hashes: Sequence[str], pages: Sequence[Sequence[int]]) -> list[bool]:
+        done: list[bool] = []
+        for part in _parts(len(hashes), pool.batch_pages):
+            rows = pool.rows(len(pages[part]))
+            job = self._jobs.load(pool.keys(hashes[part]), list(rows.reshape(-1, pool.value_bytes)), on_done=_ignore)
+            loaded = whole_pages(pool, _are_loaded(pool, job))
+            for row, page, is_loaded in zip(rows, pages[part], loaded, strict=True):
+                if is_loaded:
+                    pool.unpack(row, page)
+            done += loaded
+        return done
+
+    def _store_staged(self, pool: HeadPool, hashes: Sequence[str], before: Sequence[str], pages: Sequence[Sequence[int]]) -> list[bool]:
+        done: list[bool] = []
+        for part in _parts(len(hashes), pool.batch_pages):
+            rows = pool.rows(len(pages[part]))
+            for row, page in zip(rows, pages[part], strict=True):
+                pool.pack(page, row)
+            job = self._store(pool, hashes[part], before, list(rows.reshape(-1, pool.value_bytes)))
+            done += whole_pages(pool, _are_stored(job))
+            before = hashes[part][-1:]
+        return done
+
+
+def whole_pages(pool: AnyPool, of_values: Sequence[bool]) -> list[bool]:
+    """Return which pages have all of their values."""
+    each = pool.values_per_page
+    return [all(of_values[start : start + each]) for start in range(0, len(of_values), each)]
+
+
+def _are_loaded(pool: AnyPool, job: Job) -> list[bool]:
+    job.wait()
+    return [size == pool.value_bytes for size in job.results]
+
+
+def _are_stored(job: Job) -> list[bool]:
+    job.wait()
+    return job.succeeded
+
+
+def _parts(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def _ignore(job: Job) -> None:
+    """Its submitter waits for it: without this the jobs would keep it for `finished`."""

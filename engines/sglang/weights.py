@@ -1,0 +1,172 @@
+"""Weights of the SGLang engine in this process, update by update. Knows neither SGLang nor the store.
+
+    updated          the weights change: nothing is loaded or saved, the version is private
+    recorded         the update succeeded: the files' identity, the version that the caller named, or still private
+    flushed          SGLang dropped all pages of the old weights: pages are loaded and saved under the new identity
+
+SGLang may update without a flush, and serve on with pages of both: then nothing is loaded or saved until the next flush. Ranks of an engine
+see the same calls in the same order, so that they come to the same private versions without a message between them.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.engines.weights.identity import WeightsIdentity
+from kvstore.engines.weights.state import WeightsState
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What an engine started from."""
+
+    target: WeightsIdentity
+    draft: str
+    """Identity of the model that drafts tokens; empty without one."""
+    nonce: str
+    """Random; equal on the engine's ranks."""
+    identify: Callable[[str], WeightsIdentity | None]
+    """Identity of the files at a path; None where the settings name weights otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """Weights that pages are stored under now."""
+
+    target: WeightsIdentity
+    draft: str
+    generation: int
+
+
+class EngineWeights:
+    """See the module. Calls of SGLang's scheduler thread; `current` may be read by any."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._started: Started | None = None
+        self._state = WeightsState(WeightsIdentity(""))
+        self._draft = ""
+        self._updates = 0
+        self._is_open = False
+        """Whether an update began whose end was not recorded yet."""
+        self._loaded_from = ""
+        self._is_session = False
+        self._session_version = ""
+        self._is_clean: Callable[[], bool] = lambda: False
+        self.current: Current | None = None
+        """None while nothing may be loaded or saved."""
+
+    @property
+    def identity(self) -> WeightsIdentity:
+        return self._state.identity
+
+    def start(self, started: Started) -> None:
+        """Note what the engine started from. Where weights have changed since an earlier call, their identity stays."""
+        self._started = started
+        if self._updates == 0:
+            self._state = WeightsState(started.target, log=self._log)
+            self._draft = started.draft
+        self._publish()
+
+    def begin_session(self) -> None:
+        """Note that updates follow which make one version together."""
+        self._is_session, self._session_version = True, ""
+        self.updated()
+
+    def end_session(self) -> None:
+        """Note that the session's updates are complete."""
+        self._is_session = False
+        self._settle()
+
+    def updated(self) -> None:
+        """Note that weights change from now on."""
+        self._state.begin_update()
+        self._loaded_from = ""
+        if not self._is_open:
+            self._is_open = True
+            self._become_private()
+        self._publish()
+
+    def loaded(self, path: str) -> None:
+        """Note that the update begun last has read all weights from the files at `path`."""
+        self._loaded_from = path
+
+    def recorded(self, version: str | None, is_clean: Callable[[], bool]) -> None:
+        """Note that an update succeeded, or that the weights were given a name without one.
+
+        Args:
+            version: name that the caller gave them, if any.
+            is_clean: whether the engine has no pages and no running requests, so that no flush need follow.
+        """
+        if not self._is_open and version is None:
+            self.updated()
+        self._is_clean = is_clean
+        before = self._state.identity
+        if not self._loaded_from or not self._become_files(self._loaded_from):
+            self._become_named(version)
+        self._is_open, self._loaded_from = False, ""
+        if self._state.identity != before:
+            self._state.begin_update()
+        self._settle()
+
+    def flushed(self) -> None:
+        """Note that SGLang has dropped all pages."""
+        if not self._is_session and not self._state.is_settled:
+            self._is_open = False
+            self._resume()
+
+    def clear(self) -> None:
+        """Start a version that has no pages yet. The weights are those that they were."""
+        was_settled = self._state.is_settled
+        self._become_private()
+        if was_settled:
+            self._state.resume()
+        self._log.warning(
+            "kvstore: the store is shared and was not cleared: this engine uses the new private version %s, which finds nothing older, "
+            "until its weights are named or loaded from files",
+            self._state.identity.text,
+        )
+        self._publish()
+
+    def _settle(self) -> None:
+        if not self._is_session and not self._state.is_settled and self._is_clean():
+            self._resume()
+        self._publish()
+
+    def _resume(self) -> None:
+        self._state.resume()
+        self._log.info("kvstore: pages are loaded and saved under the weights %s", self._state.identity.text)
+        self._publish()
+
+    def _become_private(self) -> None:
+        self._updates += 1
+        nonce = self._started.nonce if self._started is not None else "unknown"
+        self._state.reset(f"{nonce}-{self._updates}")
+
+    def _become_files(self, path: str) -> bool:
+        try:
+            identity = self._started.identify(path) if self._started is not None else None
+        except ConfigError as error:
+            self._log.warning("kvstore: the weights at %s have no fingerprint: %s", path, error)
+            identity = None
+        if identity is None:
+            return False
+        self._state.from_files(identity)
+        self._draft = self._draft and identity.text
+        return True
+
+    def _become_named(self, version: str | None) -> None:
+        if version and self._is_session:
+            self._session_version = version
+        name = version or (self._session_version if self._is_session else "")
+        try:
+            if name:
+                self._state.name(name)
+        except InvalidArgument as error:
+            self._log.warning("kvstore: the weights stay a private version: %s", error)
+
+    def _publish(self) -> None:
+        state = self._state
+        is_used = self._started is not None and state.is_settled
+        self.current = Current(state.identity, self._draft, state.generation) if is_used else None

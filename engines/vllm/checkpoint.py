@@ -1,0 +1,160 @@
+"""Files that an engine's weights came from: their identity, computed beside the engine's start, and a look at them once a second."""
+
+import dataclasses
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvstore.engines.vllm.trouble import LOG
+from kvstore.engines.weights.files import find_checkpoint, list_files
+from kvstore.engines.weights.fingerprint import stamp
+from kvstore.engines.weights.identity import WeightsIdentity, identify
+from kvstore.protocol.errors import ConfigError, KVStoreError, typed
+
+WATCH_S: Final = 1.0
+"""Between two looks at the files."""
+START_S: Final = 30.0
+"""An engine's start waits for the fingerprint at most so long; after that nothing is loaded or saved until it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """Files that an engine loads one model from."""
+
+    model: str
+    """Path or hub name."""
+    hub_revision: str = ""
+    hub_cache: Path | None = None
+    name: str = ""
+    """Of the model, for weights that no bytes identify; empty: `model`."""
+
+    def identity(self, choice: str) -> WeightsIdentity:
+        """Their fingerprint; their name where there is none. Raises ConfigError."""
+        found = identify(self.model, choice, hub_revision=self.hub_revision, hub_cache=self.hub_cache, log=LOG)
+        return found if choice != "off" and self.stamp() else self.named(found.base)
+
+    def named(self, revision: str) -> WeightsIdentity:
+        """Identity by the model's name."""
+        return WeightsIdentity(f"{revision} of {(self.name or self.model).replace('@', '%40')}".strip())
+
+    def stamp(self) -> bytes:
+        """Empty where no files are on this machine."""
+        path = self._path()
+        return stamp(path) if path is not None else b""
+
+    def changed_ns(self) -> int:
+        """Time of the files' last change; 0 where none are on this machine. Those of a hub's cache never change.
+
+        Raises ConfigError: they cannot be read."""
+        path = self._path()
+        return max((file.ctime_ns for file in list_files(path) if not file.is_hub_link), default=0) if path is not None else 0
+
+    def _path(self) -> Path | None:
+        return find_checkpoint(self.model, revision=self.hub_revision, hub_cache=self.hub_cache)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """All that an engine's weights come from."""
+
+    files: tuple[WeightFiles, ...]
+    """The model, and a draft model whose layers have caches. Empty: no files; `text` says what then."""
+    choice: str = "sampled"
+    """The setting `fingerprint`."""
+    revision: str = ""
+    """The setting: it identifies the weights in place of the files, of which nothing is read then."""
+    text: str = ""
+
+    def identity(self) -> WeightsIdentity:
+        """Raises ConfigError: files cannot be read, or `revision` cannot be one."""
+        if self.revision:
+            revision = identify("", "", revision=self.revision, log=LOG).base
+            named = [files.named(revision).base for files in self.files]
+            return WeightsIdentity(" draft ".join(named) or f"{revision} {self.text}")
+        if not self.files:
+            return WeightsIdentity(self.text)
+        return WeightsIdentity(" draft ".join(files.identity(self.choice).base for files in self.files))
+
+    def stamps(self) -> tuple[bytes, ...]:
+        return tuple(files.stamp() for files in self.files)
+
+    def changed_ns(self) -> int:
+        return max((files.changed_ns() for files in self.files), default=0)
+
+    def at(self, path: str | None) -> "WeightsSource":
+        """The same with the model's files at `path`; None: where they are."""
+        if path is None:
+            return self
+        return dataclasses.replace(self, files=(WeightFiles(path, name=self.files[0].name), *self.files[1:]))
+
+
+class WatchedCheckpoint:
+    """See `variants.Checkpoint`. A thread of its own reads the files; all methods are for one other thread."""
+
+    def __init__(self, source: WeightsSource, *, loaded_since_ns: int, watch_s: float = WATCH_S) -> None:
+        """`loaded_since_ns`: the engine read the files after this time of the clock, and before this call."""
+        self._source = source
+        self._loaded_since_ns = loaded_since_ns
+        self._watch_s = watch_s
+        self._stamps = source.stamps()
+        self._identity: WeightsIdentity | None = None
+        self._error: KVStoreError | None = None
+        self._has_changed = False
+        self._reloading: tuple[WeightsSource, tuple[bytes, ...]] | None = None
+        self._is_done, self._is_closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-weights", daemon=True)
+        self._thread.start()
+
+    def wait(self, deadline_s: float = START_S) -> None:
+        """Come back when the identity is known, or after `deadline_s`. Raises ConfigError: it cannot be computed."""
+        if not self._is_done.wait(deadline_s):
+            LOG.warning(
+                "kvstore: the weights' fingerprint takes longer than %g s: nothing is loaded or saved before it is known", deadline_s
+            )
+        if self._error is not None:
+            raise self._error
+
+    def identity(self) -> WeightsIdentity | None:
+        return self._identity
+
+    def has_changed(self) -> bool:
+        return self._has_changed
+
+    def begin_reload(self, path: str | None) -> None:
+        source = self._source.at(path)
+        self._reloading = source, source.stamps()
+
+    def end_reload(self) -> WeightsIdentity:
+        assert self._reloading is not None, "begin_reload comes first"
+        (source, stamps), self._reloading = self._reloading, None
+        is_same = source == self._source and stamps == self._stamps and all(stamps)
+        if self._source.revision and not is_same:
+            raise ConfigError(f"the revision {self._source.revision!r} is that of other files")
+        identity = self._identity if is_same and self._identity is not None else source.identity()
+        if source.stamps() != stamps:
+            raise ConfigError("its files changed while the engine loaded them")
+        self._source, self._stamps, self._identity, self._has_changed = source, stamps, identity, False
+        return identity
+
+    def close(self) -> None:
+        """End the thread, once it is through with what it reads."""
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        try:
+            self._has_changed = self._source.changed_ns() > self._loaded_since_ns
+            self._identity = self._source.identity()
+        except Exception as error:
+            self._error = typed(error)
+            LOG.warning("kvstore: the engine's weights cannot be identified: nothing is loaded or saved: %s", error)
+        self._is_done.set()
+        while any(self._stamps) and not self._is_closed.wait(self._watch_s):
+            stamps = self._stamps
+            if _differ(stamps, self._source.stamps()) and stamps is self._stamps:
+                self._has_changed = True
+
+
+def _differ(before: tuple[bytes, ...], now: tuple[bytes, ...]) -> bool:
+    """Files that are gone are still those that the engine loaded."""
+    return any(after and after != was for was, after in zip(before, now, strict=True))

@@ -1,0 +1,185 @@
+"""Calls of vLLM's engine that change weights, seen before and after they are made.
+
+The connector of the scheduler lives in the process of vLLM's EngineCore. vLLM tells a connector of resets, and of nothing else: neither
+how weights are called, nor that they are updated, reloaded or asleep. So a few methods of EngineCore are wrapped, once a process.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol
+
+from vllm.v1.engine.core import EngineCore
+
+from kvstore.engines.vllm.adapters import LoraRequest
+from kvstore.engines.vllm.drain import DrainedConnector, drain
+from kvstore.engines.vllm.trouble import LOG
+from kvstore.engines.vllm.variants import Variants
+from kvstore.engines.vllm.weight_samples import sample_weights
+
+UPDATES: Final = frozenset({"start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update", "reset_weights"})
+"""Of a rank's methods those of vLLM's own that change weights."""
+RELOAD: Final = "reload_weights"
+KEEPING: Final = frozenset(
+    {"check_health", "compute_weight_checksums", "init_weight_transfer_engine", "list_loras", "profile", "shutdown_weight_transfer_engine"}
+)
+"""Those that are called often, or before an update, and change none. Effects of other methods are found by samples of the weights."""
+
+
+class StoreConnector(DrainedConnector, Protocol):
+    """The part of the scheduler's connector that is used here."""
+
+    variants: Variants
+
+
+def watch_engines() -> None:
+    """Wrap the methods of EngineCore, unless they are wrapped."""
+    for name, around in AROUND.items():
+        method = getattr(EngineCore, name, None)
+        if method is None:
+            LOG.warning("kvstore: this vLLM has no EngineCore.%s: of what it does to weights the store hears by resets only", name)
+        elif not hasattr(method, "of_kvstore"):
+            setattr(EngineCore, name, _wrapped(method, around))
+
+
+def _wrapped(method: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        connector = _connector(engine)
+        original = functools.partial(method, engine, *args, **kwargs)
+        return original() if connector is None else around(connector, engine, original, *args, **kwargs)
+
+    call.of_kvstore = True  # type: ignore[attr-defined]
+    return call
+
+
+def _connector(engine: Any) -> StoreConnector | None:
+    """The store's of an engine, itself or one of several."""
+    scheduler = getattr(engine, "scheduler", None)
+    connector = scheduler.get_kv_connector() if scheduler is not None else None
+    return next((one for one in getattr(connector, "_connectors", [connector]) if getattr(one, "variants", None) is not None), None)
+
+
+# --- around each method: its connector, its engine, the call, and the call's arguments ---
+
+
+def _set_weight_version(connector: StoreConnector, engine: Any, call: Callable[[], Any], weight_version: str) -> None:
+    drain(connector, engine)
+    call()
+    connector.variants.named(weight_version)
+
+
+def _collective_rpc(
+    connector: StoreConnector,
+    engine: Any,
+    call: Callable[[], Any],
+    method: str | Callable[..., Any],
+    timeout: float | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    if method in KEEPING or (connector.variants.keeps_asleep and engine.model_executor.is_sleeping):
+        return call()
+    if method in UPDATES:
+        drain(connector, engine)
+        connector.variants.changing()
+        return call()
+    iterator, path, *_ = (*args, None, None)
+    named = kwargs or {}
+    if method == RELOAD and named.get("weights_iterator", iterator) is None:
+        drain(connector, engine)
+        connector.variants.reloading(named.get("weights_path", path))
+        result = call()
+        connector.variants.reloaded()
+        return result
+    before = _sample(engine)
+    result = call()
+    if before is None or _sample(engine) != before:
+        LOG.info("kvstore: the call of %s changed the engine's weights", method)
+        drain(connector, engine)
+        connector.variants.changing()
+    return result
+
+
+def _reset_prefix_cache(
+    connector: StoreConnector,
+    engine: Any,
+    call: Callable[[], bool],
+    reset_running_requests: bool = False,
+    reset_connector: bool = False,
+) -> bool:
+    if reset_running_requests or reset_connector:
+        drain(connector, engine)
+    is_done = call()
+    if not engine.is_scheduler_paused():
+        connector.variants.resumed()
+    return is_done
+
+
+def _sleep(connector: StoreConnector, engine: Any, call: Callable[[], Any], level: int = 1, mode: str = "abort") -> Any:
+    if level < 1 or engine.model_executor.is_sleeping:
+        return call()
+    connector.variants.sleeping(level, _sample(engine))
+    try:
+        sleeping = call()
+    except BaseException:
+        connector.variants.awake(None)
+        raise
+    if isinstance(sleeping, Future):
+        sleeping.add_done_callback(lambda done: connector.variants.awake(None) if done.exception() is not None else None)
+    return sleeping
+
+
+def _release_kv_cache_memory(connector: StoreConnector, engine: Any, call: Callable[[], None]) -> None:
+    _sleep(connector, engine, call)
+
+
+def _wake_up(connector: StoreConnector, engine: Any, call: Callable[[], bool], tags: list[str] | None = None) -> bool:
+    is_awake = call()
+    if is_awake:
+        connector.variants.awake(_sample(engine) if connector.variants.keeps_asleep else None)
+    return is_awake
+
+
+def _resume_scheduler(connector: StoreConnector, engine: Any, call: Callable[[], None]) -> None:
+    call()
+    connector.variants.resumed()
+
+
+def _add_lora(connector: StoreConnector, engine: Any, call: Callable[[], bool], lora_request: LoraRequest) -> bool:
+    if lora_request.load_inplace:
+        drain(connector, engine)
+    is_added = call()
+    connector.variants.adapter_added(lora_request, time.monotonic())
+    return is_added
+
+
+def _remove_lora(connector: StoreConnector, engine: Any, call: Callable[[], bool], lora_id: int) -> bool:
+    connector.variants.adapter_removed(lora_id)
+    return call()
+
+
+AROUND: Final[dict[str, Callable[..., Any]]] = {
+    "set_weight_version": _set_weight_version,
+    "collective_rpc": _collective_rpc,
+    "reset_prefix_cache": _reset_prefix_cache,
+    "sleep": _sleep,
+    "release_kv_cache_memory": _release_kv_cache_memory,
+    "wake_up": _wake_up,
+    "resume_scheduler": _resume_scheduler,
+    "add_lora": _add_lora,
+    "remove_lora": _remove_lora,
+}
+
+
+def _sample(engine: Any) -> str | None:
+    """Of the weights of all ranks; None if they cannot be sampled now."""
+    executor = engine.model_executor
+    if executor.is_sleeping:
+        return None
+    try:
+        return " ".join(executor.collective_rpc(sample_weights))
+    except Exception as error:
+        LOG.warning("kvstore: the engine's weights cannot be sampled, and count as changed: %s", error)
+        return None

@@ -1,0 +1,56 @@
+"""The connector's counters as vLLM takes them: in its log (`KV Transfer metrics`) and in its /metrics (`vllm:kvstore_*`)."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Counter
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats, PromMetric, PromMetricT
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+from kvstore.engines.vllm.counters import Counters, metrics
+
+
+@dataclass
+class KVStoreStats(KVConnectorStats):
+    """What the connector did in an interval: the fields of Counters."""
+
+    data: dict[str, Any] = field(default_factory=lambda: Counters().values())
+
+    def reset(self) -> None:
+        self.data = Counters().values()
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        total = Counters.of(self.data)
+        total.add(Counters.of(other.data))
+        self.data = total.values()
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {name: value for name, value in self.data.items() if value}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class KVStorePromMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter for each field of Counters and engine."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {
+            name: create_metric_per_engine(
+                metric_types[Counter](name=metric, documentation=help, labelnames=labelnames), per_engine_labelvalues
+            )
+            for name, metric, help in metrics()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            self._counters[name][engine_idx].inc(value)

@@ -1,0 +1,110 @@
+"""Weight files of a checkpoint: which they are, and where a model that is given by its hub name lies on this machine."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvstore.protocol.errors import ConfigError
+
+SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".tensors"})
+"""Formats that engines load weights from."""
+TRAINER_FILES: Final = frozenset(
+    {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt", "rng_state.pth"}
+)
+"""Files with such a suffix that a trainer leaves beside the weights and that no engine loads."""
+ADAPTER_CONFIG: Final = "adapter_config.json"
+REMEDY: Final = "name its weights by the setting `revision`, or set `fingerprint` to off"
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One file of a checkpoint, and what identifies its contents without reading them."""
+
+    name: str
+    """File name in the folder. Of a checkpoint that is a single file, the suffix: a copy may have another name."""
+    path: Path
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    is_hub_link: bool
+    """Whether the file is a link into the blobs of a Hugging Face cache."""
+
+    @property
+    def stat_text(self) -> str:
+        return f"{self.name} {self.inode} {self.size_bytes} {self.mtime_ns} {self.ctime_ns}\n"
+
+
+def list_files(path: Path) -> list[WeightFile]:
+    """Return the weight files of a checkpoint by rising name: of a folder those directly in it, of a file that file.
+
+    Raises:
+        ConfigError: `path` is not there, or cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            return [_weight_file(path, path.suffix)]
+        names = sorted(entry.name for entry in os.scandir(path) if _is_weight_file(entry))
+        return [_weight_file(path / name, name) for name in names]
+    except OSError as error:
+        raise ConfigError(f"cannot read the checkpoint {path}: {error.strerror or error}; {REMEDY}") from error
+
+
+def find_checkpoint(
+    model: str | Path, *, revision: str = "", hub_cache: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Path | None:
+    """Return the folder or file of `model`: a local path, or a hub name in the Hugging Face cache. None if there is neither.
+
+    Asks no hub. Without `revision`, a hub name means the commit that the cache has for `main`.
+
+    Args:
+        hub_cache: root of the cache, as an engine's `--download-dir`. None takes it from `environ`, as huggingface_hub does.
+    """
+    local = Path(model).expanduser()
+    if local.exists():
+        return local
+    if not _HUB_NAME.fullmatch(str(model)):
+        return None
+    root = hub_cache if hub_cache is not None else _hub_cache(os.environ if environ is None else environ)
+    folder = root / f"models--{str(model).replace('/', '--')}"
+    commit = revision if _COMMIT.fullmatch(revision) else _read_reference(folder / "refs" / (revision or "main"))
+    snapshot = folder / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def hub_commit(path: Path, files: list[WeightFile]) -> str:
+    """Return the commit of a snapshot in a Hugging Face cache, whose files are links to blobs named by content. Else an empty text."""
+    folder = path if path.is_dir() else path.parent
+    is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) and all(file.is_hub_link for file in files)
+    return folder.name if is_snapshot else ""
+
+
+def _is_weight_file(entry: os.DirEntry[str]) -> bool:
+    return os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.name not in TRAINER_FILES and entry.is_file()
+
+
+def _weight_file(path: Path, name: str) -> WeightFile:
+    found = path.stat()
+    is_hub_link = path.is_symlink() and Path(os.readlink(path)).parent.name == "blobs"
+    return WeightFile(name, path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, is_hub_link)
+
+
+def _hub_cache(environ: Mapping[str, str]) -> Path:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(name):
+            return Path(environ[name]).expanduser()
+    home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def _read_reference(path: Path) -> str:
+    try:
+        commit = path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+    return commit if _COMMIT.fullmatch(commit) else ""

@@ -1,0 +1,174 @@
+"""Fingerprint of a checkpoint: a short text, equal for equal weights wherever they lie, different for different ones.
+
+`sampled` hashes the headers of all safetensors files, the names and sizes of all weight files, and at most 4,096 samples of 4 KiB of their
+tensors. Weights that differ only between samples have equal fingerprints: a few rows of an embedding, or a tensor among more than 4,096.
+`full` hashes all bytes. A snapshot in a Hugging Face cache is known by its commit, and only `full` reads it.
+
+The hash is xxh3_128: it keeps up with a disk where `full` reads 100 GB, blake2b does not. It does not withstand an attacker who makes
+weights of equal fingerprints; tenants and salts separate those who do not trust each other.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Literal
+
+import xxhash
+
+from kvstore.engines.weights.files import ADAPTER_CONFIG, REMEDY, SUFFIXES, WeightFile, hub_commit, list_files
+from kvstore.engines.weights.remembered import DEFAULT, Remembered
+from kvstore.engines.weights.samples import Range, choose_samples, edges
+from kvstore.engines.weights.tensors import read_header
+from kvstore.protocol.errors import ConfigError
+
+Mode = Literal["sampled", "full"]
+
+THREADS: Final = 32
+"""Reads under way at once: a network file system answers each in a millisecond or more."""
+READS_A_TASK: Final = 64
+"""Ranges that a thread reads of a file that it has opened."""
+CHUNK_BYTES: Final = 8 << 20
+"""Bytes that a thread reads at once, where all are read."""
+WHOLE_ADAPTER_BYTES: Final = 64 << 20
+"""An adapter of at most so many bytes is hashed whole."""
+SETTLED_NS: Final = 2_000_000_000
+"""Age of a file's last change from which on its times tell it from a later one: some file systems count in seconds."""
+_FORMAT: Final = b"kvstore weights 1\n"
+
+
+def fingerprint(path: Path | str, *, mode: Mode = "sampled", cache: Path | None = DEFAULT, now_ns: Callable[[], int] = time.time_ns) -> str:
+    """Return the fingerprint of the checkpoint in the folder or file `path`: at most 80 ASCII characters without spaces or `@`.
+
+    Args:
+        cache: file that remembers fingerprints by the files' stat; None remembers nothing. A cache that cannot be used is ignored.
+
+    Raises:
+        ConfigError: no weight files, an unreadable or truncated one. The text names it.
+    """
+    path = Path(path)
+    return _remembered(path, list_files(path), mode, b"", cache, now_ns)
+
+
+def adapter_fingerprint(
+    path: Path | str, *, mode: Mode = "sampled", cache: Path | None = DEFAULT, now_ns: Callable[[], int] = time.time_ns
+) -> str:
+    """Return the fingerprint of a LoRA's folder: its weight files and adapter_config.json, but for the name of the model under it.
+
+    Files of at most WHOLE_ADAPTER_BYTES in total are hashed whole. Arguments and errors are those of `fingerprint`.
+    """
+    path = Path(path)
+    files = list_files(path)
+    is_small = sum(file.size_bytes for file in files) <= WHOLE_ADAPTER_BYTES
+    return _remembered(path, files, "full" if is_small else mode, _adapter_config(path), cache, now_ns)
+
+
+def stamp(path: Path | str) -> bytes:
+    """Return 16 bytes that change when a weight file in `path` changes on the disk, by stat alone. Empty: no weight files are there now."""
+    try:
+        files = list_files(Path(path))
+    except ConfigError:
+        return b""
+    return _stat_digest(files) if files else b""
+
+
+def _remembered(path: Path, files: list[WeightFile], mode: Mode, config: bytes, cache: Path | None, now_ns: Callable[[], int]) -> str:
+    if not files:
+        raise ConfigError(f"{path} has no weight files ({', '.join(sorted(SUFFIXES))}); {REMEDY}")
+    commit = hub_commit(path, files) if mode == "sampled" else ""
+    if commit:
+        return f"hub-{commit}-{xxhash.xxh3_64_hexdigest(config + _names(files))}"
+    key = xxhash.xxh3_128_hexdigest(f"{mode}\n{path.resolve()}\n".encode() + config + _stat_digest(files))
+    remembered = Remembered(cache)
+    if known := remembered.get(key):
+        return known
+    newest_ns = max(max(file.mtime_ns, file.ctime_ns) for file in files)
+    is_settled = newest_ns + SETTLED_NS < now_ns()
+    computed = f"{mode}-{_content_digest(files, mode, config)}"
+    if is_settled:
+        remembered.put(key, computed)
+    return computed
+
+
+def _content_digest(files: list[WeightFile], mode: Mode, config: bytes) -> str:
+    hasher = xxhash.xxh3_128(_FORMAT + config + _names(files))
+    with ThreadPoolExecutor(min(THREADS, 4 * len(files) + 4), thread_name_prefix="kvstore-weights") as pool:
+        if mode == "full":
+            ranges = [
+                Range(index, start, min(start + CHUNK_BYTES, file.size_bytes))
+                for index, file in enumerate(files)
+                for start in range(0, file.size_bytes, CHUNK_BYTES)
+            ]
+        else:
+            headers = list(pool.map(read_header, files, range(len(files))))
+            hasher.update(b"".join(header.digest for header in headers))
+            ranges = choose_samples([tensor for header in headers for tensor in header.tensors])
+            for index, header in enumerate(headers):
+                if not header.digest:
+                    ranges += edges(index, files[index].size_bytes)
+        for digests in pool.map(lambda task: _read_digests(files[task[0].file], task), _tasks(ranges)):
+            hasher.update(digests)
+    return str(hasher.hexdigest())
+
+
+def _tasks(ranges: Sequence[Range]) -> Iterable[list[Range]]:
+    """Runs of at most READS_A_TASK ranges of one file."""
+    task: list[Range] = []
+    for piece in ranges:
+        if task and (piece.file != task[0].file or len(task) == READS_A_TASK):
+            yield task
+            task = []
+        task.append(piece)
+    if task:
+        yield task
+
+
+def _read_digests(file: WeightFile, ranges: Sequence[Range]) -> bytes:
+    """One digest a range. pread and the hash of a large range run without the interpreter's lock."""
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if len(ranges) > 1 and ranges[0].end - ranges[0].start < CHUNK_BYTES:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # else each sample reads 128 KiB ahead
+            return b"".join(_read_digest(descriptor, piece, file) for piece in ranges)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file.path}: {error.strerror or error}") from error
+
+
+def _read_digest(descriptor: int, piece: Range, file: WeightFile) -> bytes:
+    hasher, start = xxhash.xxh3_128(), piece.start
+    while start < piece.end:
+        read = os.pread(descriptor, piece.end - start, start)
+        if not read:
+            raise ConfigError(f"{file.path} became shorter than {piece.end} bytes while it was read: start again once it is written")
+        hasher.update(read)
+        start += len(read)
+    return bytes(hasher.digest())
+
+
+def _names(files: Iterable[WeightFile]) -> bytes:
+    return "".join(f"{file.name}\0{file.size_bytes}\n" for file in files).encode("utf-8", "surrogateescape")
+
+
+def _stat_digest(files: Iterable[WeightFile]) -> bytes:
+    return bytes(xxhash.xxh3_128_digest("".join(file.stat_text for file in files).encode("utf-8", "surrogateescape")))
+
+
+def _adapter_config(path: Path) -> bytes:
+    """Canonical form of the LoRA's configuration without the path of its model. Empty where the adapter has none."""
+    try:
+        raw = (path / ADAPTER_CONFIG).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {path / ADAPTER_CONFIG}: {error.strerror or error}") from error
+    try:
+        config = json.loads(raw)
+        config.pop("base_model_name_or_path", None)
+        return json.dumps(config, sort_keys=True).encode()
+    except (ValueError, AttributeError, RecursionError):
+        return raw

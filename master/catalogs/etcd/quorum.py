@@ -1,0 +1,53 @@
+"""Whether etcd has a quorum: how many of the endpoints answer, and whether one of them knows a leader."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+from aetcd.rpc import rpc_pb2
+
+from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
+from kvstore.protocol.errors import KVStoreError
+
+PROBE_S: Final = 2.0
+"""Time of one endpoint. A member answers a status by itself, without the others."""
+MEANWHILE: Final = "reads go on, puts are not confirmed"
+
+
+class EtcdQuorum:
+    """Probes all endpoints at once, each over a connection of its own. Not thread-safe, but for `close`."""
+
+    def __init__(self, endpoints: Sequence[str], access: EtcdAccess) -> None:
+        """Raises ConfigError when a file of `access` cannot be read."""
+        anonymous = replace(access, user=None, password=None)  # a login needs a quorum, a status needs no login
+        self._channels = {endpoint: EtcdChannel([endpoint], anonymous) for endpoint in dict.fromkeys(endpoints)}
+
+    def outage(self) -> str:
+        """Return one sentence about what etcd lacks, "" while any member knows a leader. Takes PROBE_S at most."""
+        with ThreadPoolExecutor(len(self._channels)) as threads:
+            return outage_of(dict(zip(self._channels, threads.map(_is_led, self._channels.values()), strict=True)))
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+
+def outage_of(answers: dict[str, bool | None]) -> str:
+    """As `EtcdQuorum.outage`. By endpoint: whether the member knows a leader, None for one that does not answer."""
+    count = len(answers)
+    answering = sum(is_led is not None for is_led in answers.values())
+    if any(answers.values()):
+        return ""
+    if not answering:
+        where = f" at {next(iter(answers))}" if count == 1 else f": 0 of {count} members can be reached"
+        return f"etcd does not answer{where}; {MEANWHILE}"
+    lack = "quorum" if answering <= count // 2 else "leader"
+    return f"etcd has no {lack}: {answering} of {count} {'answers' if answering == 1 else 'answer'}; {MEANWHILE}"
+
+
+def _is_led(channel: EtcdChannel) -> bool | None:
+    try:
+        return bool(channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=PROBE_S).leader)
+    except KVStoreError:
+        return None

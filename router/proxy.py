@@ -1,0 +1,114 @@
+"""Proxy between clients and engines: the master chooses the engines, one or two of them answer, and the bytes pass through.
+
+Clients and their connections are app.py's. Of one event loop.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kvstore.client.instances.client import Placement, Refusal
+from kvstore.protocol.errors import Unavailable
+from kvstore.router.config import RouterSettings
+from kvstore.router.counters import Counters
+from kvstore.router.engines import EngineAnswer, EngineFailed, EngineRefused, Engines
+from kvstore.router.requests import ApiRequest
+from kvstore.router.tokenizer import Prompt
+from kvstore.router.tracing import step
+from kvstore.scheduler.request import Slo
+
+MAX_RESPONSES: Final = 1 << 16
+"""Whose engines are remembered: about 10 MB."""
+
+
+class Scheduler(Protocol):
+    """Chooses the engines of a request. The implementation in scheduling.py requests that from the master."""
+
+    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
+        """Raises Unavailable and others of the tree."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Proxied:
+    """An answer that has begun. Close `answer`, which hangs up on the engine that makes it."""
+
+    answer: EngineAnswer
+    address: str
+    """Of the engine that makes the answer."""
+    placement: Placement | None
+    """None: the request could go to one engine only, and was not scheduled."""
+    prefill_cached_tokens: int | None = None
+    """Of the prompt, not computed, where another engine than that of the answer computed it."""
+
+
+class ResponseEngines:
+    """The engines that keep responses (`/v1/responses` with `store`), by the responses' ids. The oldest are forgotten."""
+
+    def __init__(self, limit: int = MAX_RESPONSES) -> None:
+        self._limit = limit
+        self._addresses: OrderedDict[str, str] = OrderedDict()
+
+    def add(self, response_id: str, address: str) -> None:
+        self._addresses[response_id] = address
+        if len(self._addresses) > self._limit:
+            self._addresses.popitem(last=False)
+
+    def get(self, response_id: str) -> str | None:
+        return self._addresses.get(response_id)
+
+
+class StreamingProxy:
+    """Sends requests to engines. The caller closes the parts."""
+
+    def __init__(self, scheduler: Scheduler, engines: Engines, settings: RouterSettings, counters: Counters) -> None:
+        self._scheduler = scheduler
+        self._engines = engines
+        self._settings = settings
+        self._counters = counters
+
+    async def begin(self, request: ApiRequest, prompt: Prompt, slo: Slo) -> Proxied | Refusal:
+        """Schedule a request and have its answer begun; scheduled again when an engine or the master fails before.
+
+        After `attempts` the answer is the last engine's own failure, if an engine answered. Raises Unavailable otherwise;
+        DeadlineExceeded, which is not tried again: it took the client's time; InvalidArgument. Cancelled, it hangs up on the engines.
+        """
+        pause_s = self._settings.retry_pause_s
+        for _ in range(self._settings.attempts - 1):
+            try:
+                return await self._attempt(request, prompt, slo)
+            except Unavailable:
+                self._counters.retries += 1
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        try:
+            return await self._attempt(request, prompt, slo)
+        except EngineFailed as error:
+            return Proxied(error.answer, "", None)
+        except Unavailable as error:
+            raise Unavailable(f"not served in {self._settings.attempts} attempts; the last one: {error}") from None
+
+    async def ask(self, request: ApiRequest, address: str, *, path: str = "", method: str = "POST") -> Proxied:
+        """Send a request to the one engine that can answer it. Raises as `begin`."""
+        try:
+            return Proxied(await self._engines.ask(address, request, path=path, method=method), address, None)
+        except EngineFailed as error:
+            return Proxied(error.answer, address, None)
+
+    async def _attempt(self, request: ApiRequest, prompt: Prompt, slo: Slo) -> Proxied | Refusal:
+        usual = self._settings.predicted_output_tokens
+        predicted = min(request.max_output_tokens or usual, usual)
+        with step("schedule"):
+            placed = await self._scheduler.schedule(prompt.keys, input_tokens=prompt.tokens, output_tokens=predicted, slo=slo)
+        if isinstance(placed, Refusal):
+            return placed
+        if placed.decode == placed.prefill or not request.is_splittable:
+            return Proxied(await self._engines.serve(request, placed), placed.prefill_address, placed)
+        try:
+            prefilled = await self._engines.prefill(request, placed)
+        except EngineRefused:  # the refusal of the client's own body: an engine may cite it
+            return Proxied(await self._engines.serve(request, placed), placed.prefill_address, placed)
+        answer = await self._engines.decode(request, placed, prefilled)
+        return Proxied(answer, placed.decode_address, placed, prefilled.cached_tokens)

@@ -1,0 +1,68 @@
+"""Author of a change: an identity, the address it came from and the interface it used. The audit trail names it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from kvstore.security.identity import Identity, Kind
+
+CONTROL: Final = "control"
+"""The control plane: the command line, and programs that call it."""
+CONSOLE: Final = "console"
+CLIENT: Final = "client"
+"""Frames of the client library and of commands that use it."""
+HTTP: Final = "http"
+FILE: Final = "file"
+"""A settings file that changed on the master's disk."""
+MASTER: Final = "master"
+"""The master itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """`kind` is the identity's, `name` that of its token or certificate, `credential` the id of its token, `peer` its address without a
+    port, `via` one of the constants above. "" where there is none."""
+
+    kind: str
+    name: str = ""
+    credential: str = ""
+    peer: str = ""
+    via: str = ""
+
+    @classmethod
+    def of(cls, identity: Identity, *, peer: str, via: str) -> "Actor":
+        return cls(kind_of(identity), identity.name, identity.credential, peer, via)
+
+    @classmethod
+    def read(cls, told: Any) -> "Actor":
+        """From `asdict`, after JSON. Raises ValueError for anything else."""
+        if not isinstance(told, dict) or set(told) != set(cls.__slots__) or not all(isinstance(text, str) for text in told.values()):
+            raise ValueError("not an actor")
+        return cls(**told)
+
+    def told(self) -> dict[str, str]:
+        """For JSON; `read` is its inverse."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """`operator alice from 10.0.0.7`."""
+        return " ".join(part for part in (self.kind, self.name) if part) + (f" from {self.peer}" if self.peer else "")
+
+
+THIS_MASTER: Final = Actor("master", via=MASTER)
+"""The master acts by itself."""
+
+
+def kind_of(identity: Identity) -> str:
+    """One word: operator, tenant, node, instance, master, anybody, unauthenticated."""
+    if identity.kind is Kind.STRANGER:
+        return "unauthenticated"
+    return "operator" if identity.kind is Kind.TENANT and not identity.name and identity.operates else identity.kind.value.split()[-1]
+
+
+def host_of(address: str) -> str:
+    """Host of gRPC's name of a peer (`ipv4:10.0.0.7:5`, `ipv6:%5B::1%5D:5`), or of HOST:PORT; `unix:uid 1000` of `unix:uid 1000 pid 7`."""
+    family, _, rest = address.partition(":")
+    if family == "unix":
+        return address.partition(" pid")[0]
+    place = rest if family in ("ipv4", "ipv6") else address
+    return place.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,100 @@
+"""Beginning and end of the certificates in a PEM file, without a library for X.509: of each the DER down to its `validity`.
+
+Source: RFC 5280, 4.1 (Certificate, TBSCertificate, Validity); X.690, 8.1 (tag, length, content).
+"""
+
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.file_signature import signature
+
+MAX_FILE_BYTES: Final = 1 << 20
+_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_SEQUENCE, _INTEGER, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x02, 0x17, 0x18, 0xA0
+
+
+class Validity(NamedTuple):
+    """A certificate is valid in [begin, end]."""
+
+    begin: datetime
+    end: datetime
+
+
+def validities(file: str) -> list[Validity]:
+    """Of each certificate in the file, in order; at least one. Raises ConfigError: it cannot be read, or is no certificate's."""
+    try:
+        data = Path(file).read_bytes()[:MAX_FILE_BYTES]
+        found = [_validity(binascii.a2b_base64(body)) for body in _PEM.findall(data)]
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, IndexError) as error:
+        raise ConfigError(f"{file} has a damaged certificate: {error}") from None
+    if not found:
+        raise ConfigError(f"{file} has no certificate: it begins with no -----BEGIN CERTIFICATE-----")
+    return found
+
+
+class CertificateEnds:
+    """When the first certificate of each file ends; a file is read again once it has changed. Not thread-safe."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        """`files`: path by the setting that names it, "" where none is set."""
+        self._files = {setting: file for setting, file in files.items() if file}
+        self._known: dict[str, tuple[object, float]] = {}
+        """By setting, of the file with that signature; Unix time."""
+
+    def left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
+        """Seconds until the end, by setting; negative for an expired one. A file that cannot be read is left out."""
+        return {(setting,): end_s - now_s for setting, file in self._files.items() if (end_s := self._end_s(setting, file)) is not None}
+
+    def _end_s(self, setting: str, file: str) -> float | None:
+        now, known = signature(file), self._known.get(setting)
+        if known is not None and known[0] == now:
+            return known[1]
+        try:
+            end_s = min(one.end for one in validities(file)).timestamp()
+        except ConfigError:
+            return None
+        self._known[setting] = now, end_s
+        return end_s
+
+
+def _validity(der: bytes) -> Validity:
+    """Raises ValueError, IndexError."""
+    [(_tag, certificate)] = _parts(der)
+    _tag, to_be_signed = next(_parts(certificate))
+    fields = [(tag, content) for tag, content in _parts(to_be_signed) if tag != _VERSION]
+    # Serial number, signature algorithm, issuer, validity, ...
+    if [tag for tag, _ in fields[:4]] != [_INTEGER, _SEQUENCE, _SEQUENCE, _SEQUENCE]:
+        raise ValueError("not a certificate of RFC 5280")
+    begin, end = (_time(tag, content) for tag, content in _parts(fields[3][1]))
+    return Validity(begin, end)
+
+
+def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each element of a DER sequence. Raises ValueError for one that is cut off."""
+    at = 0
+    while at < len(data):
+        tag, size, at = data[at], data[at + 1], at + 2
+        if size >= 0x80:
+            width = size & 0x7F
+            size, at = int.from_bytes(data[at : at + width], "big"), at + width
+        if at + size > len(data):
+            raise ValueError("cut off")
+        yield tag, data[at : at + size]
+        at += size
+
+
+def _time(tag: int, content: bytes) -> datetime:
+    """Raises ValueError. Years of two digits are 1950 to 2049."""
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if text >= "50" else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("no time where its validity should be")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

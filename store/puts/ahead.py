@@ -1,0 +1,138 @@
+"""Puts into slots that were opened ahead: the value lies in its slot when the one message of the put arrives.
+
+A put is served where it arrives, as those of at_once.py are: shown, answered, and then entered. What is not as plain as that (another
+writer, a slot that was taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds
+from kvstore.protocol.one_put import OnePut, OnePutForm
+from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.writer_page import PAGE_BYTES
+from kvstore.rpc.session import Session
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.slots_ahead import Page
+from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.caller import Caller, peer_of
+from kvstore.store.puts.at_once import answer_of
+from kvstore.store.puts.writer_page import make_page
+from kvstore.store.waiting import WaitingRoom
+from kvstore.tiers.dram import DramTier
+
+_SLOT: Final = struct.Struct("<QQ")
+"""What a PutAhead has before the body of a Put: the slot's number, and the size of the next one."""
+
+
+class PutsAhead:
+    """Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(
+        self, table: BlockTable, dram: DramTier, waiting: WaitingRoom, slabs_ahead: Callable[[Caller, dict[int, int]], list[int]]
+    ) -> None:
+        """`slabs_ahead` has slabs for a writer to map meanwhile, given the slab that it comes to with its group."""
+        self._slabs_ahead = slabs_ahead
+        self._table = table
+        self._dram = dram
+        self._waiting = waiting
+        self._form = OnePutForm()
+        self.puts = 0
+        self.in_bytes = 0
+
+    def open(self, session: Session, header: Header, message: OpenAhead) -> None:
+        """Open a slot for the connection's next put, where there is room, and answer with the page if it is new."""
+        caller = peer_of(session)
+        if not session.is_local:
+            raise InvalidArgument("OpenAhead needs shared memory: connect to the node's Unix socket, or use Put")
+        fds: list[int] = []
+        if caller.page is None:
+            caller.page, fd = make_page()
+            fds.append(fd)
+
+        def close_fds() -> None:
+            for fd in fds:
+                os.close(fd)
+
+        self._open_next(session, caller, caller.page, message.size_bytes)
+        session.reply(header.request_id, SlabFds([PAGE_BYTES if fds else 0]), fds=fds, on_sent=close_fds)
+
+    def frame(self, session: Session, tenant: str, frame: memoryview) -> bool:
+        """Serve these bytes, all that has arrived on the connection, if they are one PutAhead. False: they are to be read as ever."""
+        at = HEADER_BYTES + _SLOT.size
+        if len(frame) <= at:
+            return False
+        magic, version, kind, request_id, _, body_bytes, payload_bytes = HEADER.unpack_from(frame)
+        is_alone = HEADER_BYTES + body_bytes == len(frame) and not payload_bytes and magic == MAGIC and version == VERSION
+        put = self._form.unpack(frame[at:]) if is_alone and kind == PutAhead.TYPE and request_id else None
+        caller = session.context
+        if put is None or put.ack != ACK_NODE or not isinstance(caller, Caller):
+            return False
+        number, next_bytes = _SLOT.unpack_from(frame, HEADER_BYTES)
+        flag, block = self._show(session, caller, put, number, next_bytes)
+        try:
+            unsent = session.send_now(answer_of(request_id, flag))
+        finally:  # whatever has failed: the block is shown
+            if block is not None:
+                self._enter(tenant, block)
+        if unsent:
+            session.send_whole(unsent)
+        return True
+
+    def put(self, session: Session, header: Header, message: PutAhead) -> None:
+        """As `frame`, of a message that has been read. Raises InvalidArgument: it is not about one unreserved block."""
+        caller = peer_of(session)
+        columns = (message.keys, message.sizes, message.generations, message.checksums, message.parents)
+        if any(len(column) != 1 for column in columns) or message.generations[0] or message.ack != ACK_NODE:
+            raise InvalidArgument("PutAhead is about one block that was not reserved, with ack 1: use Put or Open")
+        put = OnePut(message.ack, message.namespace, message.keys[0], message.sizes[0], message.checksums[0], message.parents[0])
+        flag, block = self._show(session, caller, put, message.number, message.next_bytes)
+        if block is not None:
+            self._enter(caller.tenant, block)
+            if session.traces is not None:
+                self._table.undecided.put_by(caller.tenant, put.namespace, session.traces.span(header.request_id))
+        session.reply(header.request_id, Flags(bytes((flag,))))
+
+    def _show(self, session: Session, caller: Caller, put: OnePut, number: int, next_bytes: int) -> tuple[int, Block | None]:
+        """The answer; and the block, if everybody can find it from now on: `_enter` has to follow. The slot of the next put is offered
+        then, too: after the answer its writer might look for it in vain."""
+        table, tenant = self._table, caller.tenant
+        ahead = table.ahead.of(session, number)
+        if ahead is None or ahead.slot.size_bytes != put.size_bytes:
+            return ASK_AGAIN, None
+        if table.find(tenant, put.key) is not None:
+            return ALREADY_THERE, None  # the slot stays the connection's
+        block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
+        if not table.place_at(block, ahead.slot):
+            return ASK_AGAIN, None
+        table.ahead.used(session)
+        table.copies.show_placed(block)
+        if next_bytes:
+            self._open_next(session, caller, ahead.page, next_bytes)
+        return STORED, block
+
+    def _enter(self, tenant: str, block: Block) -> None:
+        """The rest of what the node keeps of a block that is shown."""
+        table = self._table
+        table.enter_placed(block)
+        if table.events.is_recording:
+            table.events.stored(tenant, [block])
+        self.puts += 1
+        self.in_bytes += block.size_bytes
+
+    def _open_next(self, session: Session, caller: Caller, page: Page, size_bytes: int) -> None:
+        """Offer a slot in the page, where there is room that nobody waits for."""
+        table, tenant = self._table, caller.tenant
+        if self._waiting.has(tenant):
+            table.ahead.close(session)
+            return
+        ahead = table.ahead.open(session, tenant, size_bytes, page, now_ns=session.reactor.now_ns())
+        if ahead is not None:
+            slab, offset = self._dram.locate(ahead.slot)
+            slabs = [] if slab in caller.exported else self._slabs_ahead(caller, {slab: ahead.slot.group})
+            page.offer(ahead.number, slab, offset, size_bytes, slabs)

@@ -1,0 +1,148 @@
+"""Puts without a reservation to nodes of other hosts (`ack="node"`), against a scripted cluster."""
+
+import pytest
+
+from kvstore.client.put_targets import TARGET_NS
+from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, QuotaExceeded, TierFailed
+from kvstore.protocol.master_messages import Cancel, Grants, Reserve
+from kvstore.protocol.message import GRANTED
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, Put
+from kvstore.protocol.session_messages import Flags
+from tests.client.oracle import BIG, Oracle, OracleNode
+from tests.client.writes.puts import put
+
+
+def early(oracle: Oracle, *keys: bytes, value: bytes = b"small") -> list[bool]:
+    return put(oracle, keys, [value] * len(keys), is_early=True)
+
+
+@pytest.fixture
+def targeted(remote: OracleNode) -> Oracle:
+    """Node 2, of another host, is the target of small values."""
+    oracle = Oracle(remote)
+    early(oracle, b"first")
+    oracle.log.clear()
+    return oracle
+
+
+def test_puts_after_the_first_reserve_nothing(targeted: Oracle, remote: OracleNode) -> None:
+    assert early(targeted, b"a") == [True]
+    assert early(targeted, b"b", b"c") == [True, True]
+    assert [type(message).__name__ for message in targeted.log] == ["Put", "Put"]
+    assert [(message.ack, set(message.generations)) for message in targeted.sent(Put)] == [(ACK_NODE_NOW, {0})] * 2
+    assert remote.blocks.keys() == {b"first", b"a", b"b", b"c"}
+    assert len(targeted.resources.early_puts) == 1
+
+
+def test_the_first_put_is_reserved(remote: OracleNode) -> None:
+    oracle = Oracle(remote)
+    early(oracle, b"a")
+    assert len(oracle.sent(Reserve)) == 1
+    assert [message.ack for message in oracle.sent(Put)] == [ACK_CLUSTER]
+    assert len(oracle.resources.early_puts) == 0
+
+
+def test_a_second_later_the_master_chooses_anew(targeted: Oracle) -> None:
+    targets = targeted.resources.put_targets
+    clock_ns = targets._clock_ns
+    targets._clock_ns = lambda: clock_ns() + TARGET_NS
+    early(targeted, b"a")
+    early(targeted, b"b")
+    assert [type(message).__name__ for message in targeted.log] == ["Reserve", "Put", "Put"]
+
+
+def test_puts_for_the_cluster_and_large_values_are_reserved(targeted: Oracle) -> None:
+    put(targeted, [b"a"], [b"small"])
+    early(targeted, b"b", value=BIG)
+    early(targeted, b"c", value=BIG)
+    assert [type(message).__name__ for message in targeted.log] == ["Reserve", "Put"] * 3
+    assert [message.ack for message in targeted.sent(Put)] == [ACK_CLUSTER] * 3
+
+
+def test_small_values_of_a_mixed_batch_need_no_reservation(targeted: Oracle) -> None:
+    assert put(targeted, [b"a", b"b"], [BIG, b"small"], is_early=True) == [True, True]
+    assert [message.keys for message in targeted.sent(Put)] == [[b"b"], [b"a"]]
+    assert [message.keys for message in targeted.sent(Reserve)] == [[b"a"]]
+
+
+def test_the_node_of_this_host_is_preferred(node: OracleNode, remote: OracleNode) -> None:
+    oracle = Oracle(node, remote)
+    oracle.resources.put_targets.learn([5], 2)
+    early(oracle, b"a")
+    assert [message.ack for message in oracle.sent(Put)] == [ACK_NODE]
+    assert b"a" in node.blocks
+
+
+def test_another_node_of_this_host_is_no_target(node: OracleNode, remote: OracleNode) -> None:
+    other = OracleNode(3, local=True)
+    oracle = Oracle(node, other)
+    early(oracle, b"first")
+    oracle.resources.daemons.nodes.closed.add(oracle.resources.daemons.nodes.local_id)
+    early(oracle, b"a")
+    assert oracle.resources.put_targets.node_id(5) == 0
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "refusal", [Draining("it ends"), Full("no room"), QuotaExceeded("no more"), TierFailed("no memory"), Flags(b"\2")], ids=repr
+)
+def test_what_the_target_refuses_is_reserved_at_once(targeted: Oracle, refusal: KVStoreError | Flags) -> None:
+    targeted.script[Put].append(refusal)
+    assert early(targeted, b"a") == [True]
+    assert early(targeted, b"b") == [True]
+    assert [type(message).__name__ for message in targeted.log] == ["Put", "Reserve", "Put", "Put"]
+    assert targeted.slept_s == 0.0
+
+
+def test_of_a_batch_what_is_refused_is_reserved(targeted: Oracle) -> None:
+    targeted.script[Put].append(Flags(b"\1\2\0"))
+    assert early(targeted, b"a", b"b", b"c") == [True, True, False]
+    assert [message.keys for message in targeted.sent(Reserve)] == [[b"b"]]
+    assert targeted.sent(Cancel) == []
+
+
+def test_parts_before_a_refusal_are_stored_once(remote: OracleNode) -> None:
+    oracle = Oracle(remote, frame_bytes=10)
+    early(oracle, b"first")
+    oracle.log.clear()
+    oracle.script[Put].append(lambda channel, message: Flags(b"\1\1"))
+    oracle.script[Put].append(Draining("it ends"))
+    assert early(oracle, b"a", b"b", b"c", b"d") == [True] * 4
+    assert [message.keys for message in oracle.sent(Put)] == [[b"a", b"b"], [b"c", b"d"], [b"c", b"d"]]
+    assert [message.keys for message in oracle.sent(Reserve)] == [[b"c", b"d"]]
+
+
+def test_a_target_that_is_gone_is_avoided(targeted: Oracle, remote: OracleNode) -> None:
+    other = OracleNode(3, local=False, port=3)
+    targeted.nodes[3] = other
+    targeted.unreachable.add(remote.tcp)
+    assert early(targeted, b"a") == [True]
+    assert b"a" in other.blocks
+    other.close()
+
+
+def test_a_target_that_is_gone_counts_as_no_lost_reservation(targeted: Oracle, remote: OracleNode) -> None:
+    """Two nodes may die before the master knows: of those that it named one may, as without a target."""
+    third, fourth = OracleNode(3, local=False, port=3), OracleNode(4, local=False, port=4)
+    targeted.nodes |= {3: third, 4: fourth}
+    targeted.unreachable |= {remote.tcp, third.tcp}
+    targeted.script[Reserve].append(Grants(bytes([GRANTED]), [3], [98]))
+    targeted.script[Reserve].append(Grants(bytes([GRANTED]), [4], [99]))
+    assert early(targeted, b"a") == [True]
+    assert [message.avoid for message in targeted.sent(Reserve)] == [2, 3]
+    assert b"a" in fourth.blocks
+    third.close()
+    fourth.close()
+
+
+def test_a_target_that_the_master_does_not_name_any_more_is_none(targeted: Oracle) -> None:
+    targeted.resources.put_targets.learn([5], 9)
+    assert early(targeted, b"a") == [True]
+    assert [type(message).__name__ for message in targeted.log] == ["Reserve", "Put"]
+
+
+def test_a_deadline_at_the_target_ends_the_put(targeted: Oracle) -> None:
+    targeted.script[Put].append(DeadlineExceeded("too late"))
+    with pytest.raises(DeadlineExceeded):
+        early(targeted, b"a")
+    assert targeted.sent(Reserve) == []

@@ -1,0 +1,140 @@
+"""Promises of banners.py: each trouble has what, since when and what to do; the worst comes first."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.console.banners import MAX_HEALTH, Banners, Trouble, troubles, unreachable
+from kvstore.console.levels import ERROR, WARNING
+from kvstore.protocol import control_pb2 as pb
+
+LIVE = pb.NodeStatus(name="n", state="alive")
+OWNED: dict[str, Any] = {"role": "owner", "catalog_health": "ok", "owner": pb.CatalogOwner(name="m"), "nodes": [LIVE]}
+
+
+def node(name: str, state: str = "alive", **facts: Any) -> pb.NodeStatus:
+    return pb.NodeStatus(name=name, state=state, **facts)
+
+
+def failing(name: str) -> pb.NodeStatus:
+    return node(name, tiers=[pb.TierStatus(name="dram", health="ok"), pb.TierStatus(name="nvme", health="gone")])
+
+
+def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, **facts: Any) -> list[Trouble]:
+    return troubles(pb.StatusReply(**(OWNED | facts)), missing, shares or {})
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, []),
+        ({"role": "following"}, []),
+        ({"role": "following", "owner": None, "nodes": []}, [(ERROR, "No master owns the catalog", "activity")]),
+        ({"role": "cut off"}, [(ERROR, "This master is cut off from its catalog", "activity")]),
+        ({"catalog_health": "no space"}, [(ERROR, "Catalog: no space", "overview")]),
+        ({"nodes": [node("n", "dead")]}, [(ERROR, "n is dead", "nodes?state=dead")]),
+        ({"nodes": [node("p", "dead"), node("o", "dead"), LIVE]}, [(ERROR, "2 nodes (o, p) are dead", "nodes?state=dead")]),
+        (
+            {"nodes": [*(node(f"d{at}", "dead") for at in range(7)), LIVE]},
+            [(ERROR, "7 nodes (d0, d1, d2, d3, d4 and 2 more) are dead", "nodes?state=dead")],
+        ),
+        ({"nodes": [failing("n")]}, [(WARNING, "A tier of n failed: nvme: gone", "nodes?state=failed")]),
+        (
+            {"nodes": [failing("n"), failing("o"), failing("p")]},
+            [(WARNING, "A tier of n, and of 2 more nodes, failed: nvme: gone", "nodes?state=failed")],
+        ),
+        (
+            {"nodes": [node("n", drain=pb.DrainStatus(lacks_room=True, left_blocks=2))]},
+            [(WARNING, "No node has room for the rest of n's drain", "nodes?state=draining")],
+        ),
+        ({"nodes": []}, [(WARNING, "No node has joined yet", "nodes")]),
+        (
+            {
+                "name": "m1",
+                "endings": [pb.Ending(what="token of tenant red", left_s=-1), pb.Ending(what="certificate tls_cert", left_s=9e5)],
+            },
+            [(ERROR, "Token of tenant red has ended", "overview"), (WARNING, "Certificate tls_cert of m1 ends in 10 days", "overview")],
+        ),
+        ({"endings": [pb.Ending(what="token of node n1", left_s=90_000)]}, [(WARNING, "Token of node n1 ends in 25 hours", "overview")]),
+    ],
+)
+def test_a_trouble_has_a_level_a_text_and_a_view(facts: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
+    told = found(**facts)
+    assert [(one.level, one.text, one.view) for one in told] == expected
+    assert all(one.todo for one in told)
+
+
+def test_a_dead_node_is_one_severity_whether_others_live_or_not() -> None:
+    assert {found(nodes=nodes)[0].level for nodes in ([node("a", "dead")], [node("a", "dead"), LIVE])} == {ERROR}
+
+
+def test_partitions_without_an_owner_are_counted() -> None:
+    owners = [pb.CatalogOwner(name=name) for name in ("m1", "", "", "m1")]
+    (one,) = found(shares={"m1": 2}, partitions=4, owners=owners)
+    assert (one.level, one.text) == (ERROR, "No master owns 2 of the 4 partitions")
+    assert found(shares={"m1": 4}, partitions=4, owners=owners) == []
+
+
+def test_the_raw_text_of_a_long_health_is_folded_away() -> None:
+    (short,), (long,), (several,) = (found(catalog_health=health) for health in ("full", "word " * MAX_HEALTH, "no quorum; reads go on"))
+    assert (several.text, several.detail) == ("Catalog: no quorum", "no quorum; reads go on")
+    assert (short.text, short.detail) == ("Catalog: full", "")
+    assert len(long.text) < MAX_HEALTH + 20
+    assert long.text.endswith("…")
+    assert long.detail == "word " * MAX_HEALTH
+
+
+@pytest.mark.parametrize(
+    ("catalog", "health", "todo"),
+    [
+        ("etcd://e:2379", "etcd is full (alarm NOSPACE)", "Compact and defragment etcd"),
+        ("etcd://e:2379", "no quorum", "etcdctl endpoint health"),
+        ("lmdb:/var/lib/kvstore", "no space left on device", "Check the disk of the master"),
+    ],
+)
+def test_what_to_do_about_the_catalog_is_by_its_kind(catalog: str, health: str, todo: str) -> None:
+    (one,) = found(catalog=catalog, catalog_health=health)
+    assert todo in one.todo
+
+
+def test_a_catalog_in_trouble_is_the_cause_and_told_once() -> None:
+    for role in ("cut off", "following"):
+        assert [one.kind for one in found(role=role, owner=None, catalog_health="no quorum")] == ["catalog"]
+
+
+def test_a_silent_master_is_one_trouble_whatever_the_age_of_what_is_shown() -> None:
+    first, second = (
+        found((f"m2 at m2:1, which owns the catalog, does not answer: timeout; what is shown of it is {age} s old",))[0] for age in (3, 4)
+    )
+    assert first.text == "m2 at m2:1, which owns the catalog, does not answer"
+    assert first.kind == second.kind
+    assert second.detail == "timeout; what is shown of it is 4 s old"
+
+
+def test_the_worst_come_first_each_with_since_when() -> None:
+    banners = Banners()
+    warning, error = Trouble(WARNING, "w", "w", "do", "nodes"), Trouble(ERROR, "e", "e", "do", "nodes", age_s=30.0)
+    assert [(one["kind"], one["since_s"], one["is_older"]) for one in banners.of([warning, error], 1000.0)] == [
+        ("e", 970.0, False),
+        ("w", 1000.0, True),
+    ]
+    later = Trouble(WARNING, "new", "new", "do", "nodes")
+    assert [(one["kind"], one["since_s"], one["is_older"]) for one in banners.of([warning, later], 1010.0)] == [
+        ("w", 1000.0, True),
+        ("new", 1010.0, False),
+    ]
+
+
+def test_a_trouble_that_ended_and_returns_is_a_new_one() -> None:
+    banners, one = Banners(), unreachable("no master answers")
+    banners.of([], 1.0)
+    assert [banners.of(found, at)[0]["since_s"] for at, found in ((2.0, [one]), (3.0, [one]))] == [2.0, 2.0]
+    banners.of([], 4.0)
+    assert banners.of([one], 5.0)[0]["since_s"] == 5.0
+
+
+def test_since_when_does_not_move_forward_while_a_trouble_lasts() -> None:
+    """A second node that dies, or a master that restarted and knows a shorter age, leaves the first one's time."""
+    banners = Banners()
+    dead = [Trouble(ERROR, "dead", "", "", "nodes", age_s=age_s) for age_s in (20.0, 5.0)]
+    assert [banners.of([one], at)[0]["since_s"] for one, at in zip(dead, (100.0, 110.0), strict=True)] == [80.0, 80.0]

@@ -1,0 +1,256 @@
+"""Every command of the documentation names a program, flags and settings that exist; a page says which extra a command needs."""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+from kvstore.engines.lmcache.settings import LMCacheSettings
+from kvstore.engines.sglang.settings import SGLangSettings
+from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.protocol.settings import load_settings
+from tests.docs.programs import ENGINES, EXTRAS, MODULES, check, flags_of, sections, variables
+from tests.docs.shell_blocks import PAGES, ROOT, SHELL, Block, Command, all_commands, blocks, code, commands, shell_blocks
+
+TRACE = '{"timestamp": 0, "input_length": 512, "output_length": 4, "hash_ids": [0]}\n'
+NEEDED = {
+    ("kvstore-sidecar",): "sidecar",
+    ("kvstore-publisher",): "sidecar",
+    ("kvstore", "certs", "master"): "certs",
+    ("kvstore", "--plots"): "plots",
+}
+"""Words of a command that needs an extra."""
+BY_SETTINGS = {"ucx", "nixl", "hbm", "tracing"}
+"""Extras that no command of the pages needs by itself: tiers, transports and traces that a user asks for by a setting."""
+
+
+def block(text: str, language: str = SHELL) -> Block:
+    return Block(ROOT / "README.md", 1, language, text)
+
+
+def words(text: str) -> list[tuple[str, ...]]:
+    return sorted(command.words for command in commands(block(text)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With the files that commands read."""
+    for name in ("TRACE", "trace.jsonl", "events.jsonl"):
+        (tmp_path / name).write_text(TRACE)
+    (tmp_path / "FILE").write_bytes(b"value")
+    return tmp_path
+
+
+def test_commands_are_those_that_bash_would_start() -> None:
+    assert words("kvstore put KEY FILE  # a comment\n") == [("kvstore", "put", "KEY", "FILE")]
+    assert words("a \\\n  'two words' && b | c > /etc/passwd\nd &\n") == [("a", "two words"), ("b",), ("c",), ("d",)]
+    assert words("for i in 0 1; do a --port 800$((i + 1)) '{\"x\": \"'$i'\"}' & done\n") == [
+        ("a", "--port", "8001", '{"x": "0"}'),
+        ("a", "--port", "8002", '{"x": "1"}'),
+    ]
+    assert words('x=$(a b)\nY=1 c "$x"\n.venv/bin/d\n/opt/kvstore/bin/e f\n') == [("a", "b"), ("c", ""), ("d",), ("e", "f")]
+
+
+def test_commands_have_the_settings_of_their_environment() -> None:
+    first, second = commands(block("KVSTORE_A=1 a\nexport KVSTORE_B=2\nb\n"))
+    assert (first.settings, second.settings) == (("KVSTORE_A",), ("KVSTORE_B",))
+
+
+@pytest.mark.parametrize("text", ["for i in 1\n", "a 'open\n", "./not/there\n"])
+def test_a_block_that_bash_cannot_read_is_refused(text: str) -> None:
+    with pytest.raises(AssertionError, match=r"README\.md:1"):
+        commands(block(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("kvstore drian n1", "drian"),
+        ("kvstore drain n1 --wait 60", "--wait"),
+        ("kvstore drain", "node"),
+        ("kvstore-node --dram many", "--dram"),
+        ("kvstore-node --heartbeats 3", "--heartbeats"),
+        ("kvstore-master --records some", "--records"),
+        ("python -m kvstore.router.standin.engine --rule prefill", "--rule"),
+        ("python examples/none.py", "none.py"),
+        ("python -m nosuchmodule", "nosuchmodule"),
+        ("KVSTORE_CLIENT_TOKENS=x kvstore status", "KVSTORE_CLIENT_TOKENS"),
+        ("make tests", "tests"),
+        ("make chaos MINUTE=3", "MINUTE"),
+        ("pip install '.[rdma]'", "rdma"),
+        ("install -m 644 deploy/systemd/none.conf /etc", "none.conf"),
+        ("kvstored --help", "kvstored"),
+    ],
+)
+def test_a_command_that_would_be_refused_is_found(text: str, what: str, folder: Path) -> None:
+    (command,) = commands(block(text + "\n"))
+    with pytest.raises(Exception, match=re.escape(what)):
+        check(command, folder)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+def test_programs_take_the_commands_of_a_page(page: Path, folder: Path) -> None:
+    for each in blocks(page):
+        if each.language == SHELL:
+            assert commands(each) or "echo" in each.code, f"{each.name}: no command"
+            for command in commands(each):
+                _check(command, folder)
+
+
+def _check(command: Command, folder: Path) -> None:
+    try:
+        check(command, folder)
+    except Exception as error:
+        raise AssertionError(f"{command.block.name}: {shlex.join(command.words)}: {error}") from error
+
+
+def test_a_command_of_ours_stands_in_a_shell_block() -> None:
+    """Only there it is checked and run."""
+    begins = re.compile(rf"^ *(?:{'|'.join(MODULES)}|python3? -m|pip install|make [a-z]) ", re.MULTILINE)
+    others = [each for page in PAGES for each in blocks(page) if each.language not in (SHELL, "python")]
+    assert [each.name for each in others if begins.search(each.code)] == []
+
+
+def spans() -> Iterator[tuple[Path, str]]:
+    """All code within a line of text."""
+    for page in PAGES:
+        for token in MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8")):
+            for child in token.children or ():
+                if child.type == "code_inline":
+                    yield page, child.content
+
+
+def test_flags_of_commands_within_text_exist() -> None:
+    """`kvstore drain NODE --cancel` in a sentence. Placeholders and arguments are not looked at."""
+    checked = 0
+    for page, text in spans():
+        named = text.replace("'", "").split()
+        flags = flags_of(named)
+        if flags is not None:
+            given = {word.partition("=")[0] for word in named if word.startswith("--")}
+            assert given <= flags, f"{page.name}: {text}"
+            checked += bool(given)
+    assert checked > 10
+
+
+def test_variables_that_the_pages_name_are_settings() -> None:
+    named = re.compile(r"\bKVSTORE_[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_]*\*)\b")
+    for page in PAGES:
+        unknown = set(named.findall(page.read_text(encoding="utf-8"))) - variables() - {"KVSTORE_MASTER_SERVICE_HOST"}
+        assert not unknown, f"{page.name}: {unknown}"
+
+
+def test_settings_of_toml_blocks_exist(tmp_path: Path) -> None:
+    """Blocks that are files of other programs, or of tokens and quotas, have tests of their own."""
+    names = dict(sections())
+    checked = 0
+    for page in PAGES:
+        for text in code(page, "toml"):
+            if set(re.findall(r"^\[(\w+)\]", text, re.MULTILINE)) <= set(names):
+                (tmp_path / "kvstore.toml").write_text(text)
+                for section, kind in names.items():
+                    load_settings(kind, section, flags={}, environ={}, config=str(tmp_path / "kvstore.toml"))
+                checked += 1
+    assert checked
+
+
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All JSON objects within a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(each)
+
+
+def given_to_engines() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where it stands, and each JSON object that an engine is given by a command or a file."""
+    texts = [(each.name, each.code) for page in PAGES for each in blocks(page) if each.language == "json"]
+    for command in all_commands():
+        if any(engine in word for engine in ENGINES for word in command.words[:3]):
+            texts += [(command.block.name, word) for word in command.words if word.startswith("{")]
+    for name, text in texts:
+        for found in objects(json.loads(text)):
+            yield name, found
+
+
+PLUGINS: dict[str, tuple[str, str, type[Any]]] = {
+    "kvstore.engines.vllm.connector": ("kv_connector_extra_config", "vllm", VllmSettings),
+    "kvstore.engines.vllm.tier": ("", "vllm", VllmSettings),
+    "kvstore.engines.lmcache.l2": ("adapter_params", "lmcache", LMCacheSettings),
+    "kvstore.engines.sglang.storage": ("", "sglang", SGLangSettings),
+}
+"""By the module that an engine loads: the entry that has our settings ("": they stand beside the module's name), and their section."""
+ENGINES_OWN = {"type", "module_path", "class_name", "backend_name", "interface_v1"}
+
+
+def test_settings_of_plugins_exist() -> None:
+    checked = set()
+    for name, found in given_to_engines():
+        module = found.get("kv_connector_module_path") or found.get("module_path")
+        if module in PLUGINS:
+            entry, section, kind = PLUGINS[module]
+            given = found[entry] if entry else {key: value for key, value in found.items() if key not in ENGINES_OWN}
+            assert set(given) <= {field.name for field in dataclasses.fields(kind)}, name
+            load_settings(kind, section, flags=given, environ={})
+            checked.add(module)
+    assert checked == set(PLUGINS)
+
+
+def test_engines_that_load_compute_what_they_lose() -> None:
+    """vLLM's default gives an empty answer where a block was evicted since the lookup; our connector refuses to start with it."""
+    connectors = [
+        (name, found) for name, found in given_to_engines() if found.get("kv_connector") in ("KVStoreConnector", "MooncakeStoreConnector")
+    ]
+    assert len(connectors) >= 6
+    for name, found in connectors:
+        assert found.get("kv_load_failure_policy") == "recompute", name
+
+
+def section_before(each: Block) -> str:
+    """The page from the heading above the block to the block's end."""
+    lines = each.page.read_text(encoding="utf-8").splitlines()[: each.line - 1 + each.code.count("\n")]
+    fences = {at for other in blocks(each.page) for at in range(other.line - 1, other.line - 1 + other.code.count("\n"))}
+    first = max((at for at, line in enumerate(lines) if line.startswith("#") and at not in fences), default=0)
+    return "\n".join(lines[first:])
+
+
+def test_a_section_says_which_extra_its_commands_need() -> None:
+    needed = [(command, extra) for command in all_commands() for wanted, extra in NEEDED.items() if set(wanted) <= set(command.words)]
+    assert {extra for _, extra in needed} >= {"certs", "plots", "sidecar"}
+    for command, extra in needed:
+        installed = re.findall(r"pip install '?\.\[([\w,]+)\]", section_before(command.block))
+        assert extra in ",".join(installed).split(","), f"{command.block.name}: {shlex.join(command.words)} needs the extra {extra}"
+
+
+def test_commands_of_mooncakes_connectors_follow_the_installation_of_its_name() -> None:
+    """`import mooncake` fails without it."""
+    asked = [command for command in all_commands() if re.search(r"MooncakeStoreConnector|backend mooncake", " ".join(command.words))]
+    assert len(asked) == 2
+    for command in asked:
+        assert "pip install ./engines/mooncake/distribution" in section_before(command.block), command.block.name
+
+
+def test_every_extra_that_code_asks_for_is_considered() -> None:
+    asked = re.compile(r"(?:install_line|need)\([^()]*?[\"'](\w+)[\"']\)")
+    folders = {entry.partition(".")[2].partition(".")[0] for entry in MODULES.values()} | {
+        "kvcache",
+        "lab",
+        "telemetry",
+        "tiers",
+        "transfer",
+    }
+    sources = [path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {name for text in sources for name in asked.findall(text)}
+    assert {"certs", "hbm", "sidecar"} <= found <= set(NEEDED.values()) | BY_SETTINGS
+    assert found <= EXTRAS
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(shell_blocks()) > 40
+    assert {command.words[0] for command in all_commands()} >= {"kvstore", "kvstore-master", "kvstore-node", "kvstore-router", "python"}

@@ -1,0 +1,274 @@
+"""Promises of subscriber.py, over real sockets: every batch once and in order, or word that some are lost."""
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from kvstore.engines.kv_events.events import Event, Removed
+from kvstore.engines.kv_events.subscriber import Subscriber
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
+from tests.engines.kv_events.publisher import Publisher
+
+
+class Heard:
+    """A subscriber, and what it has handed on: numbers of batches, and "lost"."""
+
+    def __init__(self, publisher: Publisher, *, replay_endpoint: str, replay_timeout_s: float = 60.0) -> None:
+        self.subscriber = Subscriber(publisher.endpoint, replay_endpoint, replay_timeout_s=replay_timeout_s)
+        self.story: list[int | str] = []
+
+    def apply(self, events: list[Event]) -> None:
+        [event] = events
+        assert isinstance(event, Removed)
+        [name] = event.hashes
+        assert isinstance(name, int)
+        self.story.append(name)
+
+    def lost(self) -> None:
+        self.story.append("lost")
+
+    def until(self, last: int) -> list[int | str]:
+        while not self.story or self.story[-1] != last:
+            self.subscriber.take(60.0, self.apply, self.lost)
+        return self.story
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    with Publisher() as found:
+        yield found
+
+
+def listening(publisher: Publisher, *, replays: bool = True) -> Heard:
+    heard = Heard(publisher, replay_endpoint=publisher.replay_endpoint if replays else "")
+    publisher.await_subscriber()
+    return heard
+
+
+def batch(number: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": [number], "medium": "GPU"}
+
+
+def publish(publisher: Publisher, *numbers: int, is_lost: bool = False, is_kept: bool = True) -> None:
+    for number in numbers:
+        publisher.publish(batch(number), is_lost=is_lost, is_kept=is_kept)
+
+
+def test_batches_come_in_order(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0, 1, 2)
+    assert heard.until(2) == ["lost", 0, 1, 2], "before the first one nothing is known"
+    heard.subscriber.take(0.01, heard.apply, heard.lost)
+    assert len(heard.story) == 4
+    heard.subscriber.close()
+
+
+def test_what_came_before_the_connection_is_replayed(publisher: Publisher) -> None:
+    publish(publisher, 0, 1, 2, is_lost=True)
+    heard = listening(publisher)
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, 1, 2, 3]
+    assert publisher.asked == [0]
+    heard.subscriber.close()
+
+
+@pytest.mark.parametrize("topics", [True, False])
+def test_gap_is_replayed_in_both_forms(topics: bool) -> None:
+    """With a topic frame in each message of the replay, and without one."""
+    with Publisher(topics=topics) as publisher:
+        heard = listening(publisher)
+        publish(publisher, 0)
+        publish(publisher, 1, 2, is_lost=True)
+        publish(publisher, 3, 4)
+        assert heard.until(4) == ["lost", 0, 1, 2, 3, 4]
+        assert publisher.asked == [0], "from the last batch taken on, which the publisher still has"
+        heard.subscriber.close()
+
+
+def test_gap_that_cannot_be_replayed_voids_what_was_known(publisher: Publisher) -> None:
+    """The batches after the hole are applied, with the one that showed it."""
+    heard = listening(publisher)
+    publish(publisher, 0)
+    publish(publisher, 1, is_lost=True, is_kept=False)
+    publish(publisher, 2, is_lost=True)
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, "lost", 2, 3]
+    heard.subscriber.close()
+
+
+def test_gap_behind_what_is_replayed_voids_what_was_known(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    publish(publisher, 1, is_lost=True)
+    publish(publisher, 2, is_lost=True, is_kept=False)
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, 1, "lost", 3]
+    heard.subscriber.close()
+
+
+def test_publisher_that_forgot_the_last_batch_is_asked_for_all(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+    del publisher.kept[0]
+    publish(publisher, 1, is_lost=True)
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 1, 2]
+    assert publisher.asked == [0, 0]
+    heard.subscriber.close()
+
+
+def test_without_replays_a_gap_voids_what_was_known(publisher: Publisher) -> None:
+    heard = listening(publisher, replays=False)
+    publish(publisher, 0)
+    publish(publisher, 1, is_lost=True)
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 2]
+    assert publisher.asked == []
+    heard.subscriber.close()
+
+
+def test_numbers_that_start_over_are_a_restarted_engine(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0, 1, 2)
+    heard.until(2)
+    publisher.begin_again()
+    publish(publisher, 10, is_lost=True)
+    publish(publisher, 11)
+    assert heard.until(11) == ["lost", 0, 1, 2, "lost", 10, 11]
+    heard.subscriber.close()
+
+
+def test_restart_is_seen_whatever_its_number(publisher: Publisher) -> None:
+    """The first number that arrives from the new engine is above the old engine's last one, which looks like a gap."""
+    heard = listening(publisher)
+    publish(publisher, 0, 1)
+    heard.until(1)
+    publisher.begin_again()
+    publish(publisher, 10, 11, 12, is_lost=True)
+    publish(publisher, 13)
+    assert heard.until(13) == ["lost", 0, 1, "lost", 10, 11, 12, 13]
+    heard.subscriber.close()
+
+
+def test_catch_up_applies_what_was_lost_at_the_end(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+    publish(publisher, 1, 2, is_lost=True)
+    heard.subscriber.catch_up(heard.apply, heard.lost)
+    assert heard.story == ["lost", 0, 1, 2]
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, 1, 2, 3]
+    heard.subscriber.close()
+
+
+def test_catch_up_takes_no_batch_twice(publisher: Publisher) -> None:
+    """Batches that were published and replayed are applied once."""
+    heard = listening(publisher)
+    publish(publisher, 0, 1, 2)
+    heard.subscriber.catch_up(heard.apply, heard.lost)
+    assert heard.story == ["lost", 0, 1, 2]
+    publish(publisher, 3)
+    assert heard.until(3) == ["lost", 0, 1, 2, 3]
+    heard.subscriber.close()
+
+
+def test_catch_up_voids_what_a_restarted_engine_had(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0, 1)
+    heard.until(1)
+    publisher.begin_again()
+    heard.subscriber.catch_up(heard.apply, heard.lost)
+    assert heard.story == ["lost", 0, 1, "lost"]
+    heard.subscriber.close()
+
+
+def test_catch_up_without_replays_voids_what_was_known(publisher: Publisher) -> None:
+    heard = listening(publisher, replays=False)
+    publish(publisher, 0)
+    heard.until(0)
+    heard.subscriber.catch_up(heard.apply, heard.lost)
+    assert heard.story == ["lost", 0, "lost"]
+    heard.subscriber.close()
+
+
+def test_malformed_replay_keeps_the_batch_that_showed_the_gap(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+    publish(publisher, 1, is_lost=True)
+    publisher.kept[1] = b"\xc1"
+    publish(publisher, 2)
+    with pytest.raises(ProtocolError, match="no batch of KV events"):
+        heard.until(2)
+    assert heard.story == ["lost", 0, "lost", 2]
+    publish(publisher, 3, 4, is_lost=True)
+    publisher.kept[3] = b"\xc1"
+    with pytest.raises(ProtocolError, match="no batch of KV events"):
+        heard.subscriber.catch_up(heard.apply, heard.lost)
+    assert heard.story == ["lost", 0, "lost", 2, "lost", 4]
+    heard.subscriber.close()
+
+
+def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+    publisher.send((1).to_bytes(8, "big"), b"\xc1")
+    with pytest.raises(ProtocolError, match="no batch of KV events"):
+        heard.until(1)
+    publisher.send(b"short", b"")
+    with pytest.raises(ProtocolError, match="3 parts where"):
+        heard.until(1)
+    publisher.number = 2
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 2]
+    heard.subscriber.close()
+
+
+def test_what_cannot_be_applied_makes_all_void_and_ends_nothing(publisher: Publisher) -> None:
+    heard = listening(publisher)
+    publish(publisher, 0)
+    heard.until(0)
+
+    def refuse(events: list[Event]) -> None:
+        raise InvalidArgument("token ids do not fit int32")
+
+    publish(publisher, 1)
+    with pytest.raises(InvalidArgument):
+        heard.subscriber.take(60.0, refuse, heard.lost)
+    publish(publisher, 2)
+    assert heard.until(2) == ["lost", 0, "lost", 2]
+    heard.subscriber.close()
+
+
+def test_a_replay_that_is_not_answered_ends_with_its_time(publisher: Publisher) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
+        silent.bind("tcp://127.0.0.1:0")
+        heard = Heard(publisher, replay_endpoint=silent.getsockopt_string(zmq.LAST_ENDPOINT), replay_timeout_s=0.05)
+        publisher.await_subscriber()
+        publish(publisher, 0, is_lost=True)
+        publish(publisher, 1)
+        with pytest.raises(DeadlineExceeded, match="did not end its replay"):
+            heard.until(1)
+        assert heard.story == ["lost", "lost", 1]
+        with pytest.raises(DeadlineExceeded):
+            heard.subscriber.catch_up(heard.apply, heard.lost)
+        publish(publisher, 2)
+        with pytest.raises(DeadlineExceeded):
+            heard.until(2)
+        assert heard.story[-1] == 2, "all is asked for again, since all was void"
+        heard.subscriber.close()
+
+
+def test_malformed_endpoint_is_refused(publisher: Publisher) -> None:
+    with pytest.raises(InvalidArgument, match="is no address of a publisher"):
+        Subscriber("127.0.0.1", "", replay_timeout_s=1.0)
+    heard = listening(publisher)
+    malformed = Subscriber(publisher.endpoint, "tcp://:", replay_timeout_s=1.0)
+    with pytest.raises(InvalidArgument, match="is no address of a publisher"):
+        malformed.catch_up(heard.apply, heard.lost)
+    malformed.close()
+    heard.subscriber.close()

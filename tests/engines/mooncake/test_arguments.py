@@ -1,0 +1,121 @@
+"""Arguments are converted as Mooncake's binding does it, and refused with TypeError."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.engines.mooncake.arguments import (
+    Flag,
+    Integer,
+    Number,
+    Numbers,
+    Part,
+    Text,
+    Texts,
+    arguments_converted,
+    boolean,
+    buffer,
+    converted,
+    encoded,
+    integer,
+    list_of,
+    part,
+    plain_list,
+    text,
+    unsigned,
+    unsigned_list,
+)
+
+FIT: list[tuple[Callable[[Any], Any], Any, Any]] = [
+    *((text, "é", "é"), (text, b"ab", "ab"), (text, bytearray(b"ab"), "ab"), (unsigned, 2**64 - 1, 2**64 - 1), (unsigned, True, 1)),
+    *(
+        (unsigned, np.uint64(2**63), 2**63),
+        (integer, np.int16(-3), -3),
+        (boolean, None, False),
+        (boolean, np.bool_(1), True),
+        (boolean, 2, True),
+    ),
+    *((unsigned_list, [1, 2], [1, 2]), (unsigned_list, np.array([3, 4], np.int32), [3, 4]), (unsigned_list, (5, np.int64(6)), [5, 6])),
+    *((unsigned_list, [], []), (list_of(text), ("a", b"b"), ["a", "b"]), (plain_list, [None], [None])),
+]
+UNFIT: list[tuple[Callable[[Any], Any], Any]] = [
+    *((text, None), (text, 5), (text, "\ud800"), (unsigned, -1), (unsigned, 2**64), (unsigned, 1.0), (unsigned, "1"), (unsigned, None)),
+    *(
+        (unsigned, np.float64(1)),
+        (integer, 2**31),
+        (integer, -(2**31) - 1),
+        (boolean, "yes"),
+        (boolean, []),
+        (buffer, "text"),
+        (buffer, None),
+    ),
+    *((part, None), (unsigned_list, 5), (unsigned_list, "12"), (unsigned_list, b"12"), (unsigned_list, {1}), (unsigned_list, [1, -1])),
+    *((unsigned_list, [1, 2**64]), (unsigned_list, iter([1])), (unsigned_list, {1: 2}), (unsigned_list, [1.5]), (plain_list, (1,))),
+]
+
+
+@pytest.mark.parametrize(("convert", "value", "wanted"), FIT)
+def test_value_is_converted(convert: Callable[[Any], Any], value: Any, wanted: Any) -> None:
+    found = convert(value)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(("convert", "value"), UNFIT)
+def test_value_of_another_type_raises(convert: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(TypeError):
+        convert(value)
+
+
+def test_bytes_that_are_no_text_keep_their_value() -> None:
+    assert encoded(text(b"\xff\x00a")) == b"\xff\x00a"
+
+
+def test_buffers_and_parts_are_taken_whole() -> None:
+    value = np.arange(3, dtype=np.float32)
+    assert buffer(value) is value
+    assert bytes(part(b"abc")) == b"abc"
+    for unfit in (value, np.zeros((2, 2), np.uint8)):
+        with pytest.raises(RuntimeError):
+            part(unfit)
+
+
+@arguments_converted
+class _Calls:
+    name = "not a method"
+
+    def mixed(self, key: Text, size: Number, force: Flag = False, rank: Integer = 0) -> Any:
+        return [key, size, force, rank]
+
+    def parts(self, key: Text, *parts: Part, sizes: Numbers = ()) -> Any:
+        return [key, [bytes(one) for one in parts], sizes]
+
+    def rest(self, *others: Any, keys: Texts) -> Any:
+        return [others, keys]
+
+    def plain(self, key: Any) -> Any:
+        return key
+
+    def _own(self, key: Text) -> Any:
+        return key
+
+
+def test_methods_convert_what_their_annotations_say() -> None:
+    calls = _Calls()
+    assert calls.mixed(b"k", np.int64(5), 1, rank=np.int8(2)) == ["k", 5, True, 2]  # type: ignore[arg-type]
+    assert calls.parts("k", b"a", bytearray(b"b"), sizes=np.arange(2)) == ["k", [b"a", b"b"], [0, 1]]  # type: ignore[arg-type]
+    assert calls.rest(1, "x", keys=("a",)) == [(1, "x"), ["a"]]
+    assert calls.plain(5) == calls._own(5) == 5  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"mixed\(\): incompatible argument: -1"):
+        calls.mixed("k", -1)
+    with pytest.raises(TypeError, match="no_such"):
+        calls.mixed("k", 1, no_such=1)  # type: ignore[call-arg]
+
+
+def test_function_without_conversions_is_itself() -> None:
+    def plain(value: int) -> int:
+        return value
+
+    assert converted(plain) is plain

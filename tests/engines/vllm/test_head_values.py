@@ -1,0 +1,263 @@
+"""Values by KV heads of pools in any memory order, against slices by torch; put at one TP and read at another, with a real store."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore.client import Client
+from kvstore.client.tools.cluster import ClusterPlan
+from kvstore.engines.head_split import head_split
+from kvstore.engines.vllm.head_values import HeadPools, HeadShards, head_slices
+from kvstore.engines.vllm.identity import Variant
+from kvstore.engines.vllm.layout import LayerPools
+from kvstore.engines.vllm.plan import StepPlan, Transfer
+from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.worker import RankGroup, Worker
+from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import ConfigError
+from tests.client.embedded import embedded
+from tests.client.jobs.faulty import FaultyClient
+
+BLOCKS, HEADS, TOKENS, ELEMENTS, LAYERS = 7, 8, 4, 6, 3
+TABLE = [5, 0, 3]
+ORDERS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
+"""Of vLLM: layers, blocks, KV heads, tokens, elements of K and V."""
+NUMBERS = itertools.count()
+WAITING = VllmSettings(load_async=False)
+
+
+def pools(order: str, heads: int = HEADS, seed: int = 0, elements: int = ELEMENTS) -> list[torch.Tensor]:
+    """Layers seen as [B, H, N, C], in one piece of memory of the order of `order`, full of random numbers."""
+    sizes = {"L": LAYERS, "B": BLOCKS, "H": heads, "N": TOKENS, "C": elements}
+    memory = torch.randn([sizes[axis] for axis in order], generator=torch.Generator().manual_seed(seed))
+    return list(memory.permute([order.index(axis) for axis in "LBHNC"]))
+
+
+def head_pools(layers: list[torch.Tensor], count: int, *, copies_on_device: bool = False, blocks: int = BLOCKS) -> HeadPools:
+    slices = [head_slices(layer, layer.shape[1], count) for layer in layers]
+    return HeadPools(
+        [LayerPools([of_layer[value] for of_layer in slices], blocks, copies_on_device=copies_on_device) for value in range(count)]
+    )
+
+
+def oracle(layers: list[torch.Tensor], block: int, heads: slice, order: str) -> bytes:
+    """A value: of each layer the heads, in memory order."""
+    is_tokens_first = order.index("N") < order.index("H")
+    parts = [layer[block, heads].transpose(0, 1) if is_tokens_first else layer[block, heads] for layer in layers]
+    return b"".join(part.contiguous().numpy().tobytes() for part in parts)
+
+
+@pytest.mark.parametrize("copies_on_device", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("order", ORDERS)
+def test_gather_makes_values_of_heads(order: str, count: int, *, copies_on_device: bool) -> None:
+    layers = pools(order)
+    source = head_pools(layers, count, copies_on_device=copies_on_device)
+    values = torch.zeros(len(TABLE), count * source.value_bytes, dtype=torch.uint8)
+    source.gather(TABLE, values)
+    each = HEADS // count
+    for row, block in zip(values, TABLE, strict=True):
+        wanted = b"".join(oracle(layers, block, slice(value * each, (value + 1) * each), order) for value in range(count))
+        assert row.numpy().tobytes() == wanted
+
+
+@pytest.mark.parametrize("copies_on_device", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_scatter_fills_heads_of_blocks(order: str, *, copies_on_device: bool) -> None:
+    layers = pools(order)
+    source = head_pools(layers, 4)
+    values = torch.zeros(len(TABLE), 4 * source.value_bytes, dtype=torch.uint8)
+    source.gather(TABLE, values)
+    copies = [torch.zeros_like(layer, memory_format=torch.preserve_format) for layer in layers]
+    head_pools(copies, 4, copies_on_device=copies_on_device).scatter(values, [1, 2, 6])
+    for layer, copy in zip(layers, copies, strict=True):
+        assert torch.equal(copy[[1, 2, 6]], layer[TABLE])
+        assert not copy[[0, 3, 4, 5]].any(), "other blocks are left alone"
+
+
+def test_values_of_blocks_in_kernel_blocks_are_all_their_heads() -> None:
+    """A backend whose kernels take smaller blocks has several of them side by side for one of the manager's."""
+    small = torch.randn(BLOCKS * 2, HEADS, TOKENS // 2, ELEMENTS)
+    source = head_pools([small], 4)
+    values = torch.zeros(1, 4 * source.value_bytes, dtype=torch.uint8)
+    source.gather([5], values)
+    wanted = [small[10:12, value * 2 : value * 2 + 2].contiguous() for value in range(4)]
+    assert torch.equal(values[0].view(torch.float32), torch.cat([part.flatten() for part in wanted]))
+
+
+@pytest.mark.parametrize("order", ["LBHNC", "BLHNC"])
+def test_pieces_are_the_memory_of_each_value(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    layers = pools(order)
+    source = head_pools(layers, 4)
+    pieces = source.pieces(TABLE)
+    assert pieces is not None
+    wanted = [oracle(layers, block, slice(value * 2, value * 2 + 2), order) for block in TABLE for value in range(4)]
+    assert [b"".join(piece.tobytes() for piece in value) for value in pieces] == wanted
+    pieces[1][0][:] = 0
+    assert not layers[0][TABLE[0], 2:4].any()
+    assert layers[0][TABLE[0], :2].all()
+
+
+def test_pieces_are_refused_where_heads_are_no_bytes_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert head_pools(pools("LBHNC"), 4).pieces(TABLE) is None, "too small to pay"
+    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    assert head_pools(pools("LBNHC"), 4).pieces(TABLE) is None
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_form_of_a_value_does_not_depend_on_tp(order: str) -> None:
+    forms = {LayerPools.form(head_slices(pools(order, HEADS // tp)[0], HEADS // tp, 8 // tp)[0], BLOCKS) for tp in (1, 2, 4, 8)}
+    assert len(forms) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads"),
+    [((BLOCKS, 2, TOKENS, 48), 8), ((BLOCKS, 16, TOKENS, 6), 8), ((2, BLOCKS, TOKENS, 8, 6), 8), ((BLOCKS, 6, TOKENS, 12), 6)],
+    ids=["a plane for K and one for V", "slots for K and V", "FlashAttention of older releases", "heads that are not divided"],
+)
+def test_layers_whose_heads_cannot_be_told_are_refused(shape: tuple[int, ...], heads: int) -> None:
+    with pytest.raises(ConfigError, match="set share_tp to 0"):
+        head_slices(torch.zeros(shape), heads, 4)
+
+
+def test_keys_of_values_follow_one_another_block_by_block() -> None:
+    base = Namespace(model="m", dtype="float32", block_tokens=4)
+    shards = HeadShards.of_rank(base, head_split(4, kv_heads=8, tp=(1, 2))).of(Variant("w"))
+    third, fourth = shards.shards
+    assert [shard.namespace.heads for shard in shards.shards] == [(2, 4), (3, 4)]
+    assert shards.keys([b"a", b"b"]) == [third.key(b"a"), fourth.key(b"a"), third.key(b"b"), fourth.key(b"b")]
+    assert shards.namespace == head_split(4, kv_heads=8, tp=(0, 2)).label(replace(base, revision="w"))
+    assert shards.canonical() == [third.namespace.canonical(), fourth.namespace.canonical()]
+    assert shards.namespace.revision == "w"
+
+
+class PutClient(FaultyClient):
+    """Tells which keys were put, with which parents and under which label."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.puts: list[Any] = []
+
+    def put_batch_from(self, keys: Any, values: Any, **more: Any) -> Any:
+        self.puts.append((keys, more["parents"], more["namespace"]))
+        return super().put_batch_from(keys, values, **more)
+
+
+class Engine:
+    """The ranks of an engine: each has a worker over its share of the heads."""
+
+    def __init__(self, address: str, namespace: Namespace, tp: int, share_tp: int, order: str, seed: int, elements: int = ELEMENTS) -> None:
+        self.layers = pools(order, seed=seed, elements=elements)
+        self.ranks: list[Worker] = []
+        self.clients: list[PutClient] = []
+        each = HEADS // tp
+        self.parts = [[layer[:, rank * each : (rank + 1) * each].clone() for layer in self.layers] for rank in range(tp)]
+        for rank in range(tp):
+            split = head_split(share_tp, kv_heads=HEADS, tp=(rank, tp))
+            group = RankGroup(HeadShards.of_rank(namespace, split), head_pools(self.parts[rank], split.count), is_writer=split.is_writer)
+            self.clients.append(PutClient(address))
+            self.ranks.append(Worker(self.clients[-1], [group], WAITING))
+
+    def save(self, transfer: Transfer) -> None:
+        for rank in self.ranks:
+            rank.save(StepPlan(saves=[transfer]))
+        for rank in self.ranks:
+            rank.flush()
+
+    def load(self, transfer: Transfer) -> set[int]:
+        """Blocks that did not come, of any rank."""
+        for rank in self.ranks:
+            rank.load(StepPlan(loads=[transfer]))
+        return set[int]().union(*(rank.take_failed() for rank in self.ranks))
+
+    def blocks(self, table: list[int]) -> torch.Tensor:
+        return torch.stack([torch.cat([part[layer][table] for part in self.parts], dim=1) for layer in range(LAYERS)])
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+@pytest.fixture
+def namespace() -> Namespace:
+    return Namespace(model=f"heads-{next(NUMBERS)}", dtype="float32", block_tokens=TOKENS)
+
+
+def hashes(count: int) -> list[bytes]:
+    return [bytes([index + 1]) * 32 for index in range(count)]
+
+
+@pytest.mark.parametrize("way", ["staging", "in place"])
+@pytest.mark.parametrize("order", ["LBHNC", "LBNHC"])
+@pytest.mark.parametrize("share_tp", [1, 2, 4, 8])
+def test_what_any_tp_puts_any_tp_gets(
+    address: str, namespace: Namespace, share_tp: int, order: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "in place":
+        monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+    sizes = [tp for tp in (1, 2, 4, 8) if not share_tp % tp]
+    for writer_tp, reader_tp in itertools.product(sizes, sizes):
+        own = Namespace(model=f"{namespace.model}-{writer_tp}-{reader_tp}", dtype="float32", block_tokens=TOKENS)
+        writer = Engine(address, own, writer_tp, share_tp, order, seed=1)
+        reader = Engine(address, own, reader_tp, share_tp, order, seed=2)
+        writer.save(Transfer("a", TABLE, hashes(3)))
+        assert not reader.load(Transfer("b", [2, 6, 1], hashes(3)))
+        assert torch.equal(reader.blocks([2, 6, 1]), writer.blocks(TABLE))
+        assert torch.equal(reader.blocks([0, 3, 4, 5]), torch.stack([layer[[0, 3, 4, 5]] for layer in reader.layers]))
+        loaded = [rank.take_counters() for rank in reader.ranks]
+        assert [counters.loaded_blocks for counters in loaded] == [3] * reader_tp
+        assert sum(counters.loaded_bytes for counters in loaded) == 3 * LAYERS * HEADS * TOKENS * ELEMENTS * 4
+        assert [rank.take_counters().saved_blocks for rank in writer.ranks] == [3] * writer_tp
+        writer.close()
+        reader.close()
+
+
+@pytest.mark.parametrize("lost", [0, 5, 7])
+def test_a_block_without_one_of_its_values_is_not_loaded(address: str, namespace: Namespace, lost: int) -> None:
+    writer, reader = Engine(address, namespace, 1, 8, "LBHNC", 1), Engine(address, namespace, 2, 8, "LBHNC", 2)
+    writer.save(Transfer("a", TABLE, hashes(3)))
+    value = HeadShards.of_rank(namespace, head_split(8, kv_heads=8, tp=(0, 1))).shards[lost]
+    assert writer.clients[0].remove([value.key(hashes(3)[1])])
+    assert reader.load(Transfer("b", [2, 6, 1], hashes(3))) == {6, 1}
+    assert sorted(rank.take_counters().loaded_blocks for rank in reader.ranks) == [1, 3], "the other rank has all of its values"
+    writer.save(Transfer("c", [TABLE[1]], hashes(3)[1:2], parent=hashes(3)[0]))
+    assert not reader.load(Transfer("d", [2, 6, 1], hashes(3)))
+    writer.close()
+    reader.close()
+
+
+def test_values_have_that_of_the_block_before_as_their_parent(address: str, namespace: Namespace) -> None:
+    writer = Engine(address, namespace, 2, 4, "LBHNC", 1)
+    writer.save(Transfer("a", [1, 2], hashes(3)[1:], parent=hashes(1)[0]))
+    for rank, client in enumerate(writer.clients):
+        shards = HeadShards.of_rank(namespace, head_split(4, kv_heads=HEADS, tp=(rank, 2)))
+        keys = shards.keys(hashes(3)[1:])
+        assert client.puts == [(keys, [*shards.keys(hashes(1)), *keys[:2]], shards.namespace)]
+    writer.close()
+
+
+@pytest.mark.parametrize(("writer_tp", "reader_tp"), [(1, 2), (2, 1), (8, 8)])
+def test_nodes_evict_the_values_of_a_block_together(namespace: Namespace, writer_tp: int, reader_tp: int) -> None:
+    """Of prompts of 10 blocks, which need four times what the node has: all are whole or gone but the one that is being evicted."""
+    plan = ClusterPlan(dram="4MiB", nvme="", is_private=True)
+    with embedded(plan) as cluster, Client(cluster.address) as client:
+        writer, reader = (Engine(cluster.address, namespace, tp, 8, "LBHNC", 1, 128) for tp in (writer_tp, reader_tp))
+        prompts = [[bytes([number, place]) * 16 for place in range(10)] for number in range(35)]
+        for number, of_prompt in enumerate(prompts):
+            for start in (0, 5):
+                parent = of_prompt[start - 1] if start else None
+                writer.save(Transfer("a", [0, 1, 2, 3, 4], of_prompt[start : start + 5], parent))
+            if number % 3 == 0:
+                reader.load(Transfer("b", [0, 1, 2, 3], prompts[number // 2][:4]))
+        shards = HeadShards.of_rank(namespace, head_split(8, kv_heads=HEADS, tp=(0, 1)))
+        found = [client.exists_batch(shards.keys(of_prompt)) for of_prompt in prompts]
+        counts = [sum(of_prompt[start : start + 8]) for of_prompt in found for start in range(0, 80, 8)]
+        assert counts.count(8) > 50
+        assert counts.count(0) > 200
+        assert len(counts) - counts.count(8) - counts.count(0) <= 4, "a block that is leaving, of each of the orders of leaving"
+        writer.close()
+        reader.close()

@@ -1,0 +1,249 @@
+"""Weights of an engine through its life: which engines share, and that none shares what it may not."""
+
+import itertools
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from kvstore.engines.vllm.adapters import Adapters
+from kvstore.engines.vllm.identity import Variant
+from kvstore.engines.vllm.variants import Variants
+from kvstore.engines.weights.identity import WeightsIdentity
+from kvstore.protocol.errors import ConfigError
+from tests.engines.vllm.test_adapters import Files
+from tests.engines.vllm.test_adapters import Request as Lora
+
+
+@dataclass
+class Request:
+    lora_request: Lora | None = None
+
+
+@dataclass
+class Checkpoint:
+    """Files whose identity a test gives."""
+
+    base: str = "files"
+    is_known: bool = True
+    is_changed: bool = False
+    path: str | None = ""
+    error: str = ""
+    is_closed: bool = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def identity(self) -> WeightsIdentity | None:
+        return WeightsIdentity(self.base) if self.is_known else None
+
+    def has_changed(self) -> bool:
+        return self.is_changed
+
+    def begin_reload(self, path: str | None) -> None:
+        self.path = path
+
+    def end_reload(self) -> WeightsIdentity:
+        if self.error:
+            raise ConfigError(self.error)
+        return WeightsIdentity(self.path or self.base)
+
+
+class Engine:
+    """One whose connector has polled once."""
+
+    def __init__(self, checkpoint: Checkpoint | None = None, *, keeps: bool = False) -> None:
+        self.checkpoint = checkpoint or Checkpoint()
+        self.files = Files()
+        self.changes = 0
+        self.variants = Variants(
+            self.checkpoint,
+            Adapters(self.files, self.change),
+            nonce=map(str, itertools.count()).__next__,
+            on_change=self.change,
+            resets_keep_weights=keeps,
+        )
+        self.variants.poll((), 0.0)
+        self.changes = 0
+
+    def change(self) -> None:
+        self.changes += 1
+
+    @property
+    def weights(self) -> str | None:
+        """What a request is computed by that begins now."""
+        variant = self.variants.of(Request(), 0.0)
+        return variant.weights if variant is not None else None
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def test_of_an_engine_that_started_from_files(engine: Engine) -> None:
+    assert engine.variants.of(Request(), 0.0) == Variant("files")
+    assert engine.variants.of(Request(Lora()), 0.0) == Variant("files", "of a")
+    assert engine.variants.of(Request(Lora(2, "missing")), 0.0) is None
+    assert str(engine.variants.identity) == str(WeightsIdentity("files"))
+
+
+def test_of_is_none_until_the_fingerprint_is_known() -> None:
+    engine = Engine(Checkpoint(is_known=False))
+    assert (engine.weights, engine.variants.identity) == (None, None)
+    engine.checkpoint.is_known = True
+    engine.variants.poll((), 0.0)
+    known = engine.weights, engine.changes
+    assert known == ("files", 1)
+
+
+def test_version_named_before_the_fingerprint_is_known_stays() -> None:
+    engine = Engine(Checkpoint(is_known=False))
+    engine.variants.named("v1")
+    assert engine.weights is None
+    engine.checkpoint.is_known = True
+    engine.variants.poll((), 0.0)
+    assert engine.weights == "files@v1"
+
+
+def test_reset_gives_a_private_version_once_the_engine_resumes(engine: Engine) -> None:
+    assert engine.variants.is_shared
+    engine.variants.reset()
+    assert (engine.weights, engine.changes, engine.variants.is_shared) == (None, 1, False)
+    engine.variants.resumed()
+    first = engine.weights
+    assert first is not None
+    assert first.startswith("files@~private-")
+    engine.variants.reset()
+    engine.variants.resumed()
+    assert engine.weights not in (first, "files")
+
+
+def test_reset_keeps_weights_where_the_setting_says_so() -> None:
+    engine = Engine(keeps=True)
+    engine.variants.reset()
+    assert (engine.weights, engine.changes) == ("files", 0)
+    engine.variants.changing()
+    assert engine.weights != "files"
+
+
+def test_named_version_is_shared_whatever_came_before(engine: Engine) -> None:
+    other = Engine()
+    engine.variants.reset()
+    engine.variants.changing()
+    engine.variants.named("step-1")
+    assert engine.weights is None, "it is paused"
+    engine.variants.resumed()
+    other.variants.changing()
+    other.variants.changing()
+    other.variants.named("step-1")
+    assert engine.weights == other.weights == "files@step-1"
+
+
+def test_named_as_it_is_called_changes_nothing(engine: Engine) -> None:
+    for _ in range(2):
+        engine.variants.named("v1")
+    assert (engine.weights, engine.changes) == ("files@v1", 1)
+
+
+@pytest.mark.parametrize("version", ["", "a@b", "~private-0"])
+def test_named_with_what_is_no_name_changes_nothing(engine: Engine, caplog: pytest.LogCaptureFixture, version: str) -> None:
+    engine.variants.named(version)
+    assert (engine.weights, engine.changes) == ("files", 0)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_changing_is_logged_once_until_the_weights_have_a_name(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        engine.variants.changing()
+    engine.variants.named("v1")
+    assert [record.getMessage().partition("weights are ")[2][:14] for record in caplog.records] == ["files@~private", "files@v1"]
+
+
+def test_files_that_change_below_the_engine_make_its_weights_unknown(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.checkpoint.is_changed = True
+    for _ in range(2):
+        engine.variants.poll((), 0.0)
+    private = engine.weights
+    assert private is not None
+    assert private.startswith("files@~private-")
+    assert engine.changes == [record.levelno for record in caplog.records].count(logging.WARNING) == 1
+    engine.variants.named("v1")
+    engine.variants.poll((), 0.0)
+    assert engine.weights == "files@v1"
+
+
+@pytest.mark.parametrize(("path", "base"), [(None, "files"), ("other", "other")])
+def test_reloaded_weights_are_known_by_their_files(engine: Engine, path: str | None, base: str) -> None:
+    engine.variants.named("v1")
+    engine.variants.reloading(path)
+    assert str(engine.weights).startswith("files@~private-")
+    engine.variants.reloaded()
+    assert engine.weights == base
+
+
+def test_reloaded_from_unreadable_files_stays_unknown(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.checkpoint.error = "model.safetensors is truncated"
+    engine.variants.reloading(None)
+    engine.variants.reloaded()
+    assert str(engine.weights).startswith("files@~private-")
+    assert "model.safetensors is truncated" in caplog.text
+
+
+def test_reload_tells_weights_whose_fingerprint_was_not_known() -> None:
+    engine = Engine(Checkpoint(is_known=False))
+    engine.variants.reloading(None)
+    engine.variants.reloaded()
+    assert engine.weights == "files"
+
+
+def test_sleep_of_level_1_keeps_weights_whose_samples_are_equal(engine: Engine) -> None:
+    engine.variants.sleeping(1, "sample")
+    assert engine.variants.keeps_asleep
+    engine.variants.reset()
+    assert engine.weights == "files"
+    engine.variants.awake("sample")
+    assert (engine.weights, engine.changes, engine.variants.keeps_asleep) == ("files", 0, False)
+    engine.variants.reset()
+    assert engine.changes == 1
+
+
+@pytest.mark.parametrize("sample", ["another", None])
+def test_weights_that_differ_after_sleep_are_unknown(engine: Engine, sample: str | None) -> None:
+    """Changed by a program that holds the model itself; None: it did not fall asleep, and was reset."""
+    engine.variants.sleeping(1, "sample")
+    engine.variants.awake(sample)
+    assert str(engine.weights).startswith("files@~private-")
+
+
+def test_name_given_during_sleep_stays(engine: Engine) -> None:
+    engine.variants.sleeping(1, "sample")
+    engine.variants.changing()
+    engine.variants.named("v1")
+    engine.variants.awake("another")
+    assert engine.weights == "files@v1"
+
+
+@pytest.mark.parametrize(("level", "sample"), [(2, "sample"), (1, None)])
+def test_sleep_that_loses_weights_makes_them_unknown(engine: Engine, level: int, sample: str | None) -> None:
+    engine.variants.sleeping(level, sample)
+    assert not engine.variants.keeps_asleep
+    engine.variants.awake(None)
+    assert str(engine.weights).startswith("files@~private-")
+
+
+def test_poll_looks_at_the_files_of_adapters(engine: Engine) -> None:
+    engine.variants.of(Request(Lora()), 0.0)
+    engine.files.contents["lora"] = "b"
+    engine.variants.poll([Lora()], 1.0)
+    assert engine.changes == 1
+    engine.variants.adapter_added(Lora(load_inplace=True), 1.0)
+    assert engine.variants.of(Request(Lora()), 1.0) == Variant("files", "of b")
+    engine.variants.adapter_removed(1)
+    assert engine.variants.of(Request(Lora()), 1.0) == Variant("files", "of b")
+
+
+def test_close_ends_the_look_at_files(engine: Engine) -> None:
+    engine.variants.close()
+    assert engine.checkpoint.is_closed

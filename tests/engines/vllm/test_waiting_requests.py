@@ -1,0 +1,187 @@
+"""Results of lookups: reused while fresh, asked again for all waiting requests at once, and never trusted beyond what they cover."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.engines.vllm.groups import LayerGroup
+from kvstore.engines.vllm.identity import Variant
+from kvstore.engines.vllm.plan import EngineRequest
+from kvstore.engines.vllm.waiting_requests import Found, Question, WaitingRequests
+from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest
+
+ONE = [LayerGroup(BLOCK_TOKENS)]
+PROMPT = 4 * BLOCK_TOKENS + 1
+INTERVAL_S = 1.0
+BATCH_BLOCKS = 100
+
+
+@dataclass
+class FakePlan:
+    """As `Plan`, for groups of BLOCK_TOKENS."""
+
+    groups: int = 1
+    unread: set[str] = field(default_factory=set)
+    weights: str = ""
+
+    def reads(self, request: EngineRequest) -> bool:
+        return request.request_id not in self.unread
+
+    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
+        last = (request.num_tokens - 1) // BLOCK_TOKENS
+        return [list(request.block_hashes[computed_tokens // BLOCK_TOKENS : last]) for _ in range(self.groups)]
+
+    def variant(self, request: EngineRequest) -> Variant:
+        return Variant(self.weights)
+
+
+class Store:
+    """Answers questions from the first `stored` blocks of each request, and counts them."""
+
+    def __init__(self, plan: FakePlan | None = None, groups: Sequence[LayerGroup] = ONE, stored: int = 3) -> None:
+        self.plan = plan or FakePlan()
+        self.groups = groups
+        self.stored = stored
+        self.waiting = WaitingRequests(groups, self.plan, interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS)
+        self.messages: list[list[Question]] = []
+
+    def find(self, request: FakeRequest, computed: int = 0, at_s: float = 0.0) -> Found:
+        if questions := self.waiting.questions(request, computed * BLOCK_TOKENS, at_s):
+            self.messages.append(questions)
+            self.waiting.answered(questions, [self._present(question) for question in questions], at_s)
+        return self.waiting.found(request, computed * BLOCK_TOKENS)
+
+    def _present(self, question: Question) -> list[np.ndarray]:
+        first = question.start_tokens // BLOCK_TOKENS
+        return [np.arange(first, first + len(hashes)) < self.stored for hashes in question.hashes]
+
+    @property
+    def asked(self) -> list[list[str]]:
+        return [[question.request_id for question in message] for message in self.messages]
+
+
+def request(name: str = "a", tokens: int = PROMPT) -> FakeRequest:
+    return FakeRequest(name, tokens, text=name)
+
+
+def found(computed: int, asked: int, found: int) -> Found:
+    return Found(computed * BLOCK_TOKENS, asked * BLOCK_TOKENS, found * BLOCK_TOKENS)
+
+
+def test_result_is_reused_for_the_interval() -> None:
+    """A request in the queue is asked for in each step, and looked up 1 + waiting time / interval times."""
+    store, waits = Store(), request()
+    for step in range(300):
+        assert store.find(waits, at_s=step / 100) == found(0, 4, 3)
+    assert len(store.messages) == 3
+
+
+def test_one_lookup_asks_for_all_that_are_due() -> None:
+    store, first, second, third = Store(), request("a"), request("b"), request("c")
+    for waits in (first, second):
+        store.waiting.add(waits)
+    store.find(first, at_s=0)
+    assert store.find(second, at_s=0.9) == found(0, 4, 3)
+    assert store.find(third, at_s=0.5) == found(0, 4, 3)
+    store.find(second, at_s=1.2)
+    assert store.asked == [["a", "b"], ["c"], ["b", "a"]], "c is fresh"
+    store.waiting.remove("a")
+    store.find(second, at_s=3)
+    assert store.asked[-1] == ["b", "c"]
+
+
+def test_lookup_is_bounded() -> None:
+    """Requests that vLLM did not ask for are left to a later lookup."""
+    store, large = Store(), (BATCH_BLOCKS - 4) * BLOCK_TOKENS + 1
+    for waits in (request("a"), request("b", large), request("c")):
+        store.waiting.add(waits)
+    store.find(request("a"))
+    assert store.asked == [["a", "b"]]
+    store.find(request("d", 2 * large))
+    assert store.asked[1:] == [["d"]]
+
+
+def test_more_computed_tokens_reuse_a_result() -> None:
+    store, waits = Store(), request()
+    store.find(waits)
+    assert store.find(waits, computed=2) == found(2, 2, 1)
+    assert store.find(waits, computed=3) == found(3, 1, 0)
+    assert store.find(waits, computed=4) == found(4, 0, 0)
+    assert len(store.messages) == 1
+
+
+def test_fewer_computed_tokens_are_looked_up_once() -> None:
+    """vLLM's own cache lost blocks while the request waited: from then on the lookup begins at the first block."""
+    store, waits = Store(), request()
+    assert store.find(waits, computed=3) == found(3, 1, 0)
+    assert store.find(waits, computed=2) == found(2, 2, 1)
+    assert store.find(waits, computed=0) == found(0, 4, 3)
+    assert [message[0].start_tokens for message in store.messages] == [3 * BLOCK_TOKENS, 0]
+    store.find(waits, computed=2, at_s=2)
+    assert store.messages[-1][0].start_tokens == 0
+
+
+def test_another_request_is_looked_up_from_where_it_was() -> None:
+    store, first, second = Store(), request("a"), request("b")
+    store.find(second, computed=2)
+    store.find(first, at_s=2)
+    assert [question.start_tokens for question in store.messages[-1]] == [0, 2 * BLOCK_TOKENS]
+
+
+def test_result_of_other_tokens_or_weights_is_not_reused() -> None:
+    store, waits = Store(), request()
+    store.find(waits)
+    waits.num_tokens += BLOCK_TOKENS
+    assert store.waiting.found(waits, 0) == Found()
+    assert store.find(waits) == found(0, 5, 3)
+    store.plan.weights = "new"
+    store.find(waits)
+    assert [message[0].variant.weights for message in store.messages] == ["", "", "new"]
+
+
+def test_request_that_may_not_be_read_is_not_looked_up() -> None:
+    """Its load failed, or the engine is paused: not even a result that is fresh is used."""
+    store, first, second = Store(), request("a"), request("b")
+    store.find(first)
+    store.plan.unread.add("a")
+    assert store.find(first) == Found()
+    store.find(second, at_s=2)
+    assert store.asked == [["a"], ["b"]]
+
+
+def test_request_without_a_full_block_is_not_looked_up() -> None:
+    store, short = Store(), request("short", BLOCK_TOKENS)
+    store.waiting.add(request("none", 0))
+    assert store.find(short) == Found()
+    store.find(request("b"))
+    assert store.asked == [["b"]]
+
+
+def test_a_window_needs_its_last_blocks_only() -> None:
+    groups = [LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS)]
+    waiting, waits = WaitingRequests(groups, FakePlan(2), interval_s=INTERVAL_S, batch_blocks=BATCH_BLOCKS), request()
+    questions = waiting.questions(waits, BLOCK_TOKENS, 0)
+    waiting.answered(questions, [[np.array([True, True, False]), np.array([False, True, True])]], 0)
+    assert waiting.found(waits, BLOCK_TOKENS) == found(1, 3, 2)
+
+
+def test_request_is_asked_again_earlier() -> None:
+    """One that waits for blocks which another engine is storing."""
+    store, waits = Store(), request()
+    store.find(waits)
+    store.waiting.ask_again("a", 0.5)
+    store.waiting.ask_again("a", 5.0)
+    store.find(waits, at_s=0.4)
+    assert len(store.messages) == 1
+    store.stored = 4
+    assert store.find(waits, at_s=0.5) == found(0, 4, 4)
+
+
+def test_removed_request_returns_its_last_result() -> None:
+    store, waits = Store(), request()
+    store.find(waits, computed=1)
+    assert store.waiting.remove("a") == found(1, 3, 2)
+    assert store.waiting.remove("a") == Found()
+    store.find(waits)
+    assert len(store.messages) == 2, "it was preempted"

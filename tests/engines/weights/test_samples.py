@@ -1,0 +1,61 @@
+"""Which bytes stand for a checkpoint."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.engines.weights.samples import EDGE_BYTES, MAX_SAMPLES, SAMPLE_BYTES, Range, choose_samples, edges
+from kvstore.engines.weights.tensors import Tensor
+
+
+def tensors(sizes: list[int], name: str = "layers.{}.weight") -> list[Tensor]:
+    found, start = [], 100
+    for index, size in enumerate(sizes):
+        found.append(Tensor(0, name.format(index), start, start + size))
+        start += size
+    return found
+
+
+@given(st.lists(st.integers(0, 3 * SAMPLE_BYTES), max_size=50) | st.lists(st.integers(0, 10**10), max_size=50))
+def test_choose_samples_within_tensors(sizes: list[int]) -> None:
+    """Each tensor that has bytes has a sample; samples lie in it, do not overlap and are no more than allowed."""
+    given_tensors = tensors(sizes)
+    chosen = choose_samples(given_tensors)
+    assert len(chosen) <= MAX_SAMPLES
+    assert all(0 < piece.end - piece.start <= SAMPLE_BYTES for piece in chosen)
+    assert all(before.end <= after.start for before, after in itertools.pairwise(chosen))
+    for tensor in given_tensors:
+        inside = [piece for piece in chosen if tensor.start <= piece.start and piece.end <= tensor.end]
+        assert bool(inside) == bool(tensor.size_bytes)
+
+
+def test_choose_samples_small_checkpoint_whole() -> None:
+    chosen = choose_samples(tensors([SAMPLE_BYTES * 4, 10, SAMPLE_BYTES + 1]))
+    assert sum(piece.end - piece.start for piece in chosen) == 5 * SAMPLE_BYTES + 11
+
+
+def test_choose_samples_by_size() -> None:
+    """A large tensor has more of them than a small one."""
+    chosen = choose_samples(tensors([10**9, 10**6]))
+    assert len(chosen) <= MAX_SAMPLES
+    assert sum(piece.start < 100 + 10**9 for piece in chosen) > 4000
+
+
+def test_choose_samples_of_many_tensors() -> None:
+    """Beyond the limit: all tensors of rare kinds, and some of the common one, over all of it."""
+    rare, common = tensors([5000] * 60, "layers.{}.norm"), tensors([5000] * 20_000, "experts.{}.weight")
+    chosen = choose_samples([*rare, *(Tensor(1, each.name, each.start, each.end) for each in common)])
+    assert len(chosen) == MAX_SAMPLES
+    assert sum(piece.file == 0 for piece in chosen) == 60
+    starts = [piece.start for piece in chosen if piece.file == 1]
+    assert max(after - before for before, after in itertools.pairwise(starts)) <= 6 * 5000
+
+
+def test_choose_samples_of_kinds_that_fill_the_limit() -> None:
+    assert len(choose_samples([*tensors([10] * MAX_SAMPLES, "a.{}"), *tensors([10] * MAX_SAMPLES, "b.{}")])) == MAX_SAMPLES
+
+
+def test_edges_of_small_and_large_files() -> None:
+    assert edges(1, 10) == [Range(1, 0, 10), Range(1, 0, 10)]
+    assert edges(1, 10**9) == [Range(1, 0, EDGE_BYTES), Range(1, 10**9 - EDGE_BYTES, 10**9)]

@@ -1,0 +1,113 @@
+"""Promises of answer_reader.py."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.router.answer_reader import AnswerReader, error_message
+from kvstore.router.sse import MAX_EVENT_BYTES, done, event
+from tests.router.test_requests import JSON
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+
+
+def whole(answer: Any) -> AnswerReader:
+    reader = AnswerReader(is_stream=False)
+    reader.feed(json.dumps(answer).encode())
+    return reader
+
+
+def test_a_whole_answer_says_its_usage() -> None:
+    reader = whole({"choices": [{}], "usage": USAGE})
+    assert (reader.prompt_tokens, reader.output_tokens(), reader.cached_tokens) == (10, 3, 8)
+    assert (reader.failure, reader.response_id) == (None, None)
+
+
+def test_a_response_says_its_id_and_usage_under_other_names() -> None:
+    usage = {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
+    reader = whole({"id": "resp_1", "object": "response", "error": {"message": "x"}, "usage": usage})
+    assert (reader.response_id, reader.prompt_tokens, reader.output_tokens(), reader.cached_tokens) == ("resp_1", 7, 2, 4)
+    assert reader.failure is None, "a response that failed is an answer"
+    streamed = AnswerReader(is_stream=True)
+    streamed.feed(event({"type": "response.created", "response": {"id": "resp_2", "object": "response", "usage": None}}))
+    assert streamed.response_id == "resp_2"
+
+
+@given(st.integers(1, 60))
+def test_a_stream_is_read_however_it_is_cut(step: int) -> None:
+    frames = b"".join([*[event({"choices": [{"index": 0}]})] * 3, event({"choices": [], "usage": USAGE}), done()])
+    reader = AnswerReader(is_stream=True)
+    for start in range(0, len(frames), step):
+        assert not reader.is_done
+        reader.feed(frames[start : start + step])
+    assert (reader.prompt_tokens, reader.completion_tokens, reader.parts, reader.is_done) == (10, 3, 3, True)
+
+
+def test_without_usage_tokens_are_counted_by_events() -> None:
+    reader = AnswerReader(is_stream=True)
+    reader.feed(event({"choices": [{}]}) * 4)
+    assert (reader.output_tokens(), reader.prompt_tokens) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        ({"error": {"message": "CUDA error"}}, "CUDA error"),
+        ({"error": "text"}, "text"),
+        ({"choices": [{"finish_reason": "abort"}]}, "it gave the request up: abort"),
+        ({"choices": [{"finish_reason": "stop"}, {"finish_reason": "error"}]}, "it gave the request up: error"),
+        ({"choices": [{"finish_reason": "length"}], "error": None}, None),
+    ],
+)
+def test_a_request_that_the_engine_dropped_is_a_failure(answer: Any, failure: str | None) -> None:
+    assert whole(answer).failure == failure
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        1,
+        [],
+        {"prompt_tokens": -1, "completion_tokens": "x"},
+        {"prompt_tokens_details": None},
+        {"prompt_tokens_details": {"cached": 1}},
+    ],
+)
+def test_a_usage_that_is_none_is_ignored(usage: Any) -> None:
+    reader = whole({"choices": [], "usage": usage})
+    assert (reader.prompt_tokens, reader.output_tokens(), reader.cached_tokens) == (None, 0, None)
+
+
+@given(JSON)
+def test_any_json_is_passed_over(value: Any) -> None:
+    whole(value)
+
+
+def test_a_stream_that_is_none_is_passed_over() -> None:
+    reader = AnswerReader(is_stream=True)
+    reader.feed(b"data: {\n\ndata: \xff\n\n")
+    reader.feed(event({"choices": [{}]}))
+    assert reader.parts == 0
+    long = AnswerReader(is_stream=True)
+    long.feed(b"x" * (MAX_EVENT_BYTES + 1))
+    long.feed(event({"choices": [{}]}))
+    assert long.parts == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"error": {"message": " m "}}, "m"),
+        ({"error": "m"}, "m"),
+        ({"detail": 1}, "{'detail': 1}"),
+        ("text", "text"),
+        ("", "nothing more"),
+        ({"error": {"message": "x" * 400}}, "x" * 300),
+    ],
+)
+def test_a_message_of_an_error_is_found_or_what_else_is_said(answer: Any, message: str) -> None:
+    assert error_message(answer) == message

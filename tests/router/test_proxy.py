@@ -1,0 +1,258 @@
+"""Promises of proxy.py, with engines on real sockets and a scheduler that says what the test says."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kvstore.client.instances.client import Placement, Refusal
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.router.config import RouterSettings
+from kvstore.router.counters import Counters
+from kvstore.router.engines import Engines
+from kvstore.router.proxy import Proxied, ResponseEngines, StreamingProxy
+from kvstore.router.requests import RESPONSES, parse_request
+from kvstore.router.sse import event
+from kvstore.router.standin.tokens import text_of
+from kvstore.router.tokenizer import Prompt
+from kvstore.scheduler.decision import Reason
+from kvstore.scheduler.request import Slo
+from tests.router.scripted import (
+    PROMPT,
+    SETTINGS,
+    Act,
+    ScriptedEngine,
+    ScriptedScheduler,
+    answers,
+    chat,
+    choice,
+    completion,
+    following,
+    hangs_up,
+    placement,
+    run,
+    says,
+    streams,
+)
+
+BAD = answers(500, "no")
+PREFIX = Prompt(len(PROMPT), [b"key"])
+TEXT = text_of(following(PROMPT, 5))
+
+
+@asynccontextmanager
+async def proxy(
+    scheduler: ScriptedScheduler, counters: Counters | None = None, settings: RouterSettings = SETTINGS
+) -> AsyncIterator[StreamingProxy]:
+    engines = Engines(settings)
+    try:
+        yield StreamingProxy(scheduler, engines, settings, counters or Counters())
+    finally:
+        await engines.close()
+
+
+async def read(proxied: Proxied | Refusal) -> bytes:
+    assert isinstance(proxied, Proxied)
+    try:
+        return b"".join([chunk async for chunk in proxied.answer.chunks()])
+    finally:
+        proxied.answer.close()
+
+
+async def text(proxied: Proxied | Refusal) -> str:
+    found: str = json.loads(await read(proxied))["choices"][0]["text"]
+    return found
+
+
+def both(address: str) -> Placement:
+    """An instance that prefills and decodes."""
+    return dataclasses.replace(placement(address, address), decode="p")
+
+
+def test_two_engines_get_one_request_and_the_second_answers() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as prefill, ScriptedEngine() as decode:
+            scheduler = ScriptedScheduler(placement(prefill.address, decode.address))
+            async with proxy(scheduler) as served:
+                proxied = await served.begin(completion(), PREFIX, Slo(ttft_s=3.0))
+                assert await text(proxied) == TEXT
+                assert isinstance(proxied, Proxied)
+                assert proxied.address == decode.address
+            assert scheduler.asked == [{"keys": [b"key"], "input_tokens": len(PROMPT), "output_tokens": 5, "slo": Slo(ttft_s=3.0)}]
+            ours = {name: body.pop("kv_transfer_params") for name, [body] in (("prefill", prefill.bodies), ("decode", decode.bodies))}
+            assert prefill.bodies == [{**completion().members, "max_tokens": 1, "stream": False}]
+            assert decode.bodies == [completion().members]
+            assert ours["decode"] == {"blocks": 3, "of": "engine", "request_id": 7}
+
+    run(test())
+
+
+def test_one_engine_gets_the_bytes_of_the_client() -> None:
+    async def test() -> None:
+        raw = b'{ "prompt":"x",\n"temperature": 1.0000000000000001, "max_tokens": 3, "\\u0061": NaN}'
+        asked = parse_request("/v1/completions", raw, {})
+        async with ScriptedEngine() as engine, proxy(ScriptedScheduler(both(engine.address))) as served:
+            await read(await served.begin(asked, PREFIX, Slo()))
+            assert engine.raw == [raw]
+            assert engine.headers[0]["x-kvstore-request-id"] == "7"
+
+    run(test())
+
+
+@pytest.mark.parametrize("members", [{"n": 2}, {"echo": True}, {"prompt_logprobs": 1}, {"best_of": 3}])
+def test_an_unsplittable_request_goes_to_the_prefill_engine(members: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as prefill, ScriptedEngine() as decode:
+            async with proxy(ScriptedScheduler(placement(prefill.address, decode.address))) as served:
+                asked = completion(**members)
+                await read(await served.begin(asked, PREFIX, Slo()))
+            assert (prefill.raw, decode.raw) == ([asked.body], [])
+
+    run(test())
+
+
+def test_no_longer_an_answer_is_foreseen_than_is_usual() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            scheduler = ScriptedScheduler(both(engine.address))
+            async with proxy(scheduler) as served:
+                for asked in (completion(max_tokens=400), chat()):
+                    await read(await served.begin(asked, PREFIX, Slo()))
+            assert {each["output_tokens"] for each in scheduler.asked} == {SETTINGS.predicted_output_tokens}
+
+    run(test())
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_an_engine_that_refuses_answers_the_client(*, split: bool) -> None:
+    async def test() -> None:
+        body = '{"error": {"message": "bad", "type": "BadRequestError", "param": null, "code": 400}}'
+        async with ScriptedEngine(*[says(body, 400)] * 2) as prefill, ScriptedEngine() as decode:
+            where = placement(prefill.address, decode.address) if split else both(prefill.address)
+            async with proxy(ScriptedScheduler(where)) as served:
+                proxied = await served.begin(completion(), PREFIX, Slo())
+                assert await read(proxied) == body.encode()
+                assert isinstance(proxied, Proxied)
+                assert proxied.answer.status == 400
+            assert (prefill.raw[-1], len(prefill.bodies), decode.bodies) == (completion().body, 1 + split, [])
+
+    run(test())
+
+
+def test_a_rejection_is_handed_on_and_not_tried_again() -> None:
+    async def test() -> None:
+        refusal = Refusal(Reason.TTFT, 5.0, 1.0)
+        scheduler = ScriptedScheduler(refusal)
+        async with proxy(scheduler) as served:
+            assert await served.begin(completion(), PREFIX, Slo()) == refusal
+        assert len(scheduler.asked) == 1
+
+    run(test())
+
+
+FAILURES = {
+    "refuses": BAD,
+    "hangs up": hangs_up,
+    "drops": says(json.dumps(choice([], "abort"))),
+    "ends": streams(),
+    "fails": streams(event({"error": {"message": "no"}})),
+}
+
+
+@pytest.mark.parametrize("act", FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize("who", ["one", "prefill", "decode"])
+def test_a_failure_before_the_first_byte_is_scheduled_anew(act: Act, who: str) -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as prefill, ScriptedEngine() as decode:
+            (decode if who == "decode" else prefill).script.append(act)
+            where = both(prefill.address) if who == "one" else placement(prefill.address, decode.address)
+            counters = Counters()
+            async with proxy(ScriptedScheduler(where), counters) as served:
+                assert await text(await served.begin(completion(), PREFIX, Slo())) == TEXT
+            assert counters.retries == 1
+
+    run(test())
+
+
+def test_a_master_that_is_away_is_asked_again() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, proxy(ScriptedScheduler(Unavailable("no master"), both(engine.address))) as served:
+            assert await text(await served.begin(completion(), PREFIX, Slo())) == TEXT
+
+    run(test())
+
+
+def test_the_last_attempt_gives_the_engines_own_failure() -> None:
+    async def test() -> None:
+        settings = dataclasses.replace(SETTINGS, attempts=3)
+        async with ScriptedEngine(BAD, BAD, answers(503, "last")) as engine:
+            counters = Counters()
+            async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
+                proxied = await served.begin(completion(), PREFIX, Slo())
+                assert json.loads(await read(proxied)) == {"error": {"message": "last"}}
+                assert isinstance(proxied, Proxied)
+                assert (proxied.answer.status, len(engine.bodies), counters.retries) == (503, 3, 2)
+
+    run(test())
+
+
+def test_without_an_answer_the_attempts_end_in_an_error() -> None:
+    async def test() -> None:
+        settings = dataclasses.replace(SETTINGS, attempts=2)
+        async with ScriptedEngine(hangs_up, hangs_up) as engine:
+            async with proxy(ScriptedScheduler(both(engine.address)), None, settings) as served:
+                with pytest.raises(Unavailable, match=r"not served in 2 attempts; the last one: the engine at .* hung up"):
+                    await served.begin(completion(), PREFIX, Slo())
+
+    run(test())
+
+
+def test_a_deadline_is_not_tried_again() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            engine.script.append(engine.silent)
+            settings = dataclasses.replace(SETTINGS, answer_timeout_s=0.5)
+            counters = Counters()
+            async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
+                with pytest.raises(DeadlineExceeded):
+                    await served.begin(completion(), PREFIX, Slo())
+            assert counters.retries == 0
+
+    run(test())
+
+
+def test_cancelled_it_hangs_up_on_the_engine() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            engine.script.append(engine.silent)
+            async with proxy(ScriptedScheduler(both(engine.address))) as served:
+                serving = asyncio.create_task(served.begin(completion(), PREFIX, Slo()))
+                await engine.entered.wait()
+                serving.cancel()
+                await engine.cancelled.wait()
+
+    run(test())
+
+
+@pytest.mark.parametrize("act", [None, BAD])
+def test_one_engine_alone_is_asked_once(act: Act | None) -> None:
+    async def test() -> None:
+        async with ScriptedEngine(*filter(None, [act])) as engine, proxy(ScriptedScheduler(Refusal(Reason.TTFT))) as served:
+            asked = parse_request(RESPONSES, b'{"prompt": "x"}', {})
+            proxied = await served.ask(asked, engine.address, path="/v1/responses/resp_1?a=b")
+            await read(proxied)
+            assert (proxied.answer.status, proxied.placement) == (200 if act is None else 500, None)
+            assert engine.paths == ["/v1/responses/resp_1"]
+
+    run(test())
+
+
+def test_the_oldest_responses_are_forgotten() -> None:
+    responses = ResponseEngines(limit=2)
+    for number in range(3):
+        responses.add(f"r{number}", f"http://{number}")
+    assert [responses.get(f"r{number}") for number in range(3)] == [None, "http://1", "http://2"]

@@ -1,0 +1,144 @@
+"""Promises of requests.py."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.router.requests import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    TBT_HEADER,
+    TTFT_HEADER,
+    ApiRequest,
+    decode_body,
+    parse_json,
+    parse_request,
+    parse_slo,
+    prefill_body,
+)
+from kvstore.scheduler.request import Slo
+from tests.router.scripted import chat, completion
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def request(path: str, **members: Any) -> ApiRequest:
+    return parse_request(path, json.dumps(members).encode(), {})
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000, '{"model": "m"}'.encode("utf-16")])
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="the body is not JSON: "):
+        parse_json(body)
+
+
+def test_json_that_is_no_object_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="the body is not a JSON object"):
+        parse_json(b"[]")
+
+
+def test_the_model_is_a_text_or_left_out() -> None:
+    assert request(CHAT, model="m").model == "m"
+    assert request(CHAT).model is None
+    with pytest.raises(InvalidArgument, match="model is a text"):
+        _ = request(CHAT, model=1).model
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "limit"),
+    [
+        (CHAT, {"max_completion_tokens": 3, "max_tokens": 5}, 3),
+        (CHAT, {"max_completion_tokens": None, "max_tokens": 5}, 5),
+        (COMPLETIONS, {"max_tokens": 5, "max_completion_tokens": 3}, 5),
+        (RESPONSES, {"max_output_tokens": 4}, 4),
+        (EMBEDDINGS, {"max_tokens": 4}, None),
+        (COMPLETIONS, {}, None),
+        (COMPLETIONS, {"max_tokens": "many"}, None),
+        (COMPLETIONS, {"max_tokens": -1}, None),
+    ],
+)
+def test_the_output_limit_has_another_name_on_each_path(path: str, members: dict[str, Any], limit: int | None) -> None:
+    assert request(path, **members).max_output_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "is_splittable"),
+    [
+        (CHAT, {"tools": [{}], "logprobs": True, "stream": True, "response_format": {"type": "json_object"}, "n": 1}, True),
+        (COMPLETIONS, {"prompt": ["one"], "best_of": None, "echo": False}, True),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, True),
+        (COMPLETIONS, {"prompt": ["one", "two"]}, False),
+        (COMPLETIONS, {"prompt": [[1], [2]]}, False),
+        (CHAT, {"n": 2}, False),
+        (COMPLETIONS, {"best_of": 2}, False),
+        (COMPLETIONS, {"echo": True}, False),
+        (CHAT, {"prompt_logprobs": 0}, False),
+        (CHAT, {"use_beam_search": True}, False),
+        (CHAT, {"kv_transfer_params": {}}, False),
+        (RESPONSES, {"input": "Hi"}, False),
+        (EMBEDDINGS, {"input": "Hi"}, False),
+    ],
+)
+def test_two_engines_share_only_one_plain_sequence(path: str, members: dict[str, Any], *, is_splittable: bool) -> None:
+    assert request(path, **members).is_splittable == is_splittable
+
+
+def test_only_a_response_continues_another_one() -> None:
+    assert request(RESPONSES, previous_response_id="resp_1").previous_response_id == "resp_1"
+    assert request(RESPONSES, previous_response_id=1).previous_response_id is None
+    assert request(CHAT, previous_response_id="resp_1").previous_response_id is None
+
+
+def test_a_prefill_is_the_same_request_for_one_token() -> None:
+    asked = chat(stream=True, stream_options={"include_usage": True}, min_tokens=7, max_tokens=9, seed=3, novel={"a": [1]})
+    body = json.loads(prefill_body(asked, {"do_remote_decode": True}))
+    ours = {"max_tokens": 1, "max_completion_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
+    assert body == {"model": "m", "messages": asked.members["messages"], "seed": 3, "novel": {"a": [1]}, **ours}
+    assert "max_completion_tokens" not in json.loads(prefill_body(completion(), {}))
+
+
+MEMBERS = st.dictionaries(st.text().filter(lambda name: name != "kv_transfer_params"), JSON)
+
+
+@given(MEMBERS, st.sampled_from(["", " ", "\n\t"]))
+def test_a_decode_has_the_clients_bytes_and_our_parameters(members: dict[str, Any], space: str) -> None:
+    body = (space + json.dumps(members) + space).encode()
+    made = decode_body(parse_request(CHAT, body, {}), {"blocks": 3})
+    assert json.loads(made) == {**members, "kv_transfer_params": {"blocks": 3}}
+    assert made.startswith(body.rpartition(b"}")[0])
+
+
+def test_null_of_the_client_is_not_the_last_word() -> None:
+    made = decode_body(parse_request(CHAT, b'{"kv_transfer_params": null, "n": 1}\n', {}), {"blocks": 3})
+    assert json.loads(made) == {"n": 1, "kv_transfer_params": {"blocks": 3}}
+
+
+@given(st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES]), MEMBERS)
+def test_any_json_object_is_a_request(path: str, members: dict[str, Any]) -> None:
+    body = json.dumps(members).encode()
+    asked = parse_request(path, body, {"authorization": "Bearer x", "cookie": "y"})
+    assert (asked.body, asked.headers) == (body, {"authorization": "Bearer x"})
+    assert asked.max_output_tokens is None or asked.max_output_tokens > 0
+    assert asked.is_splittable in (True, False)
+
+
+def test_slos_come_from_the_headers_else_the_default() -> None:
+    default = Slo(ttft_s=2.0)
+    assert parse_slo({}, default) == default
+    assert parse_slo({TTFT_HEADER: "0.5", TBT_HEADER: "1e-2"}, default) == Slo(ttft_s=0.5, tbt_s=0.01)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])
+def test_an_slo_that_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"the header {TTFT_HEADER} is a number of seconds above 0, not '{text}'"):
+        parse_slo({TTFT_HEADER: text}, Slo())

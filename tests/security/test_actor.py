@@ -1,0 +1,54 @@
+"""Promises of actor.py."""
+
+import pytest
+
+from kvstore.security.actor import CONTROL, THIS_MASTER, Actor, host_of, kind_of
+from kvstore.security.grpc_metadata import acting, on_behalf_of
+from kvstore.security.identity import EVERYBODY, FELLOW, STRANGER, Identity, Kind, Role
+
+
+@pytest.mark.parametrize(
+    ("identity", "kind"),
+    [
+        (Identity(Kind.OPERATOR, Role.ADMIN, "alice"), "operator"),
+        (Identity(Kind.TENANT, Role.WRITE, "red"), "tenant"),
+        (Identity(Kind.TENANT, Role.ADMIN, ""), "operator"),
+        (Identity(Kind.INSTANCE, name="p1"), "instance"),
+        (EVERYBODY, "anybody"),
+        (STRANGER, "unauthenticated"),
+        (FELLOW, "master"),
+    ],
+)
+def test_kind_is_one_word(identity: Identity, kind: str) -> None:
+    assert kind_of(identity) == kind
+
+
+def test_actor_names_the_credential_and_the_address() -> None:
+    actor = Actor.of(Identity(Kind.OPERATOR, Role.ADMIN, "alice", "0123"), peer="10.0.0.7", via=CONTROL)
+    assert actor == Actor("operator", "alice", "0123", "10.0.0.7", "control")
+    assert str(actor) == "operator alice from 10.0.0.7"
+    assert str(THIS_MASTER) == "master"
+    assert Actor.read(actor.told()) == actor
+    assert acting(on_behalf_of(actor)) == actor
+
+
+@pytest.mark.parametrize("told", [None, [], {}, {"kind": "operator"}, {**THIS_MASTER.told(), "name": 5}, {**THIS_MASTER.told(), "x": ""}])
+def test_what_is_no_actor_is_refused(told: object) -> None:
+    with pytest.raises(ValueError, match="not an actor"):
+        Actor.read(told)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("ipv4:10.0.0.7:5123", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:5123", "::1"),
+        ("10.0.0.7:5123", "10.0.0.7"),
+        ("[::1]:5123", "::1"),
+        ("unix:uid 1000 pid 7", "unix:uid 1000"),
+        ("unix:", "unix:"),
+        ("", ""),
+    ],
+)
+def test_host_of_a_peer_has_no_port(address: str, host: str) -> None:
+    assert host_of(address) == host

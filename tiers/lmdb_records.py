@@ -1,0 +1,108 @@
+"""Headers of all values of the NVMe tier, and the bytes of small ones, in LMDB.
+
+Two databases under one key, the block's id (8 bytes, big-endian, never used twice):
+
+    headers  size, checksum, extents and tag of every value: tiers/nvme_header.py
+    values   the bytes of values that lie in no extent
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, StaleHandle, TierFailed
+from kvstore.tiers.nvme_env import Environment
+from kvstore.tiers.nvme_header import Header, pack_header, unpack_header
+from kvstore.tiers.tier import Buffer
+
+SCAN_CHUNK: Final = 4096
+"""Headers read in one transaction of a scan: a caller that takes its time between them holds none open."""
+
+
+class LmdbRead(NamedTuple):
+    """One small value to be read into `buffer`, which has its size."""
+
+    block_id: int
+    buffer: memoryview
+
+
+class LmdbRecords:
+    """Records of one environment. Any thread may read; `put` and `delete` are for transactions of `Environment.write`."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def put(self, transaction: Any, block_id: int, header: Header, data: Buffer) -> None:
+        """Write the header, and the value's bytes unless they lie in extents."""
+        key = key_of(block_id)
+        transaction.put(key, pack_header(key, header), db=self._environment.headers)
+        if not header.runs:
+            transaction.put(key, data, db=self._environment.values)
+
+    def delete(self, transaction: Any, key: bytes) -> None:
+        transaction.delete(key, db=self._environment.headers)
+        transaction.delete(key, db=self._environment.values)
+
+    def read(self, reads: Sequence[LmdbRead]) -> list[Exception | None]:
+        """Fill the buffers and verify them; one answer each, as Tier.read_batch_into has them. Raises Closed."""
+        answers: list[Exception | None] = []
+        waiting = deque(reads)
+        while waiting:
+            try:
+                with self._environment.read() as transaction:
+                    while waiting:
+                        answers.append(self._read(transaction, waiting[0]))
+                        waiting.popleft()
+            except TierFailed as error:
+                # LMDB refuses every further read of a transaction that met a damaged page: the neighbours need another one.
+                answers.append(error)
+                waiting.popleft()
+        return answers
+
+    def newest_key(self) -> bytes | None:
+        """None: there is no value. Raises TierFailed."""
+        with self._environment.read() as transaction:
+            cursor = transaction.cursor(self._environment.headers)
+            return bytes(cursor.key()) if cursor.last() else None
+
+    def scan(self) -> Iterator[tuple[bytes, Header | None]]:
+        """Keys and headers, oldest first; None for a damaged header. Raises TierFailed."""
+        after = b""
+        while True:
+            with self._environment.read() as transaction:
+                cursor = transaction.cursor(self._environment.headers)
+                # The key after `after` in LMDB's order is the same with a zero byte behind it.
+                found = cursor.set_range(after + b"\0") if after else cursor.first()
+                chunk = [(bytes(key), bytes(raw)) for key, raw in islice(cursor.iternext(), SCAN_CHUNK)] if found else []
+            if not chunk:
+                return
+            after = chunk[-1][0]
+            for key, raw in chunk:
+                yield key, unpack_header(key, raw)
+
+    def scan_newest(self) -> Iterator[tuple[bytes, Header | None]]:
+        """As `scan`, newest first, in one transaction: read on without delay."""
+        with self._environment.read() as transaction:
+            for key, raw in transaction.cursor(self._environment.headers).iterprev():
+                yield bytes(key), unpack_header(bytes(key), bytes(raw))
+
+    def _read(self, transaction: Any, read: LmdbRead) -> Exception | None:
+        key = key_of(read.block_id)
+        raw = transaction.get(key, db=self._environment.headers)
+        if raw is None:
+            return StaleHandle(f"block {read.block_id} was never written")
+        header = unpack_header(key, bytes(raw))
+        value = transaction.get(key, db=self._environment.values)
+        if header is None or value is None or len(value) != len(read.buffer):
+            return ChecksumMismatch(f"block {read.block_id} has a damaged header or length")
+        read.buffer[:] = value
+        if xxhash.xxh3_64_intdigest(read.buffer) != header.checksum:
+            return ChecksumMismatch(f"block {read.block_id} does not hold the bytes that were written")
+        return None
+
+
+def key_of(block_id: int) -> bytes:
+    return block_id.to_bytes(8)

@@ -1,0 +1,193 @@
+"""Which value lies in which extents of the value file, and which extents a read or a write under way still uses.
+
+An extent is free again once its value was deleted for good and the last read or write of it has ended: the value file has no snapshots,
+so an extent that is reused too early gives its reader the bytes of another value.
+"""
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from kvstore.protocol.errors import Closed
+from kvstore.tiers.extents import PAGE_BYTES, ExtentAllocator, Run
+
+_CHECKSUM: Final = struct.Struct(">Q")
+_RUN: Final = struct.Struct(">QI")
+_ONE_RUN: Final = struct.Struct(">QQI")
+"""Of nearly all values."""
+
+Runs = tuple[Run, ...]
+
+
+class Placement(NamedTuple):
+    """Where a value lies, in the order of its bytes, and the xxh3_64 of these."""
+
+    checksum: int
+    runs: Runs
+
+
+class Placements:
+    """Extents by block id. Any thread may call it; no call waits but `wait_for_release` and `close`.
+
+    Reads are numbered. What is retired is free once all reads with a smaller number than the next one have ended (epoch-based
+    reclamation): a batch costs two steps, however many values it reads.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._allocator = ExtentAllocator()
+        self._packed_by_id: dict[int, bytes] = {}
+        """A value's checksum and runs: a third of the memory of the objects that they are unpacked to."""
+        self._reads: dict[int, None] = {}
+        """Numbers of reads under way, ascending."""
+        self._next_read = 0
+        self._retired: deque[tuple[int, Runs]] = deque()
+        """Extents of values that are gone, and the number of the first read that cannot know them, ascending."""
+        self._is_closed = False
+
+    @property
+    def end_pages(self) -> int:
+        return self._allocator.end_pages
+
+    def grow(self, end_pages: int) -> None:
+        """The file has pages up to `end_pages`."""
+        with self._changed:
+            self._allocator.grow(end_pages)
+
+    def take(self, pages: int, *, in_pieces: bool) -> Runs | None:
+        """Extents for a value, the caller's until `publish` or `discard`. None: there is no such run or, in pieces, not so many pages."""
+        with self._changed:
+            if not in_pieces:
+                run = self._allocator.take(pages)
+                return None if run is None else (run,)
+            return tuple(self._allocator.take_pieces(pages)) if pages <= self._allocator.free_pages else None
+
+    def discard(self, runs: Runs) -> None:
+        """Give back extents of `take` in which no value was published."""
+        with self._changed:
+            self._free(runs)
+
+    def publish(self, block_id: int, placement: Placement) -> None:
+        """The value is written and its header is durable: it can be read. Extents that the block had before are retired."""
+        with self._changed:
+            before = self._packed_by_id.get(block_id)
+            self._packed_by_id[block_id] = _pack(placement)
+            if before is not None:
+                self._retire(_unpack(before).runs)
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """The deletions of these values are durable. Ids of values that lie in no extent are passed over."""
+        with self._changed:
+            for block_id in block_ids:
+                packed = self._packed_by_id.pop(block_id, None)
+                if packed is not None:
+                    self._retire(_unpack(packed).runs)
+
+    def begin_read(self) -> int:
+        """The extents that `find` gives until `end_read` of this number are not reused before. Raises Closed."""
+        with self._changed:
+            if self._is_closed:
+                raise Closed("the NVMe tier was closed")
+            number = self._next_read
+            self._next_read += 1
+            self._reads[number] = None
+            return number
+
+    def find(self, block_id: int) -> Placement | None:
+        """Where the value lies; None: in no extent. Between `begin_read` and `end_read`."""
+        packed = self._packed_by_id.get(block_id)
+        return None if packed is None else _unpack(packed)
+
+    def end_read(self, number: int) -> None:
+        with self._changed:
+            del self._reads[number]
+            self._free_retired()
+
+    def wait_for_release(self, timeout_s: float) -> bool:
+        """Wait until all that is retired is free. False: nothing is, or the time is over."""
+        with self._changed:
+            return bool(self._retired) and self._changed.wait_for(lambda: not self._retired, timeout_s)
+
+    def restore(self, placements: Sequence[tuple[int, Placement]], file_pages: int) -> set[int]:
+        """Take over what the headers of an opened folder say; the ids of those that cannot be: what lies behind the end of the file, and
+        the older of two that overlap. Either is left by a power cut without `sync`. For a table that is new."""
+        lost = {block_id for block_id, placement in placements if max(run.end for run in placement.runs) > file_pages}
+        lost |= _overlapped([(block_id, placement.runs) for block_id, placement in placements if block_id not in lost])
+        with self._changed:
+            kept = [(block_id, placement) for block_id, placement in placements if block_id not in lost]
+            self._packed_by_id = {block_id: _pack(placement) for block_id, placement in kept}
+            self._allocator.take_all(sorted(run for _, placement in kept for run in placement.runs))
+        return lost
+
+    def close(self, timeout_s: float) -> bool:
+        """Begin no more reads and wait until those under way have ended. False: the time is over."""
+        with self._changed:
+            self._is_closed = True
+            return self._changed.wait_for(lambda: not self._reads, timeout_s)
+
+    def check_integrity(self) -> None:
+        """Assert that each page is free or one value's. Not while values are written. For tests; O(values)."""
+        with self._changed:
+            self._allocator.check_integrity()
+            runs = [run for packed in self._packed_by_id.values() for run in _unpack(packed).runs]
+            runs += [run for _, retired in self._retired for run in retired]
+            cover = sorted([*runs, *self._allocator.free_runs()])
+            assert [run.end for run in cover] == [*(run.begin for run in cover[1:]), *([self.end_pages] if cover else [])]
+            assert not cover or cover[0].begin == 0
+
+    def _retire(self, runs: Runs) -> None:
+        self._retired.append((self._next_read, runs))
+        self._free_retired()
+
+    def _free_retired(self) -> None:
+        oldest = next(iter(self._reads), self._next_read)
+        while self._retired and self._retired[0][0] <= oldest:
+            self._free(self._retired.popleft()[1])
+        self._changed.notify_all()
+
+    def _free(self, runs: Runs) -> None:
+        for run in runs:
+            self._allocator.free(run)
+
+
+def pages_of(size_bytes: int) -> int:
+    """Pages of a value."""
+    return -(-size_bytes // PAGE_BYTES)
+
+
+def _pack(placement: Placement) -> bytes:
+    return _CHECKSUM.pack(placement.checksum) + pack_runs(placement.runs)
+
+
+def _unpack(packed: bytes) -> Placement:
+    if len(packed) == _ONE_RUN.size:
+        checksum, begin, pages = _ONE_RUN.unpack(packed)
+        return Placement(checksum, (Run(begin, begin + pages),))
+    return Placement(_CHECKSUM.unpack_from(packed)[0], unpack_runs(packed[_CHECKSUM.size :]))
+
+
+def pack_runs(runs: Runs) -> bytes:
+    """12 bytes a run: first page (uint64), pages (uint32), big-endian."""
+    return b"".join(_RUN.pack(run.begin, run.pages) for run in runs)
+
+
+def unpack_runs(packed: bytes) -> Runs:
+    return tuple(Run(begin, begin + pages) for begin, pages in _RUN.iter_unpack(packed))
+
+
+def _overlapped(placed: Sequence[tuple[int, Runs]]) -> set[int]:
+    """The ids of values of which a newer one, with a larger id, has a page."""
+    lost: set[int] = set()
+    while True:
+        runs = sorted((run, block_id) for block_id, runs_of in placed if block_id not in lost for run in runs_of)
+        found = {
+            min(block_id, other)
+            for (run, block_id), (following, other) in pairwise(runs)
+            if following.begin < run.end and block_id != other
+        }
+        if not found:
+            return lost
+        lost |= found

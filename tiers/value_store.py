@@ -1,0 +1,211 @@
+"""Large values of the NVMe tier: placed in extents of the value file, written and read by several threads at once.
+
+It knows no headers: what is durable, and what was deleted for good, its caller says.
+"""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from kvstore.protocol.errors import ChecksumMismatch, TierFailed
+from kvstore.tiers.extents import PAGE_BYTES
+from kvstore.tiers.io_threads import IoThreads
+from kvstore.tiers.placements import Placement, Placements, Runs, pages_of
+from kvstore.tiers.tier import Buffer, TierFull
+from kvstore.tiers.value_file import Piece, ValueFile, joined, pieces_of
+
+MIN_SEGMENT_BYTES: Final = 1 << 20
+MAX_SEGMENT_BYTES: Final = 1 << 30
+SEGMENTS: Final = 64
+"""The value file grows by a 64th of the capacity, within these bounds: 64 MiB for 4 GiB."""
+
+SLACK_BYTES: Final = 32 << 20
+"""The file may be longer than the capacity by this or by a segment, but for small tiers by no more than a quarter. Extents that were freed
+wait there for the next transaction, so that no write waits for it. A batch is 8 MiB."""
+
+IO_THREADS: Final = 8
+"""Reads and writes of values in flight, besides those that callers do themselves."""
+
+WRITE_ATTEMPTS: Final = 3
+"""Of a batch, before the device is out of order."""
+
+RELEASE_WAIT_S: Final = 10.0
+"""A write waits so long for reads under way of extents that were freed, where there are no others; then the tier is full."""
+
+CLOSE_WAIT_S: Final = 30.0
+"""`close` waits so long for reads and writes under way; the file is left to the end of the process then."""
+
+
+class ExtentRead:
+    """One value to be read into `buffer`, which has its size. `answer`: why it is not there, or not what was written."""
+
+    __slots__ = ("_checksum", "_done", "answer", "buffer", "pieces")
+
+    def __init__(self, placement: Placement, buffer: memoryview) -> None:
+        self.buffer = buffer
+        self.pieces = pieces_of(placement.runs, buffer)
+        self.answer: Exception | None = None
+        self._checksum = placement.checksum
+        self._done = itertools.count(1)
+        """Counts without a lock: one step of it is one of the interpreter."""
+
+    def finish_piece(self) -> None:
+        """One more piece was read, or not: the thread that reads the last one verifies the value."""
+        if next(self._done) == len(self.pieces) and self.answer is None and xxhash.xxh3_64_intdigest(self.buffer) != self._checksum:
+            self.answer = ChecksumMismatch("the value file does not hold the bytes that were written")
+
+
+class ValueStore:
+    """Values by block id. Any thread may call it; what is written must have been placed, and is read once it was published."""
+
+    def __init__(self, path: str | os.PathLike[str], *, capacity_bytes: int, sync: bool) -> None:
+        """Open or make the file, for `capacity_bytes` of whole pages. Raises ConfigError."""
+        self._sync = sync
+        segment_bytes = min(max(capacity_bytes // SEGMENTS, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
+        slack_bytes = max(segment_bytes, min(SLACK_BYTES, capacity_bytes // 4))
+        self._segment_pages = segment_bytes // PAGE_BYTES
+        self._max_pages = (capacity_bytes + slack_bytes) // PAGE_BYTES
+        self._growing = threading.Lock()
+        self.placements = Placements()
+        self._threads = IoThreads(IO_THREADS)
+        try:
+            self._file = ValueFile(Path(path))
+        except BaseException:
+            self._threads.close()
+            raise
+        self.failure = ""
+        """Why it takes no more values."""
+
+    @property
+    def written_bytes(self) -> int:
+        """Handed to the device since it was opened."""
+        return self._file.written_bytes
+
+    def restore(self, placements: Sequence[tuple[int, Placement]]) -> set[int]:
+        """See Placements.restore. Once, before anything else."""
+        lost = self.placements.restore(placements, self._file.pages)
+        end_pages = max(self._max_pages, self.placements.end_pages)
+        if end_pages < self._file.pages:  # the capacity was larger once
+            self._file.shrink(end_pages)
+        self.placements.grow(self._file.pages)
+        return lost
+
+    def place(self, sizes: Sequence[int], *, flush: Callable[[], None]) -> list[Runs]:
+        """Extents for values of these sizes, the caller's until they are published or discarded. `flush` makes pending deletions durable
+        and releases them.
+
+        Raises TierFull, TierFailed: none is taken.
+        """
+        placed: list[Runs] = []
+        try:
+            for size_bytes in sizes:
+                placed.append(self._place(pages_of(size_bytes), flush))  # noqa: PERF401 - those so far outlive an exception
+        except BaseException:
+            self.discard(placed)
+            raise
+        return placed
+
+    def discard(self, placed: Sequence[Runs]) -> None:
+        """No value lies in these extents of `place`."""
+        for runs in placed:
+            self.placements.discard(runs)
+
+    def write(self, placed: Sequence[Runs], values: Sequence[Buffer]) -> None:
+        """Write the values where they were placed; with `sync` they are on the device when this returns.
+
+        What fails is written again, one value after the other: an error that passes meets several writes in flight.
+
+        Raises TierFull, TierFailed: it failed WRITE_ATTEMPTS times, and takes no more values.
+        """
+        pieces = [piece for runs, value in zip(placed, values, strict=True) for piece in pieces_of(runs, memoryview(value).cast("B"))]
+        groups = joined(sorted(pieces, key=itemgetter(0)))
+        for attempt in range(WRITE_ATTEMPTS):
+            try:
+                self._write(groups, at_once=attempt == 0)
+                return
+            except TierFailed as error:
+                failed = error
+        self.failure = f"out of order: {failed}"
+        raise failed
+
+    def read(self, reads: Sequence[ExtentRead]) -> None:
+        """Fill the buffers and verify them: short ones in this thread, all of them in flight at once, and several large ones in others.
+        Between `Placements.begin_read` and `end_read`."""
+        parts = [(piece, read) for read in reads for piece in read.pieces]
+        parts.sort(key=lambda part: part[0].offset_bytes)
+        if len(parts) > 1:
+            self._file.prefetch([piece for piece, _ in parts])
+        for piece, read in parts:
+            if not piece.is_large:
+                self._read_piece(piece, read)
+        self._threads.run([partial(self._read_piece, piece, read) for piece, read in parts if piece.is_large])
+
+    def close(self) -> None:
+        """Wait for reads and writes under way. A second close is a no-op."""
+        if self.placements.close(CLOSE_WAIT_S):
+            self._threads.close()
+            self._file.close()
+
+    def _place(self, pages: int, flush: Callable[[], None]) -> Runs:
+        """One run if there is one or the file can grow; else in pieces. Reads of freed extents are waited for last."""
+        take = partial(self.placements.take, pages)
+        if (runs := take(in_pieces=False)) or (self._grow(pages) and (runs := take(in_pieces=False))):
+            return runs
+        flush()
+        while (runs := take(in_pieces=False) or take(in_pieces=True)) is None:
+            if not self.placements.wait_for_release(RELEASE_WAIT_S):
+                raise TierFull(f"{pages} pages wanted, and the value file has no more")
+        return runs
+
+    def _grow(self, pages: int) -> bool:
+        """Make the file longer by a segment, or by what a longer value takes, up to its bound. False: it is there, or the disk is full."""
+        with self._growing:
+            before = self.placements.end_pages
+            for step in dict.fromkeys((max(pages, self._segment_pages), pages)):
+                end_pages = min(before + step, self._max_pages)
+                if end_pages <= before:
+                    return False
+                try:
+                    self._file.grow(end_pages)
+                except TierFull:
+                    continue
+                self.placements.grow(end_pages)
+                return True
+            return False
+
+    def _read_piece(self, piece: Piece, read: ExtentRead) -> None:
+        try:
+            if not self._file.read(piece):
+                read.answer = ChecksumMismatch("the value file ends within the value")
+        except Exception as error:
+            read.answer = error
+        read.finish_piece()
+
+    def _write(self, groups: Sequence[Sequence[Piece]], *, at_once: bool) -> None:
+        failures: list[Exception] = []
+
+        def write(group: Sequence[Piece]) -> None:
+            try:
+                if not failures:
+                    self._file.write(group)
+            except Exception as error:
+                failures.append(error)
+
+        jobs = [partial(write, group) for group in groups]
+        if at_once:
+            self._threads.run(jobs)
+        else:
+            for job in jobs:
+                job()
+        if failures:
+            raise failures[0]
+        if self._sync:
+            self._file.sync()
+            self._file.drop_cached(groups)
