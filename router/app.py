@@ -148,6 +148,9 @@ class RouterApp:
                 f"the body of the request did not arrive within {settings.client_timeout_s:g} s: send it faster, or raise client_timeout_s"
             )
             return Problem(408, "invalid_request_error", message)
+        except web.HTTPRequestEntityTooLarge:
+            message = f"the body of the request is longer than {settings.max_body_bytes} bytes: send less, or raise max_body_bytes"
+            return Problem(413, "invalid_request_error", message)
         except web.RequestPayloadError:
             return Problem(400, "invalid_request_error", "the body of the request is not encoded as its headers say")
         parsed = parse_request(request.path, body, request.headers)

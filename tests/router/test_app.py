@@ -283,7 +283,7 @@ def test_models_health_and_counts() -> None:
         (b"{", 400, None, "the body is not JSON: "),
         ({**BODY, "model": 1}, 400, None, "model is a text"),
         ({**BODY, "model": "other"}, 404, "model_not_found", "there is no model 'other' here; there is 'm'"),
-        ({**BODY, "prompt": "x" * 3000}, 413, None, "Maximum request body size 2048 exceeded"),
+        ({**BODY, "prompt": "x" * 3000}, 413, None, "the body of the request is longer than 2048 bytes: "),
     ],
 )
 def test_a_request_that_cannot_be_served_gets_one_clear_message(body: Any, status: int, code: str | None, message: str) -> None:

@@ -17,7 +17,6 @@ from kvstore.client.instances.client import InstanceReport, Role, SchedulerClien
 from kvstore.client.tools.child import Child
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.traceparent import TraceParent, parse_traceparent
-from kvstore.router.sse import done, event
 from tests.forked import Forked
 from tests.router.scripted import PROMPT, choice, following
 from tests.telemetry.tracing.collector import Came, Collector, collecting
@@ -40,12 +39,10 @@ class Engine:
 
             def do_POST(self) -> None:  # noqa: N802
                 asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                engine.came["decode" if asked["stream"] else "prefill"].append(self.headers["traceparent"])
-                told = choice(following(asked["prompt"], asked["max_tokens"]), "length")
-                if asked["stream"]:
-                    self._answer("text/event-stream", event(told) + done())
-                else:
-                    self._answer("application/json", json.dumps({**told, "kv_transfer_params": {}}).encode())
+                is_prefill = asked["kv_transfer_params"].get("do_remote_decode", False)
+                engine.came["prefill" if is_prefill else "decode"].append(self.headers["traceparent"])
+                answer = choice(following(asked["prompt"], asked["max_tokens"]), "length")
+                self._answer("application/json", json.dumps({**answer, "kv_transfer_params": {}}).encode())
 
             def _answer(self, kind: str, body: bytes) -> None:
                 self.send_response(200)
