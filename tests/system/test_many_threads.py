@@ -21,6 +21,8 @@ TIMES: Final = 2
 SIZE: Final = 4096
 FEW: Final = 4
 """Channels, of which the index of the node's host takes one."""
+PATIENT: Final = ClientSettings(connect_timeout_s=PATIENT_S)
+"""A node that has no processor for two seconds is no node to be passed over."""
 
 
 class Race:
@@ -67,13 +69,13 @@ def run_threads(client: Client) -> list[str]:
 def few_descriptors(connection: Connection, address: str) -> None:
     """Threads in a process that may not open as many connections as it has threads."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    with Client(address, deadline_s=PATIENT_S) as client:
+    with Client(address, deadline_s=PATIENT_S, settings=PATIENT) as client:
         connection.send(run_threads(client))
 
 
 def no_descriptors(connection: Connection, address: str) -> None:
     """Threads in a process that has used up its descriptors since it made its client."""
-    with Client(address, deadline_s=PATIENT_S) as client:
+    with Client(address, deadline_s=PATIENT_S, settings=PATIENT) as client:
         client.put(b"first", bytes(SIZE))
         client.get(b"first")
         with open("/dev/null") as last:
@@ -87,7 +89,7 @@ def few_descriptors_async(connection: Connection, address: str) -> None:
 
     async def main() -> list[str]:
         race = Race()
-        async with AsyncClient(address, deadline_s=PATIENT_S) as client:
+        async with AsyncClient(address, deadline_s=PATIENT_S, settings=PATIENT) as client:
             await asyncio.gather(*(race.put_async(client, number) for number in range(CALLERS)))
         return race.errors
 
