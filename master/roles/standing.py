@@ -2,7 +2,7 @@
 
 It makes the one from the other when it is elected, and begins anew when it is deposed. In between it may be cut off: its lease is over,
 and the catalog cannot be reached, so that nobody knows whether another master has taken over. Then it writes nothing and goes on answering
-questions, for nodes refuse what is wrong of the answers, until it hears of the catalog or a node leaves it. The loop is the only caller.
+questions, for nodes refuse what is wrong of the answers, until it hears of the catalog or most nodes leave it. The loop is the only caller.
 """
 
 import enum
@@ -124,10 +124,14 @@ class Standing:
             self._followed.tick()
         elif not self._is_cut_off:
             self._leading.tick()
-        elif self._leading.linked_nodes() < self._linked_nodes:
-            log.warning("a node has left this master, which is cut off: another one may own the catalog")
+        elif self._is_left(self._leading):
+            log.warning("most nodes have left this master, which is cut off: another one may own the catalog")
             self._stand_by()
             self._on_change()
+
+    def _is_left(self, leading: Leading) -> bool:
+        """Whether most nodes have closed their links, as they do once another master owns the catalog. A dead node's closes, too."""
+        return 2 * (self._linked_nodes - leading.linked_nodes()) > self._linked_nodes
 
     def begin(self) -> None:
         self._stand_by()

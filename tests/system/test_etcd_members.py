@@ -62,6 +62,24 @@ def test_without_a_majority_reads_go_on_and_puts_wait_for_it(etcd: EtcdCluster, 
         assert client.get(b"before") == b"value"
 
 
+def test_without_a_majority_a_dead_node_ends_its_own_reads_only(etcd: EtcdCluster, system: System) -> None:
+    keys = [b"%d" % index for index in range(32)]
+    with system.client(deadline_s=PATIENT_S) as client:
+        assert all(client.put_batch(keys, [b"value"] * len(keys), ack="cluster"))
+        holders = [found[0].node for found in client.locate(keys)]
+    survivor = max(set(holders), key=holders.count)
+    kept = [key for key, holder in zip(keys, holders, strict=True) if holder == survivor]
+    for member in etcd.members[:2]:
+        member.kill()
+    until(lambda: system.status().role == "cut off", "its lease is over", every_s=PROCESS_POLL_S)
+    [dead] = {"n0", "n1"} - {survivor}
+    system.nodes[dead].kill()
+    until(lambda: system.node_status(dead).state != "alive", "its master knows", every_s=PROCESS_POLL_S)
+    with system.client(deadline_s=PATIENT_S) as client:
+        assert client.get_batch(kept) == [b"value"] * len(kept)
+        assert client.exists_batch([*kept, b"none"]) == [True] * len(kept) + [False]
+
+
 def await_quorum_told(masters: str) -> None:
     """Wait until each master knows, and `kvstore status` says it in one sentence, without what gRPC says."""
 
