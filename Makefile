@@ -20,27 +20,12 @@ ELSEWHERE := tests/engines/live tests/upgrade
 COMPUTING := $(addprefix tests/,kvcache lab master/directory protocol scheduler security simulation telemetry tiers)
 # As many tests at once as there are cores where they compute, and more where they wait.
 CORES := $(shell nproc)
-COMPUTERS := --workers $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
-WAITERS := --workers $(shell echo $$(( $(CORES) < 4 ? 4 : 8 )))
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p tests.workers
+COMPUTERS := -n $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
+WAITERS := -n $(shell echo $$(( $(CORES) < 4 ? 4 : 8 )))
+# What a file of tests sets up is set up once or twice, for workers begin with neighbours.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider --dist worksteal
 # Tests of no package, or of what processes of their own do, which is not counted.
 UNCOUNTED := $(addprefix tests/,deploy docs faults fuzz mutants simulation system)
-TOOLS := 1.78.0
-SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
-# NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
-# A wheel and an environment with it are made once for all tests of a file.
-ALONE := $(addprefix tests/,engines/transformers examples packages transfer/nixl)
-# Real engines and the release before have environments of their own, and targets.
-ELSEWHERE := tests/engines/live tests/upgrade
-# Folders whose tests compute; those of all others wait for processes and for one another.
-COMPUTING := $(addprefix tests/,kvcache lab master/directory protocol scheduler security simulation telemetry tiers)
-# As many tests at once as there are cores where they compute, and more where they wait.
-CORES := $(shell nproc)
-COMPUTERS := --workers $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
-WAITERS := --workers $(shell echo $$(( $(CORES) < 4 ? 4 : 8 )))
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p tests.workers
-# What needs no programs, ports or hosts beside itself, and what a process of its own runs is not seen: where branches are counted.
-COUNTED := $(filter-out $(addprefix tests/,deploy docs examples faults fuzz mutants packages simulation system upgrade),$(wildcard tests/*))
 TOOLS := etcd namespaces strace operators chromium typing
 
 .PHONY: help
@@ -54,7 +39,7 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 .PHONY: test
 test: $(BIN)/.dev $(TOOLS)  ## all tests but the slow ones (make test-all)
 	$(PYTEST) -m "not slow" $(COMPUTERS) $(COMPUTING)
-	$(PYTEST) -m "not slow" --workers 1 $(ALONE) >build/alone.log 2>&1 & \
+	$(PYTEST) -m "not slow" $(ALONE) >build/alone.log 2>&1 & \
 		$(PYTEST) -m "not slow" $(WAITERS) tests $(addprefix --ignore=,$(COMPUTING) $(ALONE) $(ELSEWHERE)) && status=0 || status=$$?; \
 		wait $$! || status=$$?; cat build/alone.log; exit $$status  # one at a time, beside tests that wait
 
@@ -65,13 +50,12 @@ test-all: test-slow coverage  ## what make test leaves out, and the gate on bran
 .PHONY: test-slow
 test-slow: $(BIN)/.dev $(TOOLS)  ## the slow tests
 	$(PYTEST) -m slow $(WAITERS) tests $(addprefix --ignore=,$(ALONE) $(ELSEWHERE)) || [ $$? = 5 ]
-	$(PYTEST) -m slow --workers 1 $(ALONE) || [ $$? = 5 ]
+	$(PYTEST) -m slow $(ALONE) || [ $$? = 5 ]
 
 .PHONY: coverage
 coverage: $(BIN)/.dev $(TOOLS)  ## branch coverage by package: 95 % of each sans-I/O package and 90 % of all, or it fails
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest -p no:cacheprovider -p tests.workers $(COMPUTERS) tests $(addprefix --ignore=,$(UNCOUNTED) $(ALONE) $(ELSEWHERE))
-	$(BIN)/coverage combine -q
+	$(PYTEST) $(COMPUTERS) --cov --cov-report= tests $(addprefix --ignore=,$(UNCOUNTED) $(ALONE) $(ELSEWHERE))
 	$(BIN)/coverage json -q -o build/coverage/report.json
 	$(BIN)/python -m tests.coverage_by_package build/coverage/report.json
 
