@@ -16,14 +16,10 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 ALONE := $(addprefix tests/,engines/transformers examples packages transfer/nixl)
 # Real engines and the release before have environments of their own, and targets.
 ELSEWHERE := tests/engines/live tests/upgrade
-# Folders whose tests compute; those of all others wait for processes and for one another.
-COMPUTING := $(addprefix tests/,kvcache lab master/directory protocol scheduler security simulation telemetry tiers)
-# As many tests at once as there are cores where they compute, and more where they wait.
-CORES := $(shell nproc)
-COMPUTERS := -n $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
-WAITERS := -n $(shell echo $$(( $(CORES) < 4 ? 4 : 8 )))
-# What a file of tests sets up is set up once or twice, for workers begin with neighbours.
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider --dist worksteal
+# More workers than cores: most tests wait for processes and for one another. Each loads and collects all tests, which takes it 15 s of a core
+# and 0.7 GB, and begins with neighbours, so that what a file of tests sets up is set up once or twice.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+WORKERS := -n $(shell cores=$$(nproc); echo $$(( cores < 4 ? 4 : cores < 8 ? cores : 8 ))) --dist worksteal
 # Tests of no package, or of what processes of their own do, which is not counted.
 UNCOUNTED := $(addprefix tests/,deploy docs faults fuzz mutants simulation system)
 TOOLS := etcd namespaces strace operators chromium typing
@@ -38,24 +34,23 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 
 .PHONY: test
 test: $(BIN)/.dev $(TOOLS)  ## all tests but the slow ones (make test-all)
-	$(PYTEST) -m "not slow" $(COMPUTERS) $(COMPUTING)
 	$(PYTEST) -m "not slow" $(ALONE) >build/alone.log 2>&1 & \
-		$(PYTEST) -m "not slow" $(WAITERS) tests $(addprefix --ignore=,$(COMPUTING) $(ALONE) $(ELSEWHERE)) && status=0 || status=$$?; \
-		wait $$! || status=$$?; cat build/alone.log; exit $$status  # one at a time, beside tests that wait
+		$(PYTEST) -m "not slow" $(WORKERS) tests $(addprefix --ignore=,$(ALONE) $(ELSEWHERE)) && status=0 || status=$$?; \
+		wait $$! || status=$$?; cat build/alone.log; exit $$status  # one at a time, beside the others
 
 .PHONY: test-all
 test-all: test-slow coverage  ## what make test leaves out, and the gate on branch coverage
 
-# 5: there is none, which is no failure.
+# Status 5: there are none of them.
 .PHONY: test-slow
 test-slow: $(BIN)/.dev $(TOOLS)  ## the slow tests
-	$(PYTEST) -m slow $(WAITERS) tests $(addprefix --ignore=,$(ALONE) $(ELSEWHERE)) || [ $$? = 5 ]
+	$(PYTEST) -m slow $(WORKERS) tests $(addprefix --ignore=,$(ALONE) $(ELSEWHERE)) || [ $$? = 5 ]
 	$(PYTEST) -m slow $(ALONE) || [ $$? = 5 ]
 
 .PHONY: coverage
 coverage: $(BIN)/.dev $(TOOLS)  ## branch coverage by package: 95 % of each sans-I/O package and 90 % of all, or it fails
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(PYTEST) $(COMPUTERS) --cov --cov-report= tests $(addprefix --ignore=,$(UNCOUNTED) $(ALONE) $(ELSEWHERE))
+	$(PYTEST) $(WORKERS) --cov --cov-report= tests $(addprefix --ignore=,$(UNCOUNTED) $(ALONE) $(ELSEWHERE))
 	$(BIN)/coverage json -q -o build/coverage/report.json
 	$(BIN)/python -m tests.coverage_by_package build/coverage/report.json
 
