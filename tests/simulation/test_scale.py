@@ -6,6 +6,7 @@ from tests.simulation.run import collecting_only_now
 from tests.simulation.scale import SECONDS, Scale
 
 
+@pytest.mark.slow  # `make bench-scale` is made of it, and no promise
 @pytest.mark.parametrize(("partitions", "more"), [(1, 0), (3, 30_000)])
 def test_each_phase_is_measured_and_what_cannot_be_counted_twice_is_right(partitions: int, more: int) -> None:
     nodes, blocks, requests = 60, 600, 40
