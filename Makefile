@@ -11,20 +11,18 @@ TORCH ?= torch==2.13.0
 # What a later one generates needs a protobuf and a grpcio as late, and engines pin these (LMCache: protobuf < 7, grpcio 1.78.0).
 GRPC_TOOLS := 1.78.0
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
-# Tests that have to cover their modules in full, branches included.
-COVERED = $(shell $(BIN)/python tests/own_coverage.py --tests)
 # NIXL and UCX each bring a libucp; both in one process crash. The transformers of the examples and their plug-in take each process seconds to load.
 # A wheel and an environment with it are made once for all tests of a file.
-ALONE := tests/packages/test_wheel.py tests/packages/test_first_ten_minutes.py \
-	tests/transfer/nixl/test_agent.py tests/transfer/nixl/test_library.py $(wildcard tests/examples/test_*.py tests/examples/*/test_*.py) \
-	$(wildcard tests/engines/transformers/test_*.py)
-# By name: to --ignore what is in the other groups has pytest compare each path with each of them.
-# Real engines (tests/engines/live) and the release before (tests/upgrade) have environments of their own, and targets.
-OTHERS = $(filter-out $(COVERED) $(ALONE),$(shell find tests \( -path tests/engines/live -o -path tests/upgrade \) -prune -o -name 'test_*.py' -print | LC_ALL=C sort))
-# As many tests at once as there are cores where they compute, and more where they wait for processes and for one another.
-COMPUTING := --workers $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) : 8 )))
-WAITING := --workers $(shell echo $$(( $$(nproc) < 4 ? 4 : 8 )))
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p tests.workers
+ALONE := $(addprefix tests/,engines/transformers examples packages transfer/nixl)
+# Real engines and the release before have environments of their own, and targets.
+ELSEWHERE := tests/engines/live tests/upgrade
+# More workers than cores: most tests wait for processes and for one another. Each loads and collects all tests, which takes it 15 s of a core
+# and 0.7 GB, and begins with neighbours, so that what a file of tests sets up is set up once or twice.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+WORKERS := -n $(shell cores=$$(nproc); echo $$(( cores < 4 ? 4 : cores < 8 ? cores : 8 ))) --dist worksteal
+# Tests of no package, or of what processes of their own do, which is not counted.
+UNCOUNTED := $(addprefix tests/,deploy docs faults fuzz mutants simulation system)
+TOOLS := etcd namespaces strace operators chromium typing
 
 .PHONY: help
 help:  ## this list
@@ -35,12 +33,26 @@ demo: $(BIN)/.base  ## generated conversations through an embedded cluster, ever
 	$(BIN)/kvstore demo
 
 .PHONY: test
-test: $(BIN)/.dev etcd namespaces strace operators chromium typing  ## the whole suite
-	rm -f build/own_coverage*
-	$(PYTEST) $(COMPUTING) $(COVERED) -p tests.own_tracer
-	{ $(BIN)/python tests/own_coverage.py && $(PYTEST) --workers 1 $(ALONE); } >build/beside.log 2>&1 & \
-		$(PYTEST) $(WAITING) $(OTHERS) && status=0 || status=$$?; \
-		wait $$! || status=$$?; cat build/beside.log; exit $$status  # one at a time, beside tests that wait
+test: $(BIN)/.dev $(TOOLS)  ## all tests but the slow ones (make test-all)
+	$(PYTEST) -m "not slow" $(ALONE) >build/alone.log 2>&1 & \
+		$(PYTEST) -m "not slow" $(WORKERS) tests $(addprefix --ignore=,$(ALONE) $(ELSEWHERE)) && status=0 || status=$$?; \
+		wait $$! || status=$$?; cat build/alone.log; exit $$status  # one at a time, beside the others
+
+.PHONY: test-all
+test-all: test-slow coverage  ## what make test leaves out, and the gate on branch coverage
+
+# Status 5: there are none of them.
+.PHONY: test-slow
+test-slow: $(BIN)/.dev $(TOOLS)  ## the slow tests
+	$(PYTEST) -m slow $(WORKERS) tests $(addprefix --ignore=,$(ALONE) $(ELSEWHERE)) || [ $$? = 5 ]
+	$(PYTEST) -m slow $(ALONE) || [ $$? = 5 ]
+
+.PHONY: coverage
+coverage: $(BIN)/.dev $(TOOLS)  ## branch coverage by package: 95 % of each sans-I/O package and 90 % of all, or it fails
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(PYTEST) $(WORKERS) --cov --cov-report= tests $(addprefix --ignore=,$(UNCOUNTED) $(ALONE) $(ELSEWHERE))
+	$(BIN)/coverage json -q -o build/coverage/report.json
+	$(BIN)/python -m tests.coverage_by_package build/coverage/report.json
 
 .PHONY: engines
 engines: $(BIN)/.dev  ## environments with real engines and this checkout's wheel, in build/engines

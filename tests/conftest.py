@@ -35,8 +35,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """No collection of garbage, some of which tests begin, need walk what is there by now, and none writes to pages that workers have in
-    common (tests/workers.py)."""
+    """Collections of garbage, some of which tests begin, need not walk what was imported."""
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -71,7 +71,7 @@ def make(release: str, interpreter: Path) -> Path:
 
 def run(python: Path) -> int:
     """The exit status of pytest in that environment."""
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.workers", "--workers", str(os.cpu_count() or 1)]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal", "-n", str(os.cpu_count() or 1)]
     return subprocess.run([*command, *SUITES], cwd=ROOT, check=False).returncode
 
 

@@ -18,6 +18,8 @@ from kvstore.store.opening import check
 from kvstore.transfer.config import TransferSettings
 from tests.deploy.rendering import DEPLOY
 
+pytestmark = pytest.mark.slow
+
 FILE = DEPLOY / "compose" / "compose.yaml"
 SERVICES: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]
 

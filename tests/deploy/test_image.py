@@ -14,6 +14,8 @@ from kvstore.protocol.ports import PORTS
 from tests.deploy.rendering import DEPLOY
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 IMAGE = DEPLOY / "image"
 
 

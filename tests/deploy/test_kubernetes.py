@@ -25,6 +25,8 @@ from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded
 from tests.deploy.rendering import DEPLOY, base, chart, overlay, values
 
+pytestmark = pytest.mark.slow
+
 VERSION = "1.30"
 OVERLAYS = ("nvme", "hugepages", "rdma")
 MADE = {"base": base, "chart": chart} | {name: lambda name=name: overlay(name) for name in OVERLAYS}

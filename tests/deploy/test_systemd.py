@@ -20,6 +20,8 @@ from kvstore.store.opening import check
 from kvstore.transfer.config import TransferSettings
 from tests.deploy.rendering import DEPLOY
 
+pytestmark = pytest.mark.slow
+
 FOLDER = DEPLOY / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
 MAX_EXPOSURE = 2.5

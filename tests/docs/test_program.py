@@ -8,6 +8,8 @@ import pytest
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.forked import Forked
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("code", "said", "complaint", "status"),

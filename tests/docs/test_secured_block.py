@@ -15,6 +15,8 @@ from tests.forked import Forked
 from tests.security.tls.certified import flags
 from tests.system.running import DEADLINE_S, PATIENT_S, System
 
+pytestmark = pytest.mark.slow
+
 DOCS: Final = Path(__file__).parents[2] / "docs"
 PAGES: Final = ("getting-started.md", "security.md", "how-to/engine-developer.md")
 MASTER: Final = "127.0.0.1:7440"

@@ -16,6 +16,8 @@ from kvstore.client.cli.main import kvstore
 from tests.console.browser import WAIT_MS, chromium
 from tests.docs.shell_blocks import ROOT, code
 
+pytestmark = pytest.mark.slow
+
 LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+rel=["']?(?:stylesheet|preconnect)["']?[^>]+href=["']?(?:https?:)?//"""
 )

@@ -18,6 +18,8 @@ from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE
 from kvstore.transfer.streams.answering import LAST_WORD_S
 from kvstore.transfer.testing.conformance import AgentConformance, ConnectionConformance
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "transfer.md").read_text(encoding="utf-8")
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", DOCUMENT, re.MULTILINE)]

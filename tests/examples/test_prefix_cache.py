@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra examples")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra examples")]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prefix_cache.py"
 
 

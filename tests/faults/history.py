@@ -39,11 +39,6 @@ class Described(NamedTuple):
     writer: int
 
 
-def smallest_bytes(tenant: str, key: bytes) -> int:
-    """Of the shortest value that can describe itself."""
-    return _HEADER.size + len(tenant.encode()) + len(key) + _CHECKSUM_BYTES
-
-
 def describing_value(tenant: str, key: bytes, version: int, writer: int, size_bytes: int) -> bytes:
     """`size_bytes` bytes that no other tenant, key, version, writer or size shares."""
     name = tenant.encode()
@@ -96,11 +91,6 @@ class Version:
     @property
     def value(self) -> bytes:
         return describing_value(self.tenant, self.key, self.number, self.writer, self.size_bytes)
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """All can read it from now on, as far as its writer was told."""
-        return self.known_at is not None and self.over_at is None
 
     def __str__(self) -> str:
         return f"version {self.number} of {self.tenant}/{self.key.hex()} (writer {self.writer}, ack {self.ack}, {self.told})"

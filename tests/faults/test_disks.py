@@ -129,8 +129,7 @@ FILES = pytest.mark.parametrize("file", ["values", "data.mdb"])
 
 
 @TRACED
-@FILES
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize(("file", "number"), [("values", 1), ("data.mdb", 3)])
 def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: int, file: str) -> None:
     first = disk.put()
     with devices.refusing_writes(disk.pid, disk.file(file), "ENOSPC", when=str(number)):
@@ -143,18 +142,10 @@ def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: in
 
 
 @TRACED
-@FILES
-def test_a_disk_without_room_for_a_while_is_used_again(disk: Disk, file: str) -> None:
-    disk.put()
-    with devices.refusing_writes(disk.pid, disk.file(file), "ENOSPC"):
-        assert disk.found(disk.put(4)[-BATCH:]) == BATCH
-    disk.takes_blocks()
-    disk.found()
-
-
-@TRACED
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize(("file", "call"), [("values", "pwritev2"), ("data.mdb", "pwritev"), ("data.mdb", "pwrite64")])
+@pytest.mark.parametrize(
+    ("file", "call", "number"),
+    [("values", "pwritev2", 1), ("data.mdb", "pwritev", 1), ("data.mdb", "pwrite64", 1), ("data.mdb", "pwrite64", 2)],
+)
 def test_one_write_that_fails_is_outlived(disk: Disk, file: str, call: str, number: int) -> None:
     """Of values, of their headers, of the page that makes a transaction count."""
     disk.put()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.journal import Act, BlockName, Board, Journal, Outcome, read
-from tests.faults.judging import MAX_EXAMPLES, Circumstances, Judge, Times, Verdict
+from tests.faults.journal import Act, BlockName, Journal, Outcome, read
+from tests.faults.judging import Circumstances, Judge, Times, Verdict
 
 BLOCK = BlockName(3, 1, 7)
 WRITER, OTHER = 3, 5
@@ -39,40 +39,6 @@ def hit(began: int, ended: int, version: int = 0) -> list[Row]:
 
 def miss(began: int, ended: int) -> list[Row]:
     return [(Act.GET, Outcome.ABSENT, began, ended, 0, 0)]
-
-
-def test_names_of_blocks_are_packed_and_unpacked() -> None:
-    assert BlockName.unpacked(BLOCK.packed()) == BLOCK
-    assert BLOCK.key == b"3/1/7"
-
-
-def test_a_record_that_was_torn_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    journal = Journal(path)
-    journal.note(Act.GET, Outcome.DONE, 1, 2, 3, version=4)
-    journal.close()
-    path.write_bytes(path.read_bytes() + b"torn")
-    assert [tuple(row) for row in read(path)] == [(Act.GET, Outcome.DONE, 0, 4, 1, 2, 3)]
-
-
-def test_a_board_tells_how_far_each_writer_is(tmp_path: Path) -> None:
-    board = Board(tmp_path / "board", 2)
-    board.tell(1, 3, 40)
-    assert (Board(tmp_path / "board", 2).told(0), board.told(1)) == ((0, 0), (3, 40))
-
-
-def test_times_are_merged_and_asked() -> None:
-    times = Times([(10, 20), (15, 30), (50, 60)])
-    assert [times.meet(*asked) for asked in ((0, 9), (0, 10), (29, 31), (31, 49), (55, 56), (61, 99))] == [
-        False,
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert [times.over(moment) for moment in (5, 10, 30, 31, 60)] == [5, 31, 31, 31, 61]
-    assert times.shared(25, 55) == 10
 
 
 @pytest.mark.parametrize(
@@ -140,12 +106,3 @@ def test_the_time_in_which_the_caller_was_stopped_is_not_the_calls(tmp_path: Pat
     told = Circumstances(Times(()), deadline_ns=1000, grace_ns=100, stopped={OTHER: Times([(100, 300)])})
     assert judged(tmp_path, PUT, hit(40, 1340), told).violations == {}
     assert judged(tmp_path, PUT, hit(40, 1341), told).violations == {"beyond its deadline": 1}
-
-
-def test_it_counts_what_was_acknowledged_and_tells_a_few_examples(tmp_path: Path) -> None:
-    rows = [*hit(40, 45), *miss(41, 45), (Act.OTHER, Outcome.FAILED, 40, 45, 0, 0)]
-    told = judged(tmp_path, PUT + REMOVED, rows * 10)
-    assert (told.acknowledged, told.failed, told.hits, told.misses, told.required, told.longest_ns) == (23, 10, 10, 10, 20, 10)
-    assert told.violations == {"lost": 10}
-    assert len(told.examples) == MAX_EXAMPLES
-    assert judged(tmp_path, PUT, [*miss(40, 45), *hit(50, 60)], since_ns=46).violations == {}

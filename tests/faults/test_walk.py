@@ -34,7 +34,15 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             started.system.await_counters(name, open_puts=0, leases=0)
 
 
-@pytest.mark.parametrize("point", POINTS)
+def test_every_point_names_a_function_of_the_product() -> None:
+    for point in POINTS.values():
+        owner, attribute = point.owner()
+        assert owner.__module__.startswith("kvstore.")
+        assert callable(getattr(owner, attribute))
+
+
+# After a step something has happened that nobody was told of; before it a process is where the one before left it.
+@pytest.mark.parametrize("point", [pytest.param(point, marks=[pytest.mark.slow] * point.endswith(".before")) for point in POINTS])
 def test_a_process_that_dies_at_this_point_costs_no_wrong_byte_and_nothing_that_was_acknowledged(walk: Walk, point: str) -> None:
     trigger = next((trigger for start, trigger in TRIGGERS.items() if point.startswith(start)), "load")
     verdict = walk.strike(point, trigger)

@@ -27,9 +27,9 @@ class Tree:
         (folder / "build/typing/kvstore").symlink_to("../..")
 
     def failing(self, tests: Sequence[str], *, timeout_s: float) -> str | None:
-        """The first test that fails, by name; None if all pass. Raises RuntimeError: they did not run. A mutant that makes tests hang is
-        caught too, by name "timeout"."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
+        """The first test of `make test` that fails, by name; None if all pass. Raises RuntimeError: they did not run. A mutant that makes
+        tests hang is caught too, by name "timeout"."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-m", "not slow", "-p", "no:cacheprovider", *tests]
         environment = os.environ | {"PYTHONPATH": str(self._folder / "build/typing"), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             run = subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)

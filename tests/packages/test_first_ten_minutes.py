@@ -25,6 +25,8 @@ from kvstore.transfer.testing.waiting import eventually
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 RULES = re.sub(r"for: \S+", "for: 0s", (Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml").read_text())
 """Those that are deployed, but that none waits for what it tells of to last."""
 DOWN = "KvstoreDaemonDown"

@@ -12,6 +12,8 @@ import pytest
 from kvstore.protocol.version import VERSION
 from tests.packages.installed import ROOT, copied, installed, ran
 
+pytestmark = pytest.mark.slow
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRA = re.compile(r"""(?:['"]\.|kvstore-llm)\[([\w,]+)\]|install_line\("(\w+)"\)""")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Done, Follower, Op
-from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, StaleEpoch
+from kvstore.protocol.errors import KVStoreError, StaleEpoch
 from tests.master.catalogs.conformance import CatalogConformance, MakeCatalog, commit, elected, opened
 from tests.master.catalogs.following import Following
 from tests.simulation.catalog import ModelCatalog
@@ -192,29 +192,3 @@ def test_what_is_given_up_is_anothers_at_once_and_the_former_owner_follows(etcd:
     assert first.told[-4:] == ["deposed", "begin", "owned by None", "owned by second"]
     assert isinstance(commit(former, Op(b"a", b"1")), StaleEpoch)
     assert commit(rival, Op(b"a", b"2")) is None
-
-
-def test_masters_that_live_are_known_until_they_stop_or_their_leases_end(etcd: Etcd) -> None:
-    catalogs = [Pumped(etcd, is_shared=True) for _ in range(3)]
-    for number, catalog in enumerate(catalogs):
-        opened(catalog, f"m{number}")
-    world = etcd.network.world
-
-    def known() -> list[int]:
-        world.run(world.now_ns + SETTLE_NS)
-        return [len(catalog.living) for catalog in catalogs]
-
-    assert known() == [3, 3, 3]
-    catalogs[2].close()
-    assert known()[:2] == [2, 2]
-    way = cut(catalogs[1], etcd)
-    assert known()[:2] == [1, 0], "who is cut off knows of nobody"
-    etcd.network.heal(*way)
-    assert known()[:2] == [2, 2]
-
-
-def test_an_etcd_that_is_out_of_reach_cannot_be_opened(etcd: Etcd) -> None:
-    catalog = Pumped(etcd)
-    cut(catalog, etcd)
-    with pytest.raises(CatalogUnavailable):
-        catalog.open(deadline_s=1.0)

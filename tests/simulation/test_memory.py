@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from kvstore.protocol.errors import Broken
 from kvstore.tiers import memfd
 from tests.simulation.memory import Descriptors, SimMemfd, give_back_pages
 from tests.simulation.run import run_schedule
@@ -42,31 +41,6 @@ def test_memory_that_is_discarded_is_zeros_for_whoever_maps_it(descriptors: Desc
     assert bytes(reader[:2]) == b"\x001"
     memory.discard()
     assert bytes(reader) == bytes(SIZE_BYTES)
-
-
-def test_more_than_there_is_cannot_be_mapped(descriptors: Descriptors) -> None:
-    memory = SimMemfd(descriptors, 2 * SIZE_BYTES)
-    with pytest.raises(Broken):
-        descriptors.map_slab(memory.export(writable=True), 2 * SIZE_BYTES + 1, writable=True)
-
-
-def test_memory_that_was_given_back_is_zeros(descriptors: Descriptors) -> None:
-    memory = SimMemfd(descriptors, 2 * SIZE_BYTES)
-    memory.bytes[:] = 1
-    memory.resize(SIZE_BYTES)
-    memory.give_back()
-    memory.resize(2 * SIZE_BYTES)
-    assert memory.bytes[:SIZE_BYTES].all()
-    assert not memory.bytes[SIZE_BYTES:].any()
-
-
-def test_a_descriptor_that_is_closed_twice_is_an_error(descriptors: Descriptors) -> None:
-    fd = descriptors.memfd_create("")
-    other = descriptors.dup(fd)
-    descriptors.close(fd)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        descriptors.close(fd)
-    assert descriptors.fcntl(other, descriptors.F_ADD_SEALS) == 0
 
 
 def test_a_run_opens_no_descriptor_of_the_system() -> None:

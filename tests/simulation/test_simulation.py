@@ -14,7 +14,8 @@ from tests.simulation.schedule import Schedule, make_schedule
 from tests.simulation.seeded_bugs import BUGS
 from tests.simulation.shrinking import shrink
 
-SEEDS = 500
+SEEDS, ALWAYS = 500, 300
+"""In all, and of them in every run."""
 SEEDS_A_TEST = 25
 OPERATIONS = 12
 BUG, KIND = "acknowledged_before_published", "acknowledged and not durable"
@@ -23,7 +24,9 @@ KEPT = sorted((Path(__file__).parent / "seeds").glob("*.json"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= ALWAYS)) for first in range(0, SEEDS, SEEDS_A_TEST)]
+)
 def test_no_seed_finds_anything(first: int) -> None:
     struck = faults = acknowledged = 0
     for seed in range(first, first + SEEDS_A_TEST):

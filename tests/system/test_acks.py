@@ -1,15 +1,23 @@
-"""What a put promises by its `ack`, with SIGKILL to node, master and client between the put and the master's decision."""
+"""What a put promises by its `ack`, with SIGKILL to node, master and client between the put and the master's decision: of a client on the
+node's host, and of one on a host without a node."""
 
+import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvstore.client.aio import AsyncClient
+from kvstore.client.cli.main import kvstore
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.transfer.config import TransferSettings
 from tests.system.history import value_of
 from tests.system.running import System, until
 
@@ -17,8 +25,11 @@ SIZES = (100, 4096, 200_000)
 """Inline values, and one that goes through shared memory."""
 KEYS = [b"block-%d" % number for number in range(12)]
 VALUES = [value_of(key, 0, SIZES[number % len(SIZES)]) for number, key in enumerate(KEYS)]
+SMALL = [value_of(key, 0, 4096) for key in KEYS]
+"""What a client of another host puts in one message."""
 STORED = [True] * len(KEYS)
 DEADLINE_S = 60.0
+FAR_PUTS = 400
 
 
 @pytest.fixture
@@ -29,57 +40,84 @@ def running(tmp_path: Path) -> Iterator[System]:
         yield started
 
 
+@dataclass
+class Side:
+    """Where the clients of a test are, and what they put."""
+
+    make: Callable[..., Client]
+    values: list[bytes]
+    transfer: TransferSettings
+
+
+@pytest.fixture(params=["on the node's host", "far"])
+def side(running: System, request: pytest.FixtureRequest) -> Side:
+    if request.param == "far":
+        return Side(running.remote_client, SMALL, TransferSettings(transports="tcp"))
+    return Side(running.client, VALUES, TransferSettings())
+
+
 def away(system: System) -> None:
     """The master is stopped: it decides nothing, and the node's link to it stays."""
     os.kill(system.masters[0].pid, signal.SIGSTOP)
+
+
+def back(system: System) -> None:
+    os.kill(system.masters[0].pid, signal.SIGCONT)
+
+
+def put_first(client: Client) -> None:
+    """Learn the node, with nothing undecided left."""
+    client.put(os.urandom(16), os.urandom(4096))
+    client.flush(deadline_s=DEADLINE_S)
 
 
 def undecided(system: System, name: str = "n0") -> int:
     return system.node_status(name).counters["undecided"]
 
 
-def test_a_put_for_the_node_is_read_by_its_client_before_the_master_knows_and_by_all_after_a_flush(running: System) -> None:
-    with running.client(ack="node") as client, running.client() as other:
-        client.put(b"first", b"so that the node is known")
-        client.flush(deadline_s=DEADLINE_S)
+def test_put_is_read_by_its_client_at_once_and_by_all_after_a_flush(running: System, side: Side) -> None:
+    with side.make(ack="node") as client, side.make() as other:
+        put_first(client)
         away(running)
-        assert client.put_batch(KEYS, VALUES) == STORED
-        assert client.put_batch(KEYS, VALUES) == [False] * len(KEYS)
-        assert client.get_batch(KEYS) == VALUES
+        assert [client.put(key, value) for key, value in zip(KEYS[:6], side.values[:6], strict=True)] == STORED[:6]
+        assert client.put_batch(KEYS[6:], side.values[6:]) == STORED[6:]
+        assert client.put_batch(KEYS, side.values) == [False] * len(KEYS)
+        assert client.get_batch(KEYS) == side.values
         with pytest.raises(DeadlineExceeded):
             client.flush(deadline_s=0.5)
-        os.kill(running.masters[0].pid, signal.SIGCONT)
+        back(running)
         client.flush(deadline_s=DEADLINE_S)
         assert other.exists_batch(KEYS) == STORED
-        assert other.get_batch(KEYS) == VALUES
+        assert other.get_batch(KEYS) == side.values
 
 
-def test_what_was_put_for_the_node_outlives_a_master_that_is_killed_before_it_knew(running: System) -> None:
-    with running.client(ack="node") as client:
-        client.put(b"first", b"so that the node is known")
-        client.flush(deadline_s=DEADLINE_S)
+def test_put_outlives_a_master_that_is_killed_before_it_knew(running: System, side: Side) -> None:
+    more = [b"without a master %d" % number for number in range(3)]
+    with side.make(ack="node") as client:
+        put_first(client)
         away(running)
-        assert client.put_batch(KEYS, VALUES) == STORED
+        assert client.put_batch(KEYS, side.values) == STORED
         running.masters[0].kill()
-        more = [b"without a master %d" % number for number in range(3)]
-        assert client.put_batch(more, VALUES[:3]) == [True] * 3
-        assert client.get_batch(KEYS) == VALUES
+        assert client.put_batch(more, side.values[:3]) == [True] * 3
+        assert client.get_batch(KEYS) == side.values
         running.start_master()
         running.await_alive("n0")
         client.flush(deadline_s=DEADLINE_S)
     with running.client() as newcomer:
-        assert newcomer.get_batch(KEYS) == VALUES
-        assert newcomer.get_batch(more) == VALUES[:3]
+        assert newcomer.get_batch([*KEYS, *more]) == side.values + side.values[:3]
 
 
-def put_and_be_killed(address: str) -> None:
-    client = Client(address)
-    assert client.put_batch(KEYS, VALUES, ack="node") == STORED
+def put_and_be_killed(address: str, values: list[bytes], transfer: TransferSettings) -> None:
+    client = Client(address, transfer=transfer)
+    client.put(b"first", b"so that the node is known")
+    assert client.put(KEYS[0], values[0], ack="node")
+    assert client.put_batch(KEYS[1:], values[1:], ack="node") == STORED[1:]
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_was_put_for_the_node_outlives_its_client(running: System) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=put_and_be_killed, args=(running.address,))
+def test_put_outlives_its_client(running: System, side: Side) -> None:
+    arguments = (running.address, side.values, side.transfer)
+    process = multiprocessing.get_context("spawn").Process(target=put_and_be_killed, args=arguments)
     process.start()
     process.join(DEADLINE_S)
     assert process.exitcode == -signal.SIGKILL
@@ -87,36 +125,48 @@ def test_what_was_put_for_the_node_outlives_its_client(running: System) -> None:
     with running.client() as other:
         other.flush(deadline_s=DEADLINE_S)
         until(lambda: all(other.exists_batch(KEYS)), "the node to have claimed what the killed client put")
-        assert other.get_batch(KEYS) == VALUES
+        assert other.get_batch(KEYS) == side.values
 
 
-def test_what_the_master_did_not_know_goes_with_its_node_and_flush_says_so_once(running: System) -> None:
-    with running.client(ack="node") as client:
-        client.put(b"first", b"so that the node is known")
-        client.flush(deadline_s=DEADLINE_S)
+def test_put_goes_with_its_node_and_flush_says_so_once(running: System, side: Side) -> None:
+    with side.make(ack="node") as client:
+        put_first(client)
         away(running)
-        assert client.put_batch(KEYS, VALUES) == STORED
+        assert client.put_batch(KEYS, side.values) == STORED
         running.kill_node()
-        os.kill(running.masters[0].pid, signal.SIGCONT)
+        back(running)
         running.start_node()
         with pytest.raises(Unavailable, match="n0: gone, or started anew, and with it what was put there and was not known"):
             client.flush(deadline_s=DEADLINE_S)
         client.flush(deadline_s=DEADLINE_S)
         assert client.get_batch(KEYS) == [None] * len(KEYS)
         assert client.exists_batch(KEYS) == [False] * len(KEYS)
-        assert client.put_batch(KEYS, VALUES) == STORED
+        assert client.put_batch(KEYS, side.values) == STORED
         client.flush(deadline_s=DEADLINE_S)
-        assert client.exists_batch(KEYS) == STORED
+        assert client.get_batch(KEYS) == side.values
 
 
-def test_a_put_for_the_cluster_is_not_answered_before_the_master_knows(running: System) -> None:
+@pytest.mark.parametrize("ack", ["node", "cluster"])
+def test_remove_after_a_put_leaves_nothing_behind(running: System, side: Side, ack: str) -> None:
+    with side.make(ack=ack) as client:
+        put_first(client)
+        for _ in range(20):
+            assert client.put_batch(KEYS, side.values) == STORED
+            assert client.remove(KEYS) == len(KEYS)
+            assert client.exists_batch(KEYS) == [False] * len(KEYS)
+        client.flush(deadline_s=DEADLINE_S)
+        assert client.get_batch(KEYS) == [None] * len(KEYS)
+        until(lambda: undecided(running) == 0, "no block to be undecided")
+
+
+def test_put_for_the_cluster_is_not_answered_before_the_master_knows(running: System) -> None:
     with running.client(ack="node") as client:
-        client.put(b"first", b"so that the node is known")
+        put_first(client)
         away(running)
         for key, value in zip(KEYS[:3], VALUES[:3], strict=True):
             with pytest.raises(DeadlineExceeded):
                 client.put(key, value, ack="cluster", deadline_s=0.5)
-        os.kill(running.masters[0].pid, signal.SIGCONT)
+        back(running)
         assert client.put_batch(KEYS[3:], VALUES[3:], ack="cluster", deadline_s=DEADLINE_S) == STORED[3:]
         running.masters[0].kill()
         running.start_master()
@@ -125,31 +175,12 @@ def test_a_put_for_the_cluster_is_not_answered_before_the_master_knows(running: 
         assert newcomer.get_batch(KEYS[3:]) == VALUES[3:]
 
 
-@pytest.mark.parametrize("ack", ["node", "cluster"])
-def test_a_remove_after_a_put_leaves_nothing_behind(running: System, ack: str) -> None:
-    with running.client(ack=ack) as client:
-        for _ in range(20):
-            assert client.put_batch(KEYS, VALUES) == STORED
-            assert client.remove(KEYS) == len(KEYS)
-            assert client.exists_batch(KEYS) == [False] * len(KEYS)
-        client.flush(deadline_s=DEADLINE_S)
-        assert client.get_batch(KEYS) == [None] * len(KEYS)
-        until(lambda: undecided(running) == 0, "no block to be undecided")
-
-
 def test_pins_hold_what_was_just_put(running: System) -> None:
     with running.client(ack="node") as client:
         client.put_batch(KEYS, VALUES)
         assert client.pin(KEYS) == STORED
         assert client.remove(KEYS) == 0
         assert client.get_batch(KEYS) == VALUES
-
-
-@pytest.fixture
-def two_nodes(running: System) -> System:
-    running.start_node("n1", "--dram", "64MiB")
-    running.await_alive("n0", "n1")
-    return running
 
 
 def tied(system: System, name: str) -> Client:
@@ -162,8 +193,10 @@ def tied(system: System, name: str) -> Client:
     return client
 
 
-def test_what_another_node_has_becomes_a_replica_and_where_the_bytes_differ_the_clusters_win(two_nodes: System) -> None:
-    with tied(two_nodes, "n0") as first, tied(two_nodes, "n1") as second:
+def test_what_another_node_has_becomes_a_replica_and_the_clusters_bytes_win(running: System) -> None:
+    running.start_node("n1", "--dram", "64MiB")
+    running.await_alive("n0", "n1")
+    with tied(running, "n0") as first, tied(running, "n1") as second:
         assert first.put(b"same", b"1" * 5000) is True
         assert first.put(b"other", b"2" * 5000) is True
         first.flush(deadline_s=DEADLINE_S)
@@ -174,12 +207,12 @@ def test_what_another_node_has_becomes_a_replica_and_where_the_bytes_differ_the_
         assert len({location.generation for location in same}) == 1
         assert [location.node for location in other] == ["n0"]
         assert second.get_batch([b"same", b"other"]) == [b"1" * 5000, b"2" * 5000]
-        two_nodes.kill_node()
+        running.kill_node()
         until(lambda: second.locate([b"other"]) == [[]], "the master to know that n0 is gone")
         assert second.get(b"same") == b"1" * 5000
 
 
-def test_nothing_of_it_is_undecided_for_long_and_nothing_is_lost_under_kills_of_the_master(running: System) -> None:
+def test_kills_of_the_master_lose_nothing_and_leave_nothing_undecided(running: System) -> None:
     with running.client(ack="node") as client:
         for turn in range(3):
             keys = [b"turn %d %d" % (turn, number) for number in range(200)]
@@ -191,3 +224,58 @@ def test_nothing_of_it_is_undecided_for_long_and_nothing_is_lost_under_kills_of_
             assert client.exists_batch(keys) == [True] * 200
             assert client.get_batch(keys) == [key * 100 for key in keys]
         until(lambda: undecided(running) == 0, "no block to be undecided")
+
+
+# --- clients of a host without a node ---
+
+
+def target_of(client: Client) -> str:
+    """Name of the node that the client's next small put goes to."""
+    resources = client._operations.resources
+    node = resources.daemons.nodes.get(resources.put_targets.node_id(4096))
+    assert node is not None
+    return node.name
+
+
+def test_put_of_an_async_client_is_one_message_too(running: System) -> None:
+    async def work() -> None:
+        async with AsyncClient(running.address, transfer=TransferSettings(transports="tcp")) as client:
+            await client.put(b"first", SMALL[0])
+            away(running)
+            assert await client.put(KEYS[0], SMALL[0])
+            assert await client.put_batch(KEYS[1:], SMALL[1:]) == STORED[1:]
+            back(running)
+            await client.flush(deadline_s=DEADLINE_S)
+            assert await client.get_batch(KEYS) == SMALL
+
+    asyncio.run(work())
+
+
+def test_puts_go_on_at_another_node_when_the_target_is_killed(running: System) -> None:
+    """Each put that returned is read as it was put, or is a miss where the killed node had it."""
+    running.start_node("n1", "--dram", "64MiB")
+    with running.remote_client(ack="node") as client:
+        keys = [b"of many-%d" % number for number in range(FAR_PUTS)]
+        for number, key in enumerate(keys):
+            assert client.put(key, value_of(key, 0, 4096), deadline_s=DEADLINE_S)
+            if number == FAR_PUTS // 2:
+                running.kill_node(target_of(client))
+        with contextlib.suppress(Unavailable):  # where the master did not know the last ones before the kill
+            client.flush(deadline_s=DEADLINE_S)
+        values = client.get_batch(keys)
+        assert all(value in (None, value_of(key, 0, 4096)) for key, value in zip(keys, values, strict=True))
+        assert None not in values[FAR_PUTS // 2 + 1 :], "what was put after the kill is at the other node"
+        assert values[0] is None
+
+
+def test_puts_go_to_another_node_while_the_target_is_drained(running: System) -> None:
+    running.start_node("n1", "--dram", "64MiB")
+    with running.remote_client(ack="node") as client:
+        put_first(client)
+        client.put(KEYS[0], SMALL[0])
+        arguments = ["drain", target_of(client), "--master", running.address]
+        assert CliRunner().invoke(kvstore, arguments, catch_exceptions=False).exit_code == 0
+        put_first(client)
+        assert client.put_batch(KEYS[1:], SMALL[1:]) == STORED[1:]
+        client.flush(deadline_s=DEADLINE_S)
+        assert client.get_batch(KEYS) == SMALL

@@ -15,7 +15,7 @@ from kvstore.client.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import ConfigError, InvalidTicket, KVStoreError, Unauthorized, Untrusted
+from kvstore.protocol.errors import InvalidTicket, KVStoreError, Unauthorized, Untrusted
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import Address, parse_address
@@ -192,21 +192,6 @@ def test_a_client_takes_certificate_and_tenant_from_the_environment(exported: Cl
         assert client.get(KEY) == VALUE
 
 
-def test_an_async_client_takes_them_from_the_environment(exported: ClientSettings) -> None:
-    async def use() -> None:
-        async with AsyncClient(settings=ClientSettings(ack="cluster", deadline_s=PATIENT_S)) as client:
-            assert await client.put(KEY, VALUE)
-            assert await client.get(KEY) == VALUE
-
-    asyncio.run(use())
-
-
-def test_a_certificate_file_of_the_environment_that_is_missing_is_told(exported: ClientSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVSTORE_CLIENT_TLS_CA", "/nowhere/ca.pem")
-    with pytest.raises(ConfigError, match=r"tls_ca: cannot read /nowhere/ca\.pem"):
-        Client()
-
-
 MASTER, NODE = "kvstore.master.daemon", "kvstore.store.daemon"
 ANYWHERE = ("--listen", "127.0.0.1:0")
 
@@ -249,12 +234,6 @@ def test_a_client_with_a_revoked_certificate_is_told_so(encrypted: Encrypted, re
         client.get(KEY)
     with pytest.raises(Untrusted, match=REVOKED):
         Control.find(leaked)
-
-
-def test_a_certificate_that_is_nothing_of_kvstores_is_told_so(encrypted: Encrypted) -> None:
-    foreign = given_to(by_certificate(encrypted), encrypted.authority.server(hosts=("localhost",)))
-    with Client(settings=foreign) as client, pytest.raises(Untrusted, match="the certificate of this side is for nothing of kvstore's"):
-        client.get(KEY, deadline_s=PATIENT_S)
 
 
 def test_an_authority_is_exchanged_while_clients_work(encrypted: Encrypted, tmp_path: Path) -> None:

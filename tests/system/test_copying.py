@@ -147,15 +147,3 @@ def test_with_tokens_nodes_copy_from_one_another_though_none_knows_a_token(tmp_p
         cluster.replicate()
         cluster.await_copies(len(KEYS))
         assert client.get_batch(KEYS) == cluster.read_from("b") == VALUES
-
-
-def test_a_copy_ordered_again_or_of_what_is_nowhere_moves_nothing(cluster: Cluster) -> None:
-    with cluster.fill():
-        cluster.replicate([*KEYS[:10], b"nowhere"])
-        cluster.replicate(KEYS[:10])
-        cluster.await_copies(10)
-        cluster.replicate(KEYS[:10])
-        cluster.replicate(KEYS[5:15])
-        cluster.await_copies(15)
-        assert cluster.counters()["copies_failed"] == 0
-        assert cluster.counters("a")["copied_blocks"] == 0

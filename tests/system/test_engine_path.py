@@ -137,15 +137,6 @@ def test_a_cancelled_get_leaves_the_client_usable(system: System, monkeypatch: p
     until(lambda: system.node_status().counters["leases"] == 0, "no leases")
 
 
-def test_the_engine_is_used_from_a_mebibyte_on(system: System) -> None:
-    with system.remote_client() as far:
-        far.put_batch([b"a", b"b"], [VALUES[1], VALUES[1]])
-        assert far.stats().engine_bytes == 0
-        far.put(b"c", VALUES[3])
-        assert far.get_batch([b"a", b"b", b"c"]) == [VALUES[1], VALUES[1], VALUES[3]]
-        assert far.stats().engine_bytes == len(VALUES[3]) + 2 * len(VALUES[1]) + len(VALUES[3])
-
-
 def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
     def used() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -164,13 +155,6 @@ def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
 
 
 # --- without a way ---
-
-
-def test_a_client_whose_transports_the_node_lacks_moves_values_by_message(system: System) -> None:
-    with far_client(system, transfer=TransferSettings(transports="shm")) as far:
-        assert far.put_batch(KEYS, VALUES) == [True] * 16
-        assert far.get_batch(KEYS) == VALUES
-        assert far.stats().engine_bytes == 0
 
 
 # --- what dies ---

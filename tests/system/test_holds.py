@@ -64,6 +64,10 @@ def make_client(small: System, request: pytest.FixtureRequest) -> Callable[[], C
     return small.client if request.param == "here" else small.remote_client
 
 
+HERE = pytest.mark.parametrize("make_client", ["here"], indirect=True)
+"""What is the node's alone, however it was asked."""
+
+
 class Writer:
     """Puts blocks in its own thread, again and again, so that all that may leave the node does."""
 
@@ -133,6 +137,7 @@ def test_held_blocks_stay_and_are_loaded_by_another_process(small: System, make_
         assert (client.stats().held_blocks, client.stats().unheld_blocks) == (len(HELD), 0)
 
 
+@HERE
 def test_a_hold_ends_at_its_time(small: System, make_client: Callable[[], Client]) -> None:
     with make_client() as client:
         client.put_batch(HELD, values(HELD))
@@ -171,6 +176,7 @@ def test_no_more_than_a_tenth_of_a_tier_is_held(small: System, make_client: Call
         assert client.match_prefix(many) == TENTH_BLOCKS
 
 
+@HERE
 def test_a_remove_with_force_takes_what_is_held(small: System, make_client: Callable[[], Client]) -> None:
     with make_client() as client:
         client.put_batch(HELD, values(HELD))

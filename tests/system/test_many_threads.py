@@ -96,13 +96,13 @@ def few_descriptors_async(connection: Connection, address: str) -> None:
     connection.send(asyncio.run(main()))
 
 
-@pytest.mark.parametrize("run", [few_descriptors, no_descriptors, few_descriptors_async])
+@pytest.mark.parametrize("run", [few_descriptors, no_descriptors, pytest.param(few_descriptors_async, marks=pytest.mark.slow)])
 def test_few_descriptors_are_shared_in_turn(system: System, run: Callable[[Connection, str], None]) -> None:
     with process(run, system.address) as (_, connection):
         assert heard(connection) == []
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_few_channels_are_shared_in_turn(system: System, is_remote: bool) -> None:
     make = system.remote_client if is_remote else system.client
     with make(ack="node", settings=ClientSettings(max_channels=FEW)) as client:

@@ -20,7 +20,7 @@ def start_node(system: System, *, dram_blocks: int = DRAM_BLOCKS) -> None:
     system.start_node("n0", "--dram", str(dram_blocks * BLOCK_BYTES), "--nvme", f"{system.folder / 'nvme'}:32MiB")
 
 
-@pytest.fixture(params=["memory", "lmdb", "etcd"])
+@pytest.fixture(params=["memory", "lmdb", pytest.param("etcd", marks=pytest.mark.slow)])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of each kind; etcd is a real one."""
     if request.param == "etcd":
@@ -64,6 +64,7 @@ def test_with_the_node_killed_too_every_block_on_nvme_is_read_and_no_other_is_cl
         assert client.get_batch(KEYS) == [value if was else None for value, was in zip(VALUES, durable, strict=True)]
 
 
+@pytest.mark.parametrize("catalog", ["lmdb"], indirect=True)
 def test_with_the_node_killed_too_a_removed_block_stays_removed(running: System) -> None:
     with running.client() as client:
         client.put_batch(KEYS, VALUES)
@@ -79,6 +80,7 @@ def test_with_the_node_killed_too_a_removed_block_stays_removed(running: System)
         assert client.get(key) is None
 
 
+@pytest.mark.parametrize("catalog", ["memory", "lmdb"], indirect=True)
 def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(running: System) -> None:
     with running.client(deadline_s=5.0) as client:
         client.put_batch(KEYS, VALUES)

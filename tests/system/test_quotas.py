@@ -77,11 +77,6 @@ def test_a_tenant_that_fills_its_quota_takes_nothing_from_another(quotas: Quotas
         assert quotas.use("blue").dram_bytes == 8 * VALUE_BYTES
 
 
-def test_a_value_larger_than_the_quota_is_refused_at_once_by_what_it_lacks(quotas: Quotas) -> None:
-    with quotas.tenant("red") as red, pytest.raises(QuotaExceeded, match=r"tenant 'red' may have in DRAM, 1 MiB \(dram_bytes\)"):
-        red.put(b"large", bytes(2 << 20))
-
-
 def test_what_the_file_says_now_holds_without_a_restart(quotas: Quotas) -> None:
     keys, wanted = values(HELD_BY_QUOTA)
     with quotas.tenant("red") as red:

@@ -18,10 +18,9 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
-from kvstore.router.standin.app import REFUSED
 from kvstore.router.standin.tokens import continuation, text_of
 from tests.forked import Forked
-from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, refusal, until
+from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 
 MODEL: Final = "llama3-8b"
 BLOCK_TOKENS: Final = 16
@@ -141,10 +140,6 @@ def expected(prompt: str, max_tokens: int = 8) -> str:
     return text_of(list(islice(continuation(list(prompt.encode())), max_tokens)))
 
 
-def events(response: http.client.HTTPResponse) -> list[str]:
-    return [event.removeprefix("data: ") for event in response.read().decode().split("\n\n") if event]
-
-
 def test_a_prompt_that_was_seen_goes_where_its_blocks_are_and_is_not_computed_again(fleet: Fleet) -> None:
     prompt = prompt_of("twice", 12_000)
     first, second = fleet.ask(completion(prompt)), fleet.ask(completion(prompt))
@@ -155,19 +150,6 @@ def test_a_prompt_that_was_seen_goes_where_its_blocks_are_and_is_not_computed_ag
     assert second.decision["prefill_s"] < first.decision["prefill_s"] / 10
     longer = fleet.ask(completion(prompt + first.text + "And then?"))
     assert longer.decision["prefix_blocks"] >= 12_000 // BLOCK_TOKENS
-
-
-def test_a_streamed_answer_is_the_same_answer(fleet: Fleet) -> None:
-    prompt = prompt_of("stream", 300)
-    with contextlib.closing(fleet.connection()) as connection:
-        connection.request("POST", "/v1/completions", json.dumps({**completion(prompt, 20), "stream": True}))
-        response = connection.getresponse()
-        assert response.headers["Content-Type"] == "text/event-stream"
-        *parts, last = events(response)
-    assert last == "[DONE]"
-    choices = [json.loads(part)["choices"][0] for part in parts]
-    assert "".join(choice["text"] for choice in choices) == expected(prompt, 20)
-    assert [choice["finish_reason"] for choice in choices] == [None] * 19 + ["length"]
 
 
 def test_a_burst_spreads_over_the_engines(fleet: Fleet) -> None:
@@ -193,30 +175,6 @@ def test_an_engine_that_takes_over_gets_the_blocks_from_the_one_that_is_busy(fle
     assert {decision["transfer_from"] for decision in moved} == {home}
     assert all(decision["prefill"] != home and decision["transfer_blocks"] > 0 for decision in moved)
     assert all(answer.decision["prefix_blocks"] >= 8000 // BLOCK_TOKENS for answer in answers)
-
-
-def test_an_slo_that_cannot_be_kept_is_429_with_its_reason(fleet: Fleet) -> None:
-    answer = fleet.ask(completion(prompt_of("hurry", 8000)), x_kvstore_ttft_slo_s="0.001")
-    assert answer.status == 429
-    error = answer.body["error"]
-    assert (error["reason"], error["limit"]) == ("ttft", 0.001)
-    assert error["value"] > 0.001
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b"{not JSON", 400, "the body is not JSON: "),
-        ({"model": MODEL, "prompt": "x", "n": 2}, 400, REFUSED),
-        ({"model": "gpt-9", "prompt": "x"}, 404, "there is no model 'gpt-9' here; there is 'llama3-8b'"),
-        ({"model": MODEL, "prompt": "x" * (100 << 10)}, 413, "the body of the request is longer than 102400 bytes: "),
-    ],
-)
-def test_a_bad_request_gets_one_clear_message(fleet: Fleet, body: Any, status: int, message: str) -> None:
-    answer = fleet.ask(body)
-    assert answer.status == status
-    assert answer.body["error"]["message"].startswith(message)
 
 
 def test_a_client_that_hangs_up_frees_its_place_at_the_router_and_the_engine(fleet: Fleet) -> None:
@@ -249,10 +207,6 @@ def test_an_engine_that_is_stopped_leaves_at_once(fleet: Fleet) -> None:
     assert fleet.ask(completion("x")).decision["decode"] == "d0"
     fleet.start_engine("d1")
     fleet.await_instances(*ENGINES)
-
-
-def test_an_engine_that_cannot_be_is_one_clear_line() -> None:
-    assert refusal("kvstore.router.standin.engine", "--model", "no-such-model").startswith("kvstore-standin: error: ")
 
 
 def test_logs_have_no_tracebacks(fleet: Fleet) -> None:

@@ -138,6 +138,7 @@ def test_of_a_node_that_is_killed_there_are_misses_and_of_the_living_hits(scene:
     assert scene.check(again, scene.get(again, DEADLINE_S), may_miss=True) == SHARE
 
 
+@pytest.mark.slow  # the walk kills nodes everywhere
 def test_a_node_that_is_killed_between_its_bytes_gives_right_ones_or_misses(scene: Scene) -> None:
     buffers = scene.buffers()
     waiting = scene.begin(buffers)

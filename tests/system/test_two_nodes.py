@@ -44,13 +44,6 @@ def test_blocks_of_a_client_that_is_on_no_nodes_host_go_where_there_is_room(tmp_
             assert client.get_batch(KEYS) == VALUES
 
 
-def test_blocks_of_a_client_on_the_nodes_host_go_to_one_node(pair: System) -> None:
-    with pair.client() as client:
-        for key, value in zip(KEYS, VALUES, strict=True):
-            assert client.put(key, value)
-        assert len(set(places(client, KEYS))) == 1
-
-
 def test_values_over_tcp_are_the_bytes_that_were_put_whoever_put_them(pair: System) -> None:
     with pair.client() as local, pair.remote_client() as remote, pair.remote_client() as newcomer:
         assert remote.put_batch(KEYS[::2], VALUES[::2]) == [True] * 30

@@ -17,6 +17,7 @@ from tests.system.running import DEADLINE_S, System
 from tests.system.test_leaks import KEYS, mixed
 
 OPERATIONS, CONNECTS = 150, 5
+pytestmark = pytest.mark.slow
 
 
 class Watched:
