@@ -287,7 +287,7 @@ def test_a_session_that_connects_shakes_hands_when_it_first_speaks(make: Callabl
     value = b"v" * (3 * MIB)
     session.request(HELLO, replies, deadline_s=PATIENCE_S)
     pump(reactor, lambda: bool(replies.bodies))
-    session._speaker.say_packed(Put.TYPE, 9, 0, put([value]).pack(), [memoryview(value)])
+    session._writer.send_message(put([value]), 9, 0, [memoryview(value)])
     pump(reactor, lambda: any(kind == Put.TYPE for kind, *_ in daemon.handler.frames))
     session.close()
     unmeant: list[KVStoreError] = []

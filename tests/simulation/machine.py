@@ -34,7 +34,7 @@ import kvstore.master.status
 import kvstore.rpc.channel
 import kvstore.rpc.connecting
 import kvstore.rpc.deadline
-import kvstore.rpc.incoming
+import kvstore.rpc.frame_reader
 import kvstore.store.clockwork
 import kvstore.store.link
 import kvstore.store.moves.mover
@@ -311,7 +311,7 @@ class Machine:
             *((module, "map_slab", descriptors.map_slab) for module in mapping),
             (shown.index, "give_back_pages", give_back_pages),
             (memfd, "Memfd", lambda size_bytes, **options: SimMemfd(descriptors, size_bytes, **options)),
-            (kvstore.rpc.incoming, "BUFFER_BYTES", BUFFER_BYTES),
+            (kvstore.rpc.frame_reader, "BUFFER_BYTES", BUFFER_BYTES),
             (kvstore.store.puts.sent, "DISCARD_BYTES", BUFFER_BYTES),
         ]
 

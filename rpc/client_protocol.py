@@ -1,6 +1,6 @@
-"""What a connection asks and how it is answered: one request at a time, as bytes, without a socket.
+"""Client side of the protocol, sans-I/O: one request at a time and its response, as bytes.
 
-channel.py and async_channel.py move the bytes; `incoming.py` cuts them into frames.
+channel.py and async_channel.py move the bytes; frame_reader.py cuts them into frames.
 """
 
 import socket
@@ -26,7 +26,7 @@ from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.frame_reader import FrameReader
 from kvstore.rpc.tracing import CALL
 
 M = TypeVar("M", bound=Message)
@@ -36,7 +36,7 @@ _ONE_FLAG: Final = struct.Struct(HEADER.format + "IB")
 _ONE_FLAG_BODY: Final = struct.calcsize("<IB")
 
 
-class Exchange:
+class ClientProtocol:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
     __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces")
@@ -140,12 +140,12 @@ def has_hung_up(sock: socket.socket) -> bool:
         return True
 
 
-def refusal(sock: socket.socket, incoming: Incoming) -> KVStoreError | None:
+def refusal(sock: socket.socket, reader: FrameReader) -> KVStoreError | None:
     """The error by which a peer refused this connection before it closed it: where a send fails, its Failure can still be read. None: it
     sent none."""
     try:
-        incoming.received(sock.recv_into(incoming.room(), 0, socket.MSG_DONTWAIT))
-        frame = incoming.next_frame()
+        reader.received(sock.recv_into(reader.recv_buffer(), 0, socket.MSG_DONTWAIT))
+        frame = reader.next_frame()
         if frame is None or frame[0].type != Failure.TYPE or frame[0].request_id:
             return None
         failure = Failure.unpack(frame[1])
