@@ -20,8 +20,7 @@ from kvstore.security.identity import FELLOW, STRANGER, Identity, Kind
 from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
-from kvstore.security.tls.identities import both, of_caller
-from kvstore.security.tls.subjects import MASTER, CertifiedPeer
+from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller
 from kvstore.telemetry.metrics.requests import in_words
 
 Send = Callable[[Any], None]

@@ -19,11 +19,10 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.rpc.address import Address, not_a_name, share_s
+from kvstore.rpc.address import Address, not_a_name, not_connected, share_s
 from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.channel import POST_TIMEOUT_S
 from kvstore.rpc.client_protocol import ClientProtocol, has_hung_up, notice, refusal, take_descriptors
-from kvstore.rpc.connecting import not_connected
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_reader import FrameReader
 from kvstore.rpc.frame_writer import MAX_VECTORS, advance

@@ -18,11 +18,10 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Flags, Hello, Welcome
-from kvstore.rpc.address import Address
+from kvstore.rpc.address import Address, connect_to
 from kvstore.rpc.blocking_socket import BlockingSocket
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.client_protocol import ClientProtocol, has_hung_up, notice, refusal
-from kvstore.rpc.connecting import connect_to
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_reader import FrameReader
 from kvstore.rpc.frame_writer import MAX_VECTORS, advance

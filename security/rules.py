@@ -2,8 +2,7 @@
 
 A daemon checks with `check_complete`, when it is made, that all it serves has a rule here: what has none cannot be served. Then it asks
 `allowed` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
-about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to.
-"""
+about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -59,8 +58,51 @@ from kvstore.protocol.node_messages import (
     Slabs,
 )
 from kvstore.protocol.session_messages import Hello
-from kvstore.security.actions import action
 from kvstore.security.identity import Identity, Kind, Role
+
+ACTIONS: Final = {
+    "Lookup": "look blocks up",
+    "Exists": "look blocks up",
+    "MatchPrefix": "look blocks up",
+    "Nodes": "read blocks",
+    "Read": "read blocks",
+    "Slabs": "read blocks in shared memory",
+    "Slabs for writing": "put blocks",
+    "OpenIndex": "read blocks in shared memory",
+    "HoldBlocks": "hold blocks",
+    "Events": "record what happens to blocks",
+    "Reserve": "put blocks",
+    "Put": "put blocks",
+    "PutAhead": "put blocks",
+    "Open": "put blocks",
+    "OpenAhead": "put blocks",
+    "Commit": "put blocks",
+    "Flush": "put blocks",
+    "Remove": "remove blocks",
+    "RemoveMatching": "remove blocks by namespace or pattern",
+    "Pin": "pin blocks",
+    "PinFor": "pin blocks",
+    "Replicate": "change the number of replicas",
+    "Register": "join as a node",
+    "Status": "see the cluster's status",
+    "Topologies": "see the nodes' topologies",
+    "Forget": "forget a node",
+    "Drain": "drain a node",
+    "SetQuota": "set quotas",
+    "ClearQuota": "clear quotas",
+    "ListKeys": "list keys",
+    "Contents": "list namespaces",
+    "ReportWeights": "report weights",
+    "Weights": "list weights",
+    "RetireWeights": "retire weights",
+    "PinNamespace": "pin namespaces",
+    "RemoveNamespace": "remove namespaces",
+    "Report": "report an instance",
+    "Leave": "report an instance",
+    "Schedule": "have requests scheduled",
+    "Instances": "list instances",
+}
+"""By the name of the message or call. Messages between daemons have none: their names are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +254,8 @@ def check(rule: Rule, identity: Identity, what: str) -> None:
     """Raises Unauthorized or Denied, by `refusal`."""
     if not rule.allows(identity):
         raise refusal(rule, identity, what)
+
+
+def action(name: str) -> str:
+    """As in "may not ..."."""
+    return ACTIONS.get(name, f"send {name}")

@@ -16,10 +16,9 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Exists, Nodes
 from kvstore.protocol.node_messages import Put
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.address import Address, connect_to, not_connected, parse_address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.channel import Channel
-from kvstore.rpc.connecting import connect_to, not_connected
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.encrypted import MAX_REFUSED_BYTES
 from kvstore.rpc.reactor import Reactor

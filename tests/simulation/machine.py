@@ -31,8 +31,8 @@ import kvstore.master.roles.leading
 import kvstore.master.roles.relay
 import kvstore.master.roles.standing
 import kvstore.master.status
+import kvstore.rpc.address
 import kvstore.rpc.channel
-import kvstore.rpc.connecting
 import kvstore.rpc.deadline
 import kvstore.rpc.frame_reader
 import kvstore.store.clockwork
@@ -261,7 +261,7 @@ class Machine:
         fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
         table: list[tuple[Any, str, Any]] = [
             (kvstore.rpc.deadline, "time", clock),
-            (kvstore.rpc.connecting, "connect", self.network.connect),
+            (kvstore.rpc.address, "connect", self.network.connect),
             (kvstore.rpc.channel, "socket", sockets),
             (kvstore.master.roles.leading, "random", randoms),
             (kvstore.master.frames.tickets, "secrets", Names(secrets, token_bytes=world.rng.randbytes)),
