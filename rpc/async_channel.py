@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
@@ -22,9 +22,8 @@ from kvstore.protocol.session_messages import Hello, Welcome
 from kvstore.rpc.address import Address, not_a_name, not_connected, share_s
 from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.channel import POST_TIMEOUT_S
-from kvstore.rpc.client_protocol import ClientProtocol, has_hung_up, notice, refusal, take_descriptors
+from kvstore.rpc.client_protocol import BaseChannel, has_hung_up, notice, refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.frame_reader import FrameReader
 from kvstore.rpc.frame_writer import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.security.tls.certificates import SERVERS, Certificates
@@ -34,18 +33,12 @@ from kvstore.security.tls.tls_socket import WRITE, TlsSocket
 M = TypeVar("M", bound=Message)
 
 
-class AsyncChannel:
+class AsyncChannel(BaseChannel):
     """See the module. Owns its socket; `welcome` says who answered. One task at a time."""
 
     def __init__(self, address: Address, sock: socket.socket) -> None:
-        self.address = address
+        super().__init__(address)
         self._sock = sock
-        self._reader = FrameReader()
-        self._protocol = ClientProtocol(address)
-        self.is_open = True
-        self._is_midway = False
-        """A request was begun and its answer has not come, or a message without an answer is being sent."""
-        self.welcome: Welcome
 
     @classmethod
     async def open(
@@ -175,20 +168,6 @@ class AsyncChannel:
             reader.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
         return frame
 
-    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
-        """What a whole frame says. Raises as `call`."""
-        try:
-            reply = self._protocol.answer(frame[0], frame[1], answer)
-        except KVStoreError as error:
-            raise self._broken(error) from None
-        self._is_midway = False
-        if isinstance(reply, KVStoreError):
-            try:
-                raise reply
-            finally:
-                del reply  # the error refers to this call, which is not to refer to it
-        return reply
-
     # --- the socket ---
 
     async def _shake_hands(self, sock: TlsSocket, deadline: Deadline) -> None:
@@ -248,25 +227,6 @@ class AsyncChannel:
         finally:
             remove(fd)
             timer.cancel()
-
-    def _broken(self, error: BaseException) -> BaseException:
-        """Close, and say what the caller is told: its own cancellation and typed errors as they are."""
-        self.close()
-        if isinstance(error, DeadlineExceeded):
-            return DeadlineExceeded(f"{self.address}: {error}")
-        if isinstance(error, OSError) and not isinstance(error, KVStoreError):
-            return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
-        return error
-
-    @property
-    def is_settled(self) -> bool:
-        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
-        return not self._is_midway and not self._protocol.payload_left
-
-    @property
-    def spreads_reads(self) -> bool:
-        """A master that has what is read much copied to further nodes answered."""
-        return self._protocol.spreads_reads
 
     def has_hung_up(self) -> bool:
         """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""

@@ -14,16 +14,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Flags, Hello, Welcome
 from kvstore.rpc.address import Address, connect_to
 from kvstore.rpc.blocking_socket import BlockingSocket
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.client_protocol import ClientProtocol, has_hung_up, notice, refusal
+from kvstore.rpc.client_protocol import BaseChannel, has_hung_up, notice, refusal
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.frame_reader import FrameReader
 from kvstore.rpc.frame_writer import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
@@ -40,21 +38,15 @@ _LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 """Made once: to join two flags of an enum takes as long as to look."""
 
 
-class Channel:
+class Channel(BaseChannel):
     """See the module. Owns its socket; `welcome` says who answered."""
 
     def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None) -> None:
         """`busy_poll`: a call may look for its answer for a while before it sleeps; None or one of 0 us: it sleeps at once."""
-        self.address = address
-        self._reader = FrameReader()
-        self._protocol = ClientProtocol(address)
+        super().__init__(address)
         self._socket = BlockingSocket(sock, busy_poll, self._protocol.peer_closed)
         self.context: Any = None
         """What its user keeps for this connection, and loses with it."""
-        self.is_open = True
-        self._is_midway = False
-        """A request was begun and its answer has not come, or a message without an answer is being sent."""
-        self.welcome: Welcome
 
     @classmethod
     def open(
@@ -86,11 +78,6 @@ class Channel:
             channel.close()
             raise
         return channel
-
-    @property
-    def takes_traces(self) -> bool:
-        """The peer has said so in its Welcome."""
-        return self._protocol.takes_traces
 
     def call(self, message: Packable, answer: type[M], deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> M:
         """Ask and return the answer. If it has a payload, read it with `read_into` before the next call.
@@ -251,40 +238,7 @@ class Channel:
             raise self._broken(error) from None
         return self._answered(frame, answer)
 
-    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
-        """What a whole frame says. Raises as `call`."""
-        try:
-            reply = self._protocol.answer(frame[0], frame[1], answer)
-        except KVStoreError as error:
-            raise self._broken(error) from None
-        self._is_midway = False
-        if isinstance(reply, KVStoreError):
-            try:
-                raise reply
-            finally:
-                del reply  # the error refers to this call, which is not to refer to it
-        return reply
-
     # --- the connection ---
-
-    def _broken(self, error: KVStoreError | OSError) -> KVStoreError | OSError:
-        """Close, and say what the caller is told. An OSError without a number is not the socket's: a signal handler raised it."""
-        self.close()
-        if isinstance(error, DeadlineExceeded):
-            return DeadlineExceeded(f"{self.address}: {error}")
-        if isinstance(error, KVStoreError) or error.errno is None:
-            return error
-        return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
-
-    @property
-    def is_settled(self) -> bool:
-        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
-        return not self._is_midway and not self._protocol.payload_left
-
-    @property
-    def spreads_reads(self) -> bool:
-        """A master that has what is read much copied to further nodes answered."""
-        return self._protocol.spreads_reads
 
     def has_hung_up(self) -> bool:
         """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""

@@ -10,53 +10,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvstore.protocol.catalog_messages import (
-    Claim,
-    Coldest,
-    Copied,
-    Copy,
-    Digests,
-    Drain,
-    Drop,
-    Heartbeat,
-    Hold,
-    Publish,
-    Revoke,
-    Seek,
-    TicketKey,
-    Want,
-)
+from kvstore.protocol import catalog_messages as catalog
+from kvstore.protocol import event_messages as event
+from kvstore.protocol import master_messages as master
+from kvstore.protocol import node_messages as node
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
-from kvstore.protocol.event_messages import Events
-from kvstore.protocol.master_messages import (
-    Cancel,
-    Exists,
-    Lookup,
-    MatchPrefix,
-    Nodes,
-    Pin,
-    PinFor,
-    Remove,
-    RemoveMatching,
-    Replicate,
-    Reserve,
-)
-from kvstore.protocol.node_messages import (
-    Abort,
-    Commit,
-    Flush,
-    HoldBlocks,
-    Open,
-    OpenAhead,
-    OpenIndex,
-    Put,
-    PutAhead,
-    Read,
-    Regions,
-    Release,
-    ReleaseHolds,
-    Slabs,
-)
 from kvstore.protocol.session_messages import Hello
 from kvstore.security.identity import Identity, Kind, Role
 
@@ -140,51 +98,51 @@ COMMANDS: Final = Rule("the master that this node is registered with", frozenset
 MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
-        Lookup.TYPE: READS,
-        Exists.TYPE: LISTS,
-        MatchPrefix.TYPE: READS,
-        Nodes.TYPE: READS,
-        Reserve.TYPE: WRITES,
-        Cancel.TYPE: WRITES,
-        Remove.TYPE: MANAGES,
-        RemoveMatching.TYPE: MANAGES,
-        Pin.TYPE: MANAGES,
-        PinFor.TYPE: MANAGES,
-        Replicate.TYPE: WRITES,
-        Publish.TYPE: JOINS,
-        Digests.TYPE: JOINS,
-        Claim.TYPE: JOINS,
-        Copied.TYPE: JOINS,
-        Coldest.TYPE: JOINS,
-        Want.TYPE: JOINS,
-        Heartbeat.TYPE: JOINS,
+        master.Lookup.TYPE: READS,
+        master.Exists.TYPE: LISTS,
+        master.MatchPrefix.TYPE: READS,
+        master.Nodes.TYPE: READS,
+        master.Reserve.TYPE: WRITES,
+        master.Cancel.TYPE: WRITES,
+        master.Remove.TYPE: MANAGES,
+        master.RemoveMatching.TYPE: MANAGES,
+        master.Pin.TYPE: MANAGES,
+        master.PinFor.TYPE: MANAGES,
+        master.Replicate.TYPE: WRITES,
+        catalog.Publish.TYPE: JOINS,
+        catalog.Digests.TYPE: JOINS,
+        catalog.Claim.TYPE: JOINS,
+        catalog.Copied.TYPE: JOINS,
+        catalog.Coldest.TYPE: JOINS,
+        catalog.Want.TYPE: JOINS,
+        catalog.Heartbeat.TYPE: JOINS,
     }
 )
 NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
-        Read.TYPE: FETCHES,
-        Release.TYPE: FETCHES,
-        Regions.TYPE: FETCHES,
-        Slabs.TYPE: READS,  # writable ones: WRITES
-        OpenIndex.TYPE: READS,
-        HoldBlocks.TYPE: READS,
-        ReleaseHolds.TYPE: READS,
-        Events.TYPE: READS,
-        Put.TYPE: WRITES,
-        Open.TYPE: WRITES,
-        Commit.TYPE: WRITES,
-        OpenAhead.TYPE: WRITES,
-        PutAhead.TYPE: WRITES,
-        Abort.TYPE: WRITES,
-        Flush.TYPE: WRITES,
-        Drop.TYPE: COMMANDS,
-        Hold.TYPE: COMMANDS,
-        Copy.TYPE: COMMANDS,
-        Drain.TYPE: COMMANDS,
-        TicketKey.TYPE: COMMANDS,
-        Revoke.TYPE: COMMANDS,
-        Seek.TYPE: COMMANDS,
+        node.Read.TYPE: FETCHES,
+        node.Release.TYPE: FETCHES,
+        node.Regions.TYPE: FETCHES,
+        node.Slabs.TYPE: READS,  # writable ones: WRITES
+        node.OpenIndex.TYPE: READS,
+        node.HoldBlocks.TYPE: READS,
+        node.ReleaseHolds.TYPE: READS,
+        event.Events.TYPE: READS,
+        node.Put.TYPE: WRITES,
+        node.Open.TYPE: WRITES,
+        node.Commit.TYPE: WRITES,
+        node.OpenAhead.TYPE: WRITES,
+        node.PutAhead.TYPE: WRITES,
+        node.Abort.TYPE: WRITES,
+        node.Flush.TYPE: WRITES,
+        catalog.Drop.TYPE: COMMANDS,
+        catalog.Hold.TYPE: COMMANDS,
+        catalog.Copy.TYPE: COMMANDS,
+        catalog.Drain.TYPE: COMMANDS,
+        catalog.TicketKey.TYPE: COMMANDS,
+        catalog.Revoke.TYPE: COMMANDS,
+        catalog.Seek.TYPE: COMMANDS,
     }
 )
 RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
