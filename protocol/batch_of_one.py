@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kvstore.protocol.frames import MAX_KEY_BYTES
 
-_FIXED: Final = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f64": "d", "count": "I", "u8s": "1s", "u32s": "I", "u64s": "Q"}
+_FIXED: Final = {"u8": "B", "u32": "I", "u64": "Q", "count": "I", "u8s": "1s", "u32s": "I", "u64s": "Q"}
 _LENGTHS: Final = {"text": "I", "keys": "IH", "parents": "IH"}
 """What goes before bytes of any length: their number; and the batch's, which is 1, before that of a key."""
 _CODES: Final = _FIXED | _LENGTHS
