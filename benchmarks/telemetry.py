@@ -28,8 +28,7 @@ from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tracing import CALLS, trace_calls
 from kvstore.protocol.node_messages import Put
-from kvstore.rpc.observing import Stopwatch
-from kvstore.rpc.tracing import CALL
+from kvstore.rpc.tracing import CALL, Stopwatch
 from kvstore.telemetry.metrics.requests import Requests
 from kvstore.telemetry.tracing.config import TracingSettings
 

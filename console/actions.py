@@ -6,7 +6,7 @@ from typing import Any, Final
 from kvstore.console.source import Source
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.actor import Actor
-from kvstore.security.quotas.reading import check_name, parse_limit
+from kvstore.security.quotas.limits import check_name, parse_limit
 
 Act = Callable[[Source, Actor], str]
 """Does it for an operator, in a thread where it may block; what came of it, in a line. Raises errors of protocol/errors.py."""

@@ -11,8 +11,7 @@ import grpc
 
 from kvstore.master.audit.change import LOGIN
 from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.control_crew import SEND_TIMEOUT_S, Crew
-from kvstore.master.control_lines import line_of
+from kvstore.master.control_limits import SEND_TIMEOUT_S, CallExecutor
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key
@@ -21,8 +20,7 @@ from kvstore.security.identity import FELLOW, STRANGER, Identity, Kind
 from kvstore.security.rules import JOINS, OPEN, RPCS, Rule, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
-from kvstore.security.tls.identities import both, of_caller
-from kvstore.security.tls.subjects import MASTER, CertifiedPeer
+from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller
 from kvstore.telemetry.metrics.requests import in_words
 
 Send = Callable[[Any], None]
@@ -42,7 +40,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._guard = guard
         self._trail = trail
         self._tls = tls
-        self.crew = Crew(threads)
+        self.executor = CallExecutor(threads)
         self.message_timeout_s = message_timeout_s
         self.on_known: Callable[[str], None] = lambda _peer: None
         """Told from where somebody calls who is no stranger; set before the first call."""
@@ -101,7 +99,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             call = _Call(self, rule, method, handler, requests, context, send)
             try:
                 identity = call.identity = STRANGER if rule is OPEN else self._identify(rule, method, context)
-                self.crew.serve(line_of(identity, joins=rule is JOINS), call.serve)
+                self.executor.submit(identity, call.serve, joins=rule is JOINS)
             except KVStoreError as error:
                 call.refuse(error)
 
@@ -143,7 +141,7 @@ class _Call:
         self.identity: Identity | None = None
         """Once its credential has been looked at."""
         self._callers = callers
-        self._crew = callers.crew
+        self._executor = callers.executor
         self._rule = rule
         self._method = method
         self._handler = handler
@@ -158,7 +156,7 @@ class _Call:
         self._end(grpc.StatusCode[grpc_status(error)], str(error))
 
     def serve(self) -> None:
-        """In a thread of the crew: read, check, answer."""
+        """In a thread of the executor: read, check, answer."""
         context = self._context
         try:
             if context.is_active():
@@ -187,7 +185,7 @@ class _Call:
         serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         answers = serve(asked, context)
         for answer in answers if handler.response_streaming else (answers,):
-            with self._crew.waiting_for(context, SEND_TIMEOUT_S):
+            with self._executor.waiting_for(context, SEND_TIMEOUT_S):
                 self._send(answer)
             if not context.is_active():
                 return
@@ -195,7 +193,7 @@ class _Call:
     def _asked(self) -> Iterator[Any]:
         """Its messages."""
         while True:
-            with self._crew.waiting_for(self._context, self._callers.message_timeout_s):
+            with self._executor.waiting_for(self._context, self._callers.message_timeout_s):
                 message = next(self._requests, None)
             if message is None:
                 return

@@ -16,7 +16,7 @@ from kvstore.master.roles.sharing import Sharing
 from kvstore.master.roles.standing import Role
 from kvstore.master.status import MasterStatus
 from kvstore.rpc.reactor import Reactor
-from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.telemetry.logs.events import named
 
 TICK_S: Final = 0.1

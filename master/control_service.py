@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvstore.master.callers import Callers
-from kvstore.master.control_strangers import ControlStrangers
+from kvstore.master.control_limits import UnauthenticatedConnections
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.directory.weights import REPORT_S
@@ -343,7 +343,7 @@ class ControlServer:
                 ("grpc.max_connection_idle_ms", IDLE_MS),
             ],
         )
-        self._crew = callers.crew
+        self._executor = callers.executor
         add_ControlServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         add_SchedulerServicer_to_server(scheduler, self._server)  # type: ignore[no-untyped-call]
         self._health = Health()
@@ -360,10 +360,10 @@ class ControlServer:
         except (OSError, RuntimeError):
             raise ConfigError(f"cannot listen on {place} for the control plane: the port is in use or not this machine's") from None
         most = min(max_strangers, max(1, max_connections // 2))
-        self._strangers = ControlStrangers(self.port, most=most, max_connections=max_connections)
-        callers.on_known = self._strangers.met
+        self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=max_connections)
+        callers.on_known = self._unauthenticated.authenticated
         self._is_over = threading.Event()
-        self._looking = threading.Thread(target=self._look, name="control-strangers", daemon=True)
+        self._looking = threading.Thread(target=self._look, name="control-connections", daemon=True)
 
     def start(self) -> None:
         self._server.start()
@@ -373,7 +373,7 @@ class ControlServer:
         """For those who hold connections and do not say who they are; in a thread of its own, for where there are many it takes a while."""
         while not self._is_over.wait(STRANGERS_INTERVAL_S):
             try:
-                self._strangers.look()
+                self._unauthenticated.enforce()
             except OSError as error:  # out of descriptors, say
                 log.warning("cannot look who is connected to the control plane: %s", error)
 
@@ -388,10 +388,10 @@ class ControlServer:
 
     def expire(self) -> None:
         """Now and then: end the calls whose peers say or take nothing. May be called from any thread."""
-        self._crew.expire()
+        self._executor.expire()
 
     def stop(self, grace_s: float) -> None:
         """Let calls under way end within `grace_s`."""
         self._is_over.set()
         self._server.stop(grace_s).wait(grace_s + 1)
-        self._crew.close()
+        self._executor.close()

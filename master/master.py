@@ -57,7 +57,7 @@ from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.binding import check_binding
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
-from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.https import HttpsCertificate

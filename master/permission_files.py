@@ -17,7 +17,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Server
 from kvstore.security.actor import FILE, Actor
 from kvstore.security.guard import Guard
-from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls.certificates import Certificates
 
 READER: Final = Actor("master", via=FILE)

@@ -21,7 +21,7 @@ from kvstore.protocol.version import VERSION
 from kvstore.rpc.server import Server
 from kvstore.security.actor import kind_of
 from kvstore.security.guard import Guard
-from kvstore.security.tls.validity import CertificateEnds
+from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.tracing.opening import spans_told

@@ -1,6 +1,22 @@
 """What nodes and masters tell each other, so that the catalog has what the nodes hold. Either side may ask."""
 
-from kvstore.protocol.message import Ints, Message, message
+from kvstore.protocol.message import (
+    U8,
+    U32,
+    U64,
+    CountedBlobs,
+    CountedU8s,
+    CountedU64s,
+    Keys,
+    Message,
+    Parents,
+    Text,
+    Texts,
+    U8s,
+    U32s,
+    U64s,
+    message,
+)
 
 EVENT_COMMIT, EVENT_GONE, EVENT_MOVED = 1, 2, 3
 PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC, PHASE_SYNC_END = 0, 1, 2, 3
@@ -16,34 +32,19 @@ class Publish(Message):
     """
 
     TYPE = 30
-    FORM = (
-        ("epoch", "u64"),
-        ("phase", "u8"),
-        ("tenants", "texts"),
-        ("namespaces", "texts"),
-        ("keys", "keys"),
-        ("kinds", "u8s"),
-        ("tenant_indexes", "u32s"),
-        ("namespace_indexes", "u32s"),
-        ("sizes", "u64s"),
-        ("checksums", "u64s"),
-        ("generations", "u64s"),
-        ("tiers", "u8s"),
-        ("parents", "parents"),
-    )
-    epoch: int
-    phase: int
-    tenants: list[str]
-    namespaces: list[str]
-    keys: list[bytes]
-    kinds: bytes
-    tenant_indexes: Ints
-    namespace_indexes: Ints
-    sizes: Ints
-    checksums: Ints
-    generations: Ints
-    tiers: bytes
-    parents: list[bytes]
+    epoch: U64
+    phase: U8
+    tenants: Texts
+    namespaces: Texts
+    keys: Keys
+    kinds: U8s
+    tenant_indexes: U32s
+    namespace_indexes: U32s
+    sizes: U64s
+    checksums: U64s
+    generations: U64s
+    tiers: U8s
+    parents: Parents
 
 
 @message
@@ -56,23 +57,13 @@ class Digests(Message):
     """
 
     TYPE = 25
-    FORM = (
-        ("epoch", "u64"),
-        ("seed", "u64"),
-        ("more", "u8"),
-        ("firsts", "count"),
-        ("firsts", "u64s"),
-        ("counts", "u8s"),
-        ("sums", "u64s"),
-        ("tiers", "u8s"),
-    )
-    epoch: int
-    seed: int
-    more: int
-    firsts: Ints
-    counts: bytes
-    sums: Ints
-    tiers: bytes
+    epoch: U64
+    seed: U64
+    more: U8
+    firsts: CountedU64s
+    counts: U8s
+    sums: U64s
+    tiers: U8s
 
 
 @message
@@ -83,12 +74,12 @@ class Drop(Message):
     """
 
     TYPE = 31
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("force", "u8"), ("keys", "keys"), ("generations", "u64s"))
-    epoch: int
-    tenant: str
-    keys: list[bytes]
-    generations: Ints
-    force: int = 0
+    WIRE = ("epoch", "tenant", "force", "keys", "generations")
+    epoch: U64
+    tenant: Text
+    keys: Keys
+    generations: U64s
+    force: U8 = 0
 
 
 @message
@@ -96,11 +87,11 @@ class Hold(Message):
     """Master to node: pin (1) or unpin (0) these blocks of `tenant`. Answer: Flags (1: it is there)."""
 
     TYPE = 32
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("pinned", "u8"), ("keys", "keys"))
-    epoch: int
-    tenant: str
-    keys: list[bytes]
-    pinned: int = 1
+    WIRE = ("epoch", "tenant", "pinned", "keys")
+    epoch: U64
+    tenant: Text
+    keys: Keys
+    pinned: U8 = 1
 
 
 @message
@@ -114,24 +105,15 @@ class Claim(Message):
     """
 
     TYPE = 33
-    FORM = (
-        ("epoch", "u64"),
-        ("held", "u8"),
-        ("tenant", "text"),
-        ("namespace", "text"),
-        ("keys", "keys"),
-        ("sizes", "u64s"),
-        ("checksums", "u64s"),
-        ("parents", "parents"),
-    )
-    epoch: int
-    tenant: str
-    namespace: str
-    keys: list[bytes]
-    sizes: Ints
-    checksums: Ints
-    parents: list[bytes]
-    held: int = 0
+    WIRE = ("epoch", "held", "tenant", "namespace", "keys", "sizes", "checksums", "parents")
+    epoch: U64
+    tenant: Text
+    namespace: Text
+    keys: Keys
+    sizes: U64s
+    checksums: U64s
+    parents: Parents
+    held: U8 = 0
 
 
 @message
@@ -146,40 +128,21 @@ class Copy(Message):
     """
 
     TYPE = 34
-    FORM = (
-        ("epoch", "u64"),
-        ("tenant", "text"),
-        ("namespace", "text"),
-        ("source", "u32"),
-        ("host_id", "text"),
-        ("unix", "text"),
-        ("tcp", "text"),
-        ("keys", "keys"),
-        ("sizes", "u64s"),
-        ("checksums", "u64s"),
-        ("generations", "u64s"),
-        ("parents", "parents"),
-        ("transfer", "count"),
-        ("transfer", "blobs"),
-        ("shown", "count"),
-        ("shown", "u8s"),
-        ("guests", "u8"),
-    )
-    epoch: int
-    tenant: str
-    namespace: str
-    source: int
-    host_id: str
-    unix: str
-    tcp: str
-    keys: list[bytes]
-    sizes: Ints
-    checksums: Ints
-    generations: Ints
-    parents: list[bytes]
-    transfer: list[bytes]
-    shown: bytes = b""
-    guests: int = 0
+    epoch: U64
+    tenant: Text
+    namespace: Text
+    source: U32
+    host_id: Text
+    unix: Text
+    tcp: Text
+    keys: Keys
+    sizes: U64s
+    checksums: U64s
+    generations: U64s
+    parents: Parents
+    transfer: CountedBlobs
+    shown: CountedU8s = b""
+    guests: U8 = 0
 
 
 @message
@@ -191,12 +154,11 @@ class Copied(Message):
     """
 
     TYPE = 35
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("keys", "keys"), ("generations", "u64s"), ("arrived", "u8s"))
-    epoch: int
-    tenant: str
-    keys: list[bytes]
-    generations: Ints
-    arrived: bytes
+    epoch: U64
+    tenant: Text
+    keys: Keys
+    generations: U64s
+    arrived: U8s
 
 
 @message
@@ -205,9 +167,8 @@ class Drain(Message):
     copies to its NVMe what it has nowhere else, too. Answer: Ok, before that is done. `epoch` is the master's."""
 
     TYPE = 36
-    FORM = (("epoch", "u64"), ("mode", "u8"))
-    epoch: int
-    mode: int
+    epoch: U64
+    mode: U8
 
 
 @message
@@ -216,11 +177,10 @@ class TicketKey(Message):
     are good until they end. Answer: Ok. `epoch` is the master's."""
 
     TYPE = 37
-    FORM = (("epoch", "u64"), ("key_id", "u32"), ("age_ms", "u64"), ("secret", "count"), ("secret", "u8s"))
-    epoch: int
-    key_id: int
-    age_ms: int
-    secret: bytes
+    epoch: U64
+    key_id: U32
+    age_ms: U64
+    secret: CountedU8s
 
 
 @message
@@ -229,10 +189,9 @@ class Revoke(Message):
     before this one issued: sessions that showed one end. Answer: Count, of those. `epoch` is the master's."""
 
     TYPE = 38
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("credentials", "count"), ("credentials", "u64s"))
-    epoch: int
-    tenant: str
-    credentials: Ints
+    epoch: U64
+    tenant: Text
+    credentials: CountedU64s
 
 
 @message
@@ -240,8 +199,7 @@ class Heartbeat(Message):
     """Node to master: it lives. `said` is a HeartbeatRequest of control.proto. Answer: Heard."""
 
     TYPE = 26
-    FORM = (("said", "count"), ("said", "u8s"))
-    said: bytes
+    said: CountedU8s
 
 
 @message
@@ -249,8 +207,7 @@ class Heard(Message):
     """Answer to Heartbeat: a HeartbeatReply of control.proto."""
 
     TYPE = 27
-    FORM = (("said", "count"), ("said", "u8s"))
-    said: bytes
+    said: CountedU8s
 
 
 @message
@@ -259,11 +216,10 @@ class Seek(Message):
     node asks the masters of their partitions with Want. Answer: Ok, at once. `epoch` is the master's."""
 
     TYPE = 28
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("source", "u32"), ("keys", "keys"))
-    epoch: int
-    tenant: str
-    source: int
-    keys: list[bytes]
+    epoch: U64
+    tenant: Text
+    source: U32
+    keys: Keys
 
 
 @message
@@ -272,11 +228,10 @@ class Want(Message):
     orders (Copy) those that the node lacks. `epoch` is the registration's."""
 
     TYPE = 29
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("source", "u32"), ("keys", "keys"))
-    epoch: int
-    tenant: str
-    source: int
-    keys: list[bytes]
+    epoch: U64
+    tenant: Text
+    source: U32
+    keys: Keys
 
 
 @message
@@ -289,8 +244,7 @@ class Coldest(Message):
     """
 
     TYPE = 39
-    FORM = (("epoch", "u64"), ("tenant", "text"), ("keys", "keys"), ("spill", "count"), ("spill", "u8s"))
-    epoch: int
-    tenant: str
-    keys: list[bytes]
-    spill: bytes = b""
+    epoch: U64
+    tenant: Text
+    keys: Keys
+    spill: CountedU8s = b""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message, message
+from kvstore.protocol.message import U32, U64, CountedU8s, Keys, Message, Parents, U32s, U64s, message
 
 STORED: Final = 1
 """Written by a client: blocks that are new at this node."""
@@ -23,9 +23,8 @@ class Events(Message):
     """
 
     TYPE = 52
-    FORM = (("cursor", "u64"), ("max_events", "u32"))
-    cursor: int
-    max_events: int = MAX_ANSWER_EVENTS
+    cursor: U64
+    max_events: U32 = MAX_ANSWER_EVENTS
 
 
 @message
@@ -37,22 +36,11 @@ class EventBatch(Message):
     """
 
     TYPE = 53
-    FORM = (
-        ("next_cursor", "u64"),
-        ("lost", "u64"),
-        ("kinds", "count"),
-        ("kinds", "u8s"),
-        ("times_us", "u64s"),
-        ("blocks", "u32s"),
-        ("keys", "keys"),
-        ("sizes", "u64s"),
-        ("parents", "parents"),
-    )
-    next_cursor: int
-    lost: int
-    kinds: bytes
-    times_us: Ints
-    blocks: Ints
-    keys: list[bytes]
-    sizes: Ints
-    parents: list[bytes]
+    next_cursor: U64
+    lost: U64
+    kinds: CountedU8s
+    times_us: U64s
+    blocks: U32s
+    keys: Keys
+    sizes: U64s
+    parents: Parents

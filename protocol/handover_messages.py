@@ -6,7 +6,7 @@ system's own, 1 to 255 bytes, and travels whole.
 
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message, message
+from kvstore.protocol.message import U8, U32, U64, CountedBlobs, CountedU8s, CountedU64s, Message, Text, message
 
 PUSH: Final = 1
 """The sender writes one-sided into the regions that Ask names."""
@@ -28,9 +28,8 @@ class Greet(Message):
     """
 
     TYPE = 70
-    FORM = (("instance", "count"), ("instance", "u8s"), ("description", "count"), ("description", "u8s"))
-    instance: bytes
-    description: bytes
+    instance: CountedU8s
+    description: CountedU8s
 
 
 @message
@@ -42,34 +41,19 @@ class Ask(Message):
     """
 
     TYPE = 71
-    FORM = (
-        ("tokens", "u64"),
-        ("first_token", "u64"),
-        ("dp", "u32"),
-        ("way", "u8"),
-        ("part_bytes", "u64"),
-        ("slots", "u32"),
-        ("request_id", "count"),
-        ("request_id", "u8s"),
-        ("blocks", "count"),
-        ("blocks", "u64s"),
-        ("regions", "count"),
-        ("regions", "blobs"),
-        ("ticket", "count"),
-        ("ticket", "u8s"),
-    )
-    request_id: bytes
-    tokens: int
-    first_token: int
-    blocks: Ints
-    way: int
-    regions: list[bytes]
-    part_bytes: int = 0
+    WIRE = ("tokens", "first_token", "dp", "way", "part_bytes", "slots", "request_id", "blocks", "regions", "ticket")
+    request_id: CountedU8s
+    tokens: U64
+    first_token: U64
+    blocks: CountedU64s
+    way: U8
+    regions: CountedBlobs
+    part_bytes: U64 = 0
     """Largest part that is gathered into staging; 0: parts go straight between the pools."""
-    slots: int = 0
-    dp: int = 0
+    slots: U32 = 0
+    dp: U32 = 0
     """The attention-DP group of the sender's that has the request."""
-    ticket: bytes = b""
+    ticket: CountedU8s = b""
 
 
 @message
@@ -78,17 +62,9 @@ class Show(Message):
     first Part. Answer: Ok."""
 
     TYPE = 72
-    FORM = (
-        ("request_id", "count"),
-        ("request_id", "u8s"),
-        ("regions", "count"),
-        ("regions", "blobs"),
-        ("blocks", "count"),
-        ("blocks", "u64s"),
-    )
-    request_id: bytes
-    regions: list[bytes]
-    blocks: Ints
+    request_id: CountedU8s
+    regions: CountedBlobs
+    blocks: CountedU64s
 
 
 @message
@@ -99,21 +75,13 @@ class Part(Message):
     """
 
     TYPE = 73
-    FORM = (
-        ("layer_start", "u32"),
-        ("layer_end", "u32"),
-        ("chunk", "u32"),
-        ("slot", "u32"),
-        ("size_bytes", "u64"),
-        ("request_id", "count"),
-        ("request_id", "u8s"),
-    )
-    request_id: bytes
-    layer_start: int
-    layer_end: int
-    chunk: int
-    slot: int
-    size_bytes: int
+    WIRE = ("layer_start", "layer_end", "chunk", "slot", "size_bytes", "request_id")
+    request_id: CountedU8s
+    layer_start: U32
+    layer_end: U32
+    chunk: U32
+    slot: U32
+    size_bytes: U64
 
 
 @message
@@ -124,8 +92,7 @@ class Done(Message):
     """
 
     TYPE = 77
-    FORM = (("request_id", "count"), ("request_id", "u8s"))
-    request_id: bytes
+    request_id: CountedU8s
 
 
 @message
@@ -133,10 +100,10 @@ class Stop(Message):
     """The request has failed on this rank, for this reason: end it. Answer: Ok."""
 
     TYPE = 74
-    FORM = (("code", "u32"), ("text", "text"), ("request_id", "count"), ("request_id", "u8s"))
-    request_id: bytes
-    code: int
-    text: str
+    WIRE = ("code", "text", "request_id")
+    request_id: CountedU8s
+    code: U32
+    text: Text
 
 
 @message
@@ -147,19 +114,12 @@ class Report(Message):
     """
 
     TYPE = 75
-    FORM = (
-        ("state", "u8"),
-        ("dp", "u32"),
-        ("code", "u32"),
-        ("text", "text"),
-        ("request_id", "count"),
-        ("request_id", "u8s"),
-    )
-    request_id: bytes
-    state: int
-    dp: int = 0
-    code: int = 0
-    text: str = ""
+    WIRE = ("state", "dp", "code", "text", "request_id")
+    request_id: CountedU8s
+    state: U8
+    dp: U32 = 0
+    code: U32 = 0
+    text: Text = ""
 
 
 @message
@@ -167,7 +127,7 @@ class Verdict(Message):
     """From rank 0 to the others: the request is over on all ranks (code 0), or has failed on one. Answer: Ok."""
 
     TYPE = 76
-    FORM = (("code", "u32"), ("text", "text"), ("request_id", "count"), ("request_id", "u8s"))
-    request_id: bytes
-    code: int
-    text: str
+    WIRE = ("code", "text", "request_id")
+    request_id: CountedU8s
+    code: U32
+    text: Text

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.message import Ints, Message, message
+from kvstore.protocol.message import U8, U32, Blobs, CountedU8s, CountedU32s, Keys, Labels, Message, Text, U8s, U32s, U64s, message
 
 MAX_PATTERN_BYTES: Final = 1024
 
@@ -23,9 +23,9 @@ class Lookup(Message):
     """Where are these keys? `avoid` is a node the asker could not reach (0: none). Answer: Locations."""
 
     TYPE = 10
-    FORM = (("avoid", "u32"), ("keys", "keys"))
-    keys: list[bytes]
-    avoid: int = 0
+    WIRE = ("avoid", "keys")
+    keys: Keys
+    avoid: U32 = 0
 
 
 @message
@@ -34,22 +34,12 @@ class Locations(Message):
     more than a message takes, as many are told of each key at most."""
 
     TYPE = 11
-    FORM = (
-        ("replicas", "count"),
-        ("replicas", "u8s"),
-        ("sizes", "u64s"),
-        ("checksums", "u64s"),
-        ("generations", "u64s"),
-        ("nodes", "count"),
-        ("nodes", "u32s"),
-        ("tiers", "u8s"),
-    )
-    replicas: bytes
-    sizes: Ints
-    checksums: Ints
-    generations: Ints
-    nodes: Ints
-    tiers: bytes
+    replicas: CountedU8s
+    sizes: U64s
+    checksums: U64s
+    generations: U64s
+    nodes: CountedU32s
+    tiers: U8s
 
 
 @message
@@ -57,8 +47,7 @@ class Exists(Message):
     """Which of these keys can be read now? Answer: Flags. Not an access: it keeps no block alive."""
 
     TYPE = 12
-    FORM = (("keys", "keys"),)
-    keys: list[bytes]
+    keys: Keys
 
 
 @message
@@ -66,8 +55,7 @@ class MatchPrefix(Message):
     """How many of these keys, from the first on without a gap, can be read now? Answer: Count. Not an access."""
 
     TYPE = 13
-    FORM = (("keys", "keys"),)
-    keys: list[bytes]
+    keys: Keys
 
 
 @message
@@ -75,11 +63,11 @@ class Reserve(Message):
     """Who may write these keys, and where? `local_node` is preferred (0: none); `avoid` is never granted. Answer: Grants."""
 
     TYPE = 14
-    FORM = (("local_node", "u32"), ("avoid", "u32"), ("keys", "keys"), ("sizes", "u64s"))
-    keys: list[bytes]
-    sizes: Ints
-    local_node: int = 0
-    avoid: int = 0
+    WIRE = ("local_node", "avoid", "keys", "sizes")
+    keys: Keys
+    sizes: U64s
+    local_node: U32 = 0
+    avoid: U32 = 0
 
 
 @message
@@ -87,10 +75,9 @@ class Grants(Message):
     """For each key GRANTED, PRESENT or BUSY; the node to write to and the block's generation (0 unless granted)."""
 
     TYPE = 15
-    FORM = (("statuses", "count"), ("statuses", "u8s"), ("nodes", "u32s"), ("generations", "u64s"))
-    statuses: bytes
-    nodes: Ints
-    generations: Ints
+    statuses: CountedU8s
+    nodes: U32s
+    generations: U64s
 
 
 @message
@@ -98,9 +85,8 @@ class Cancel(Message):
     """These reserved keys will not be written after all. Answer: Ok. Generations guard against cancelling another's reservation."""
 
     TYPE = 16
-    FORM = (("keys", "keys"), ("generations", "u64s"))
-    keys: list[bytes]
-    generations: Ints
+    keys: Keys
+    generations: U64s
 
 
 @message
@@ -108,9 +94,9 @@ class Remove(Message):
     """Delete these keys from every node. Leased and pinned blocks stay unless `force`. Answer: Flags (1: it was there and is gone)."""
 
     TYPE = 17
-    FORM = (("force", "u8"), ("keys", "keys"))
-    keys: list[bytes]
-    force: int = 0
+    WIRE = ("force", "keys")
+    keys: Keys
+    force: U8 = 0
 
 
 @message
@@ -118,9 +104,9 @@ class Pin(Message):
     """Keep these blocks (`pinned` 1) from eviction, or let them go (0). Answer: Flags (1: it is there)."""
 
     TYPE = 18
-    FORM = (("pinned", "u8"), ("keys", "keys"))
-    keys: list[bytes]
-    pinned: int = 1
+    WIRE = ("pinned", "keys")
+    keys: Keys
+    pinned: U8 = 1
 
 
 @message
@@ -129,11 +115,11 @@ class RemoveMatching(Message):
     those. Leased and pinned ones stay unless `force`. Answer: Count, of those that were there and are gone."""
 
     TYPE = 21
-    FORM = (("force", "u8"), ("any_namespace", "u8"), ("namespace", "text"), ("pattern", "text"))
-    namespace: str
-    any_namespace: int
-    pattern: str
-    force: int = 0
+    WIRE = ("force", "any_namespace", "namespace", "pattern")
+    namespace: Text
+    any_namespace: U8
+    pattern: Text
+    force: U8 = 0
 
 
 @message
@@ -141,9 +127,9 @@ class PinFor(Message):
     """Keep these blocks from eviction for so long, unless they are pinned for longer. Answer: Flags (1: it is there)."""
 
     TYPE = 22
-    FORM = (("ttl_ms", "u32"), ("keys", "keys"))
-    keys: list[bytes]
-    ttl_ms: int
+    WIRE = ("ttl_ms", "keys")
+    keys: Keys
+    ttl_ms: U32
 
 
 @message
@@ -151,9 +137,9 @@ class Replicate(Message):
     """Have these blocks at `count` nodes, from now on. Answer, once that is durable: Flags (REPLICAS_...); who waits asks again."""
 
     TYPE = 23
-    FORM = (("count", "u8"), ("keys", "keys"))
-    keys: list[bytes]
-    count: int
+    WIRE = ("count", "keys")
+    keys: Keys
+    count: U8
 
 
 @message
@@ -174,24 +160,12 @@ class NodeTable(Message):
     """
 
     TYPE = 20
-    FORM = (
-        ("ids", "count"),
-        ("ids", "u32s"),
-        ("names", "labels"),
-        ("hosts", "labels"),
-        ("unix", "labels"),
-        ("tcp", "labels"),
-        ("revisions", "u64s"),
-        ("transfers", "blobs"),
-        ("tickets", "blobs"),
-        ("ticket_ms", "u32"),
-    )
-    ids: Ints
-    names: list[str]
-    hosts: list[str]
-    unix: list[str]
-    tcp: list[str]
-    revisions: Ints
-    transfers: list[bytes]
-    tickets: list[bytes] = field(default_factory=list)
-    ticket_ms: int = 0
+    ids: CountedU32s
+    names: Labels
+    hosts: Labels
+    unix: Labels
+    tcp: Labels
+    revisions: U64s
+    transfers: Blobs
+    tickets: Blobs = field(default_factory=list)
+    ticket_ms: U32 = 0

@@ -1,4 +1,4 @@
-"""What every message of the hot path is: a type number and a form (fields in wire order), from which its codec is made.
+"""Base of the messages of the hot path: a type number, and fields whose annotations name their kinds on the wire (`wire.Form`).
 
 A batch that is too large for one message is cut by the sender. Control (registration, heartbeats, status, listing) is gRPC:
 control.proto. docs/protocol.md is the byte-for-byte description.
@@ -6,11 +6,29 @@ control.proto. docs/protocol.md is the byte-for-byte description.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, ClassVar, Final, Protocol, Self, TypeVar, cast, dataclass_transform
 
 from kvstore.protocol.wire import Form
 
 Ints = Sequence[int]
+
+U8 = Annotated[int, "u8"]
+U32 = Annotated[int, "u32"]
+U64 = Annotated[int, "u64"]
+Text = Annotated[str, "text"]
+Keys = Annotated[list[bytes], "keys"]
+Parents = Annotated[list[bytes], "parents"]
+Blobs = Annotated[list[bytes], "blobs"]
+Labels = Annotated[list[str], "labels"]
+Texts = Annotated[list[str], "texts"]
+U8s = Annotated[bytes, "u8s"]
+U32s = Annotated[Ints, "u32s"]
+U64s = Annotated[Ints, "u64s"]
+CountedU8s = Annotated[bytes, "count", "u8s"]
+CountedU32s = Annotated[Ints, "count", "u32s"]
+CountedU64s = Annotated[Ints, "count", "u64s"]
+CountedBlobs = Annotated[list[bytes], "count", "blobs"]
+"""Kinds of fields. One that is counted begins a batch: its length goes before it."""
 
 GRANTED, PRESENT, BUSY = 0, 1, 2
 """Answers to Reserve and Open: write it; it is already there; another writer holds it, ask again."""
@@ -50,11 +68,13 @@ class _FormOnUse:
 
 
 class Message:
-    """A body with fields in the order of FORM, whose kinds `wire.Form` explains."""
+    """A body whose fields are on the wire in the order of WIRE, or in their own."""
 
     __slots__ = ()
     TYPE: ClassVar[int]
+    WIRE: ClassVar[tuple[str, ...]] = ()
     FORM: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Name and kind of each column, in wire order; made by `message`."""
     _form: ClassVar[Form]
 
     def __eq__(self, other: object) -> bool:
@@ -75,25 +95,14 @@ class Message:
         """Raises ProtocolError unless `body` has exactly this message's form."""
         return cls(*cls._form.unpack(body))
 
-    @classmethod
-    def pack_one(cls, *row: Any) -> bytes | None:
-        """The body of a message about one block, without the message: a value of each column, in wire order. None: it has to be made the
-        usual way, which says what is wrong. For forms of a batch (`BatchOfOne`)."""
-        assert cls._form.of_one is not None
-        return cls._form.of_one.pack_row(list(row))
-
-    @classmethod
-    def unpack_one(cls, body: bytes | bytearray | memoryview) -> list[Any] | None:
-        """What `pack_one` was given. None: it is about several blocks, or wrong: `unpack` tells."""
-        assert cls._form.of_one is not None
-        return cls._form.of_one.unpack_row(body)
-
 
 M = TypeVar("M", bound=type[Message])
 
 
 @dataclass_transform(field_specifiers=(field,))
 def message(kind: M) -> M:
-    """Make a message's class a dataclass with slots. Comparison and repr are Message's: compiling them for each of sixty classes took
-    a tenth of a client's import."""
+    """Make a message's class a dataclass with slots, and its form of its annotations. Comparison and repr are Message's: compiling them for
+    each of sixty classes took a tenth of a client's import."""
+    hints = kind.__annotations__
+    kind.FORM = tuple((name, column) for name in kind.WIRE or hints for column in hints[name].__metadata__)
     return cast(M, dataclass(slots=True, eq=False, repr=False)(kind))

@@ -2,132 +2,20 @@
 
 from typing import Final
 
-from kvstore.protocol.catalog_messages import (
-    Claim,
-    Coldest,
-    Copied,
-    Copy,
-    Digests,
-    Drain,
-    Drop,
-    Heard,
-    Heartbeat,
-    Hold,
-    Publish,
-    Revoke,
-    Seek,
-    TicketKey,
-    Want,
-)
-from kvstore.protocol.event_messages import EventBatch, Events
-from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
-from kvstore.protocol.master_messages import (
-    Cancel,
-    Exists,
-    Grants,
-    Locations,
-    Lookup,
-    MatchPrefix,
-    Nodes,
-    NodeTable,
-    Pin,
-    PinFor,
-    Remove,
-    RemoveMatching,
-    Replicate,
-    Reserve,
-)
+from kvstore.protocol import catalog_messages, event_messages, handover_messages, master_messages, node_messages, session_messages
+from kvstore.protocol.catalog_messages import Heard
+from kvstore.protocol.event_messages import EventBatch
+from kvstore.protocol.master_messages import Grants, Locations, NodeTable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import (
-    Abort,
-    Blocks,
-    Commit,
-    Flush,
-    HoldBlocks,
-    Open,
-    OpenAhead,
-    Opened,
-    OpenIndex,
-    Put,
-    PutAhead,
-    Read,
-    RegionList,
-    Regions,
-    Release,
-    ReleaseHolds,
-    SlabFds,
-    Slabs,
-)
-from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Trace, Welcome
+from kvstore.protocol.node_messages import Blocks, Opened, RegionList, Release, ReleaseHolds, SlabFds
+from kvstore.protocol.session_messages import Count, Failure, Flags, Ok, Trace, Welcome
 
+_MODULES: Final = (session_messages, master_messages, catalog_messages, node_messages, event_messages, handover_messages)
 MESSAGES: Final[dict[int, type[Message]]] = {
     kind.TYPE: kind
-    for kind in (
-        Hello,
-        Welcome,
-        Failure,
-        Ok,
-        Flags,
-        Count,
-        Trace,
-        Lookup,
-        Locations,
-        Exists,
-        MatchPrefix,
-        Reserve,
-        Grants,
-        Cancel,
-        Remove,
-        Pin,
-        Nodes,
-        NodeTable,
-        RemoveMatching,
-        PinFor,
-        Replicate,
-        Digests,
-        Heartbeat,
-        Heard,
-        Seek,
-        Want,
-        Publish,
-        Drop,
-        Hold,
-        Claim,
-        Copy,
-        Copied,
-        Drain,
-        TicketKey,
-        Revoke,
-        Coldest,
-        Put,
-        Open,
-        Opened,
-        Commit,
-        Abort,
-        Read,
-        Blocks,
-        Release,
-        Slabs,
-        SlabFds,
-        Regions,
-        RegionList,
-        OpenIndex,
-        Flush,
-        HoldBlocks,
-        ReleaseHolds,
-        OpenAhead,
-        PutAhead,
-        Events,
-        EventBatch,
-        Greet,
-        Ask,
-        Show,
-        Part,
-        Stop,
-        Report,
-        Verdict,
-        Done,
-    )
+    for module in _MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
 }
 """Type number to message."""
 

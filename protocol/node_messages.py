@@ -5,7 +5,24 @@ Keys belong to the tenant that the connection said in its Hello.
 
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message, message
+from kvstore.protocol.message import (
+    U8,
+    U32,
+    U64,
+    Blobs,
+    CountedBlobs,
+    CountedU8s,
+    CountedU32s,
+    CountedU64s,
+    Keys,
+    Message,
+    Parents,
+    Text,
+    U8s,
+    U32s,
+    U64s,
+    message,
+)
 
 ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
 """Answers to Put and Commit: there before; stored; no room beside the rest of the batch, or being written."""
@@ -31,22 +48,14 @@ class Put(Message):
     """
 
     TYPE = 40
-    FORM = (
-        ("ack", "u8"),
-        ("namespace", "text"),
-        ("keys", "keys"),
-        ("sizes", "u64s"),
-        ("generations", "u64s"),
-        ("checksums", "u64s"),
-        ("parents", "parents"),
-    )
-    namespace: str
-    keys: list[bytes]
-    sizes: Ints
-    generations: Ints
-    checksums: Ints
-    parents: list[bytes]
-    ack: int = ACK_CLUSTER
+    WIRE = ("ack", "namespace", "keys", "sizes", "generations", "checksums", "parents")
+    namespace: Text
+    keys: Keys
+    sizes: U64s
+    generations: U64s
+    checksums: U64s
+    parents: Parents
+    ack: U8 = ACK_CLUSTER
 
 
 @message
@@ -57,13 +66,13 @@ class Open(Message):
     """
 
     TYPE = 41
-    FORM = (("engine", "u8"), ("namespace", "text"), ("keys", "keys"), ("sizes", "u64s"), ("generations", "u64s"), ("parents", "parents"))
-    namespace: str
-    keys: list[bytes]
-    sizes: Ints
-    generations: Ints
-    parents: list[bytes]
-    engine: int = 0
+    WIRE = ("engine", "namespace", "keys", "sizes", "generations", "parents")
+    namespace: Text
+    keys: Keys
+    sizes: U64s
+    generations: U64s
+    parents: Parents
+    engine: U8 = 0
 
 
 @message
@@ -72,22 +81,12 @@ class Opened(Message):
     region (as its node's engine exports it), else b""; then slabs that later puts will use, to be mapped ahead."""
 
     TYPE = 42
-    FORM = (
-        ("statuses", "count"),
-        ("statuses", "u8s"),
-        ("put_ids", "u64s"),
-        ("slabs", "u32s"),
-        ("offsets", "u64s"),
-        ("regions", "blobs"),
-        ("ahead", "count"),
-        ("ahead", "u32s"),
-    )
-    statuses: bytes
-    put_ids: Ints
-    slabs: Ints
-    offsets: Ints
-    regions: list[bytes]
-    ahead: Ints
+    statuses: CountedU8s
+    put_ids: U64s
+    slabs: U32s
+    offsets: U64s
+    regions: Blobs
+    ahead: CountedU32s
 
 
 @message
@@ -98,9 +97,8 @@ class Commit(Message):
     """
 
     TYPE = 43
-    FORM = (("put_ids", "count"), ("put_ids", "u64s"), ("checksums", "u64s"))
-    put_ids: Ints
-    checksums: Ints
+    put_ids: CountedU64s
+    checksums: U64s
 
 
 @message
@@ -108,8 +106,7 @@ class Abort(Message):
     """Forget these puts and free their slots. Answer: Ok; unknown ids are ignored."""
 
     TYPE = 44
-    FORM = (("put_ids", "count"), ("put_ids", "u64s"))
-    put_ids: Ints
+    put_ids: CountedU64s
 
 
 @message
@@ -121,12 +118,12 @@ class Read(Message):
     """
 
     TYPE = 45
-    FORM = (("inline_bytes", "u64"), ("lease_ms", "u32"), ("engine", "u8"), ("keys", "keys"), ("generations", "u64s"))
-    keys: list[bytes]
-    generations: Ints
-    inline_bytes: int
-    lease_ms: int
-    engine: int = 0
+    WIRE = ("inline_bytes", "lease_ms", "engine", "keys", "generations")
+    keys: Keys
+    generations: U64s
+    inline_bytes: U64
+    lease_ms: U32
+    engine: U8 = 0
 
 
 @message
@@ -140,27 +137,15 @@ class Blocks(Message):
     """
 
     TYPE = 46
-    FORM = (
-        ("lease", "u64"),
-        ("lease_until_ns", "u64"),
-        ("lease_ms", "u32"),
-        ("statuses", "count"),
-        ("statuses", "u8s"),
-        ("sizes", "u64s"),
-        ("checksums", "u64s"),
-        ("tiers", "u8s"),
-        ("slabs", "u32s"),
-        ("offsets", "u64s"),
-    )
-    lease: int
-    lease_until_ns: int
-    lease_ms: int
-    statuses: bytes
-    sizes: Ints
-    checksums: Ints
-    tiers: bytes
-    slabs: Ints
-    offsets: Ints
+    lease: U64
+    lease_until_ns: U64
+    lease_ms: U32
+    statuses: CountedU8s
+    sizes: U64s
+    checksums: U64s
+    tiers: U8s
+    slabs: U32s
+    offsets: U64s
 
 
 @message
@@ -168,8 +153,7 @@ class Release(Message):
     """These leases are over. No answer; request id 0."""
 
     TYPE = 47
-    FORM = (("leases", "count"), ("leases", "u64s"))
-    leases: Ints
+    leases: CountedU64s
 
 
 @message
@@ -178,10 +162,10 @@ class Slabs(Message):
     gone. Unix sockets only. Answer: SlabFds."""
 
     TYPE = 48
-    FORM = (("writable", "u8"), ("slabs", "count"), ("slabs", "u32s"), ("held", "count"), ("held", "u32s"))
-    slabs: Ints
-    writable: int = 0
-    held: Ints = ()
+    WIRE = ("writable", "slabs", "held")
+    slabs: CountedU32s
+    writable: U8 = 0
+    held: CountedU32s = ()
 
 
 @message
@@ -190,9 +174,8 @@ class SlabFds(Message):
     asker held and are gone."""
 
     TYPE = 49
-    FORM = (("sizes", "count"), ("sizes", "u64s"), ("gone", "count"), ("gone", "u32s"))
-    sizes: Ints
-    gone: Ints = ()
+    sizes: CountedU64s
+    gone: CountedU32s = ()
 
 
 @message
@@ -200,8 +183,7 @@ class Regions(Message):
     """Show these slabs (at most 64) to my transfer engine, for reading. Answer: RegionList."""
 
     TYPE = 50
-    FORM = (("slabs", "count"), ("slabs", "u32s"))
-    slabs: Ints
+    slabs: CountedU32s
 
 
 @message
@@ -209,8 +191,7 @@ class RegionList(Message):
     """The slabs as the node's transfer engine exports them, in order, b"" for one that is gone."""
 
     TYPE = 51
-    FORM = (("regions", "count"), ("regions", "blobs"))
-    regions: list[bytes]
+    regions: CountedBlobs
 
 
 @message
@@ -241,11 +222,10 @@ class HoldBlocks(Message):
     """
 
     TYPE = 56
-    FORM = (("number", "u64"), ("ttl_ms", "u32"), ("keys", "keys"), ("generations", "u64s"))
-    number: int
-    ttl_ms: int
-    keys: list[bytes]
-    generations: Ints
+    number: U64
+    ttl_ms: U32
+    keys: Keys
+    generations: U64s
 
 
 @message
@@ -253,8 +233,7 @@ class ReleaseHolds(Message):
     """These holds of the tenant are over, whatever connection they were taken by. No answer; request id 0. Unknown ones are ignored."""
 
     TYPE = 57
-    FORM = (("numbers", "count"), ("numbers", "u64s"))
-    numbers: Ints
+    numbers: CountedU64s
 
 
 @message
@@ -266,8 +245,7 @@ class OpenAhead(Message):
     """
 
     TYPE = 58
-    FORM = (("size_bytes", "u64"),)
-    size_bytes: int
+    size_bytes: U64
 
 
 @message
@@ -279,13 +257,13 @@ class PutAhead(Message):
     """
 
     TYPE = 59
-    FORM = (("number", "u64"), ("next_bytes", "u64"), *Put.FORM)
-    number: int
-    next_bytes: int
-    namespace: str
-    keys: list[bytes]
-    sizes: Ints
-    generations: Ints
-    checksums: Ints
-    parents: list[bytes]
-    ack: int = ACK_NODE
+    WIRE = ("number", "next_bytes", "ack", "namespace", "keys", "sizes", "generations", "checksums", "parents")
+    number: U64
+    next_bytes: U64
+    namespace: Text
+    keys: Keys
+    sizes: U64s
+    generations: U64s
+    checksums: U64s
+    parents: Parents
+    ack: U8 = ACK_NODE

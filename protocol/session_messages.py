@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvstore.protocol.message import Message, message
+from kvstore.protocol.message import U8, U32, U64, CountedU8s, Message, Text, message
 
 ROLE_CLIENT: Final = 1
 ROLE_NODE: Final = 2
@@ -23,23 +23,13 @@ class Hello(Message):
     """
 
     TYPE = 1
-    FORM = (
-        ("role", "u8"),
-        ("tenant", "text"),
-        ("token", "text"),
-        ("name", "text"),
-        ("epoch", "u64"),
-        ("ticket", "count"),
-        ("ticket", "u8s"),
-        ("partition", "u8"),
-    )
-    role: int
-    tenant: str = ""
-    token: str = ""
-    name: str = ""
-    epoch: int = 0
-    ticket: bytes = b""
-    partition: int = 0
+    role: U8
+    tenant: Text = ""
+    token: Text = ""
+    name: Text = ""
+    epoch: U64 = 0
+    ticket: CountedU8s = b""
+    partition: U8 = 0
 
 
 @message
@@ -52,26 +42,15 @@ class Welcome(Message):
     owner, or a node. `partitions` is how many parts the cluster's key space has, from a master."""
 
     TYPE = 2
-    FORM = (
-        ("server", "u8"),
-        ("name", "text"),
-        ("node_id", "u32"),
-        ("epoch", "u64"),
-        ("host_id", "text"),
-        ("unix", "text"),
-        ("control", "text"),
-        ("owner", "text"),
-        ("partitions", "u8"),
-    )
-    server: int
-    name: str
-    node_id: int = 0
-    epoch: int = 0
-    host_id: str = ""
-    unix: str = ""
-    control: str = ""
-    owner: str = ""
-    partitions: int = 1
+    server: U8
+    name: Text
+    node_id: U32 = 0
+    epoch: U64 = 0
+    host_id: Text = ""
+    unix: Text = ""
+    control: Text = ""
+    owner: Text = ""
+    partitions: U8 = 1
 
 
 @message
@@ -79,9 +58,8 @@ class Failure(Message):
     """The request failed with one typed error; nothing of it took effect unless its documentation says so."""
 
     TYPE = 3
-    FORM = (("code", "u32"), ("text", "text"))
-    code: int
-    text: str
+    code: U32
+    text: Text
 
 
 @message
@@ -96,8 +74,7 @@ class Flags(Message):
     """One byte a key (or put) of the request, 1 for yes."""
 
     TYPE = 5
-    FORM = (("flags", "count"), ("flags", "u8s"))
-    flags: bytes
+    flags: CountedU8s
 
 
 @message
@@ -110,12 +87,10 @@ class Trace(Message):
     """
 
     TYPE = 7
-    FORM = (("traceparent", "text"),)
-    traceparent: str
+    traceparent: Text
 
 
 @message
 class Count(Message):
     TYPE = 6
-    FORM = (("value", "u64"),)
-    value: int
+    value: U64

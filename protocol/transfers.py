@@ -6,7 +6,7 @@ the request's pieces. Answers are Ok, Joined or Failure, in the order of the req
 
 from typing import Final
 
-from kvstore.protocol.message import Ints, Message, message
+from kvstore.protocol.message import U8, U64, CountedU8s, CountedU64s, Message, Text, U64s, message
 
 ROLE_AGENT: Final = 3
 """An agent's role in Hello, on the Unix socket of shared memory."""
@@ -27,10 +27,9 @@ class Join(Message):
     description of the engine that is joined has. Answer: Joined."""
 
     TYPE = 60
-    FORM = (("name", "text"), ("connection", "u64"), ("secret", "count"), ("secret", "u8s"))
-    name: str
-    connection: int
-    secret: bytes = b""
+    name: Text
+    connection: U64
+    secret: CountedU8s = b""
 
 
 @message
@@ -38,8 +37,7 @@ class Joined(Message):
     """The name of the agent that answers."""
 
     TYPE = 61
-    FORM = (("name", "text"),)
-    name: str
+    name: Text
 
 
 @message
@@ -47,11 +45,10 @@ class Fetch(Message):
     """Send these pieces of your regions. `keys` are the regions' read or write keys. Answer: Ok, with the pieces as payload."""
 
     TYPE = 62
-    FORM = (("regions", "count"), ("regions", "u64s"), ("keys", "u64s"), ("offsets", "u64s"), ("sizes", "u64s"))
-    regions: Ints
-    keys: Ints
-    offsets: Ints
-    sizes: Ints
+    regions: CountedU64s
+    keys: U64s
+    offsets: U64s
+    sizes: U64s
 
 
 @message
@@ -62,11 +59,10 @@ class Store(Message):
     """
 
     TYPE = 63
-    FORM = Fetch.FORM
-    regions: Ints
-    keys: Ints
-    offsets: Ints
-    sizes: Ints
+    regions: CountedU64s
+    keys: U64s
+    offsets: U64s
+    sizes: U64s
 
 
 @message
@@ -74,8 +70,7 @@ class Fence(Message):
     """Close these connections of mine; nothing more that came by them is to be written. Answer: Ok, once that holds."""
 
     TYPE = 64
-    FORM = (("connections", "count"), ("connections", "u64s"))
-    connections: Ints
+    connections: CountedU64s
 
 
 @message
@@ -83,8 +78,7 @@ class Notice(Message):
     """Tell your user. Answer: Ok."""
 
     TYPE = 65
-    FORM = (("message", "count"), ("message", "u8s"))
-    message: bytes
+    message: CountedU8s
 
 
 @message
@@ -93,7 +87,6 @@ class Attach(Message):
     needs no key. Unix sockets only. Answer: SlabFds, of one."""
 
     TYPE = 66
-    FORM = (("region", "u64"), ("key", "u64"), ("writable", "u8"))
-    region: int
-    key: int
-    writable: int = 0
+    region: U64
+    key: U64
+    writable: U8 = 0

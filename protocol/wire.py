@@ -19,10 +19,8 @@ from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.frames import MAX_BATCH, MAX_BLOB_BYTES, MAX_COUNT, MAX_KEY_BYTES
 
 _U8: Final = struct.Struct("<B")
-_U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
-_F64: Final = struct.Struct("<d")
 _KEYS: Final = struct.Struct("<IH")
 VARIABLE: Final = 0xFFFF
 """key_size of a key column whose keys differ in length: a u8 of lengths a key goes before the keys."""
@@ -44,20 +42,12 @@ class Writer:
         self._parts.append(_U8.pack(value))
         return self
 
-    def u16(self, value: int) -> "Writer":
-        self._parts.append(_U16.pack(value))
-        return self
-
     def u32(self, value: int) -> "Writer":
         self._parts.append(_U32.pack(value))
         return self
 
     def u64(self, value: int) -> "Writer":
         self._parts.append(_U64.pack(value))
-        return self
-
-    def f64(self, value: float) -> "Writer":
-        self._parts.append(_F64.pack(value))
         return self
 
     def blob(self, value: bytes) -> "Writer":
@@ -76,14 +66,6 @@ class Writer:
 
     def u32s(self, values: Sequence[int]) -> "Writer":
         self._parts.append(array("I", values).tobytes())
-        return self
-
-    def u64s(self, values: Sequence[int]) -> "Writer":
-        self._parts.append(array("Q", values).tobytes())
-        return self
-
-    def keys(self, keys: Sequence[bytes]) -> "Writer":
-        self._parts.append(pack_keys(keys))
         return self
 
     def done(self) -> bytes:
@@ -113,17 +95,11 @@ class Reader:
     def u8(self) -> int:
         return int(self._data[self._take(1)])
 
-    def u16(self) -> int:
-        return int(_U16.unpack_from(self._data, self._take(2))[0])
-
     def u32(self) -> int:
         return int(_U32.unpack_from(self._data, self._take(4))[0])
 
     def u64(self) -> int:
         return int(_U64.unpack_from(self._data, self._take(8))[0])
-
-    def f64(self) -> float:
-        return float(_F64.unpack_from(self._data, self._take(8))[0])
 
     def blob(self) -> bytes:
         size_bytes = self.u32()
@@ -184,7 +160,7 @@ class Reader:
 class Form:
     """The columns of one message: (attribute, kind) pairs in wire order, and its constructor's parameters in theirs.
 
-    Kinds: u8, u16, u32, u64, f64 and text are one value. keys is the batch; count is a batch's length only (that of the attribute).
+    Kinds: u8, u32, u64 and text are one value. keys is the batch; count is a batch's length only (that of the attribute).
     u8s, u32s, u64s, parents (keys, "" for none), labels (texts) and blobs are as long as the nearest batch before. texts has its own
     length.
     """
@@ -333,7 +309,7 @@ def _equal_keys(count: int, size: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
 
-_SCALARS: Final = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f64": "d"}
+_SCALARS: Final = {"u8": "B", "u32": "I", "u64": "Q"}
 _COLUMNS: Final[dict[str, tuple[Callable[[Any], bytes], Callable[[_Body], Sequence[Any]]]]] = {
     "text": (lambda text: pack_blob(text.encode()), lambda body: (body.text(),)),
     "count": (lambda values: _U32.pack(len(values)), _Body.read_count),

@@ -1,14 +1,17 @@
-"""Who of a host may connect to a daemon's Unix socket: the user that runs it, and whom the operator lets in by a group and a mode.
+"""Unix socket files: who of a host may connect to a daemon's, and removal of those that nobody listens on.
 
 To connect one needs leave to write the socket file and to enter its folder. The folder is opened for entering, not for listing, and nothing
-else in it becomes anybody's.
+else in it becomes anybody's. A process that is killed leaves its files behind.
 """
 
+import contextlib
+import errno
 import grp
 import os
 import re
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IMODE
@@ -32,6 +35,12 @@ _CREDENTIALS: Final = struct.Struct("@iII")
 _SO_PEERGROUPS: Final = 59
 _GROUPS_BYTES: Final = 1024
 """256 supplementary groups; Python asks the kernel for no more."""
+OURS: Final = re.compile(r"(master|node|transfer)-.+\.sock")
+"""The folder may be one in which others keep files, too."""
+MIN_AGE_S: Final = 2.0
+"""A younger one may be bound and not listened on yet."""
+PROBE_S: Final = 1.0
+"""For a connection within the host, which a listener's backlog takes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +134,26 @@ def _name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+def remove_dead(path: Path) -> None:
+    """Unlink a socket file that nobody listens on. Raises OSError(EADDRINUSE) if someone does."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            probe.connect(str(path))
+            raise OSError(errno.EADDRINUSE, "another process listens there: stop it, or give this one a folder of its own (--run-dir)")
+    path.unlink(missing_ok=True)
+
+
+def sweep(folder: Path, *, min_age_s: float = MIN_AGE_S) -> None:
+    """Remove what dead processes of ours have left in `folder`, if it is that old. What cannot be looked at or removed stays."""
+    left = []
+    with contextlib.suppress(OSError):
+        left = [path for path in folder.iterdir() if OURS.fullmatch(path.name)]
+    for path in left:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime >= min_age_s:
+                remove_dead(path)

@@ -1,19 +1,28 @@
-"""Addresses of daemons: `host:port` for TCP, `unix:/path` for a socket file of this host."""
+"""Addresses of daemons: `host:port` for TCP, `unix:/path` for a socket file of this host; and connecting to them."""
 
 import errno
 import os
 import socket
+import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, TooManyConnections, Unavailable
 from kvstore.rpc.access import why_denied
+from kvstore.rpc.deadline import Deadline
+
+if TYPE_CHECKING:
+    from kvstore.rpc.reactor import Reactor
+    from kvstore.security.tls.certificates import Certificates
 
 ELSEWHERE: Final = "it is on another host, or has no Unix socket"
 MIN_SHARE_S: Final = 0.001
 """A timeout of 0 would mean not to wait at all."""
+Found = list[tuple[int, Any]]
+"""(family, the address as its sockets take it), the preferred first; at least one."""
 
 
 class Address(NamedTuple):
@@ -146,3 +155,50 @@ def share_s(left_s: float, addresses_left: int) -> float:
 def not_a_name(error: UnicodeError) -> OSError:
     """What the idna codec raises for a label of over 63 characters, as an OSError."""
     return OSError(errno.EINVAL, f"not a host name: {error}")
+
+
+def connect_to(address: Address, tls: "Certificates | None", deadline: Deadline) -> socket.socket:
+    """A connected blocking socket; over TCP, with `tls` that connects, after its handshake. Raises Unavailable, DeadlineExceeded,
+    Untrusted."""
+    try:
+        sock = connect(address, timeout_s=deadline.left_s())
+        if tls is not None and tls.connects and not address.unix:
+            return tls.connect(sock, address.host, deadline.left_s())
+    except KVStoreError:
+        raise
+    except TimeoutError:
+        raise deadline.exceeded() from None
+    except OSError as error:
+        raise not_connected(address, error) from None
+    return sock
+
+
+def not_connected(address: Address, error: OSError) -> Unavailable:
+    """The error of an attempt to connect that failed with `error`: TooManyConnections where this process is out of descriptors."""
+    kind = TooManyConnections if error.errno in (errno.EMFILE, errno.ENFILE) else Unavailable
+    return kind(f"cannot connect to {address}: {error.strerror or error}")
+
+
+def resolve(reactor: "Reactor", address: Address, on_found: Callable[[Found | OSError], None]) -> None:
+    """Call `on_found` once, in the loop: at once for an IP address, else after a thread has asked the system's resolver, which limits how
+    long that takes. Not at all if the reactor is closed by then. For the loop's thread."""
+    try:
+        on_found(_look_up(address, socket.AI_NUMERICHOST))
+    except (socket.gaierror, UnicodeError):
+        threading.Thread(target=_ask, args=(reactor, address, on_found), name="resolve", daemon=True).start()
+
+
+def _ask(reactor: "Reactor", address: Address, on_found: Callable[[Found | OSError], None]) -> None:
+    found: Found | OSError
+    try:
+        found = _look_up(address, 0)
+    except UnicodeError as error:
+        found = not_a_name(error)
+    except OSError as error:
+        found = error
+    reactor.call_soon(lambda: on_found(found))
+
+
+def _look_up(address: Address, flags: int) -> Found:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, name) for family, _, _, _, name in found]

@@ -14,19 +14,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.rpc.address import Address, not_a_name, share_s
+from kvstore.rpc.address import Address, not_a_name, not_connected, share_s
 from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.channel import POST_TIMEOUT_S
-from kvstore.rpc.connecting import not_connected
+from kvstore.rpc.client_protocol import BaseChannel, has_hung_up, notice, refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import Exchange, has_hung_up, notice, refusal, take_descriptors
-from kvstore.rpc.incoming import Incoming
-from kvstore.rpc.outbox import MAX_VECTORS, advance
+from kvstore.rpc.frame_writer import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.security.tls.certificates import SERVERS, Certificates
 from kvstore.security.tls.subjects import check_welcome
@@ -35,18 +33,12 @@ from kvstore.security.tls.tls_socket import WRITE, TlsSocket
 M = TypeVar("M", bound=Message)
 
 
-class AsyncChannel:
+class AsyncChannel(BaseChannel):
     """See the module. Owns its socket; `welcome` says who answered. One task at a time."""
 
     def __init__(self, address: Address, sock: socket.socket) -> None:
-        self.address = address
+        super().__init__(address)
         self._sock = sock
-        self._incoming = Incoming()
-        self._exchange = Exchange(address)
-        self.is_open = True
-        self._is_midway = False
-        """A request was begun and its answer has not come, or a message without an answer is being sent."""
-        self.welcome: Welcome
 
     @classmethod
     async def open(
@@ -99,7 +91,7 @@ class AsyncChannel:
         fds = array("i")
         try:
             slabs = await self._receive(SlabFds, deadline, fds)
-            if wrong := self._exchange.wrong_descriptors(slabs, len(fds)):
+            if wrong := self._protocol.wrong_descriptors(slabs, len(fds)):
                 raise self._broken(wrong)
         except BaseException:
             for fd in fds:
@@ -124,13 +116,13 @@ class AsyncChannel:
 
         Raises Unavailable, DeadlineExceeded or ProtocolError; the channel is closed then, and when this is cancelled.
         """
-        exchange = self._exchange
+        protocol = self._protocol
         try:
-            pending = exchange.destinations(destinations)
-            exchange.payload_left -= self._incoming.move_into(pending)
+            pending = protocol.destinations(destinations)
+            protocol.payload_left -= self._reader.move_into(pending)
             while pending:
                 got = await self._receive_some(list(islice(pending, MAX_VECTORS)), deadline)
-                exchange.payload_left -= got
+                protocol.payload_left -= got
                 advance(pending, got)
         except BaseException as error:
             raise self._broken(error) from None
@@ -153,11 +145,11 @@ class AsyncChannel:
 
     async def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
         try:
-            request = self._exchange.request(message, deadline, payload)
+            request = self._protocol.request(message, deadline, payload)
             self._is_midway = True
             await self._write(request, deadline)
         except OSError as error:
-            raise self._broken(refusal(self._sock, self._incoming) or error) from None
+            raise self._broken(refusal(self._sock, self._reader) or error) from None
         except BaseException as error:
             raise self._broken(error) from None
 
@@ -170,25 +162,11 @@ class AsyncChannel:
         return self._answered(frame, answer)
 
     async def _next_frame(self, deadline: Deadline, fds: "array[int] | None" = None) -> tuple[Header, memoryview]:
-        incoming = self._incoming
-        while (frame := incoming.next_frame()) is None:
-            room = incoming.room()
-            incoming.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
+        reader = self._reader
+        while (frame := reader.next_frame()) is None:
+            room = reader.recv_buffer()
+            reader.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
         return frame
-
-    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
-        """What a whole frame says. Raises as `call`."""
-        try:
-            reply = self._exchange.answer(frame[0], frame[1], answer)
-        except KVStoreError as error:
-            raise self._broken(error) from None
-        self._is_midway = False
-        if isinstance(reply, KVStoreError):
-            try:
-                raise reply
-            finally:
-                del reply  # the error refers to this call, which is not to refer to it
-        return reply
 
     # --- the socket ---
 
@@ -209,7 +187,7 @@ class AsyncChannel:
                 await self._ready(deadline)
                 continue
             if not got:
-                raise self._exchange.peer_closed()
+                raise self._protocol.peer_closed()
             return got
 
     async def _receive_fds(self, room: memoryview, fds: "array[int]", deadline: Deadline) -> int:
@@ -223,7 +201,7 @@ class AsyncChannel:
                 continue
             take_descriptors(ancillary, fds)
             if not got:
-                raise self._exchange.peer_closed()
+                raise self._protocol.peer_closed()
             return got
 
     async def _write(self, pending: deque[memoryview], deadline: Deadline) -> None:
@@ -249,25 +227,6 @@ class AsyncChannel:
         finally:
             remove(fd)
             timer.cancel()
-
-    def _broken(self, error: BaseException) -> BaseException:
-        """Close, and say what the caller is told: its own cancellation and typed errors as they are."""
-        self.close()
-        if isinstance(error, DeadlineExceeded):
-            return DeadlineExceeded(f"{self.address}: {error}")
-        if isinstance(error, OSError) and not isinstance(error, KVStoreError):
-            return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
-        return error
-
-    @property
-    def is_settled(self) -> bool:
-        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
-        return not self._is_midway and not self._exchange.payload_left
-
-    @property
-    def spreads_reads(self) -> bool:
-        """A master that has what is read much copied to further nodes answered."""
-        return self._exchange.spreads_reads
 
     def has_hung_up(self) -> bool:
         """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""

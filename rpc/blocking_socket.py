@@ -14,11 +14,10 @@ from itertools import islice
 from typing import Final
 
 from kvstore.rpc.busy_poll import BusyPoll
+from kvstore.rpc.client_protocol import take_descriptors
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import take_descriptors
-from kvstore.rpc.gil_contention import HELD_WAIT_MS, LATE_NS, sleeps
-from kvstore.rpc.held_socket import receive_held, send_held
-from kvstore.rpc.outbox import MAX_VECTORS, advance
+from kvstore.rpc.frame_writer import MAX_VECTORS, advance
+from kvstore.rpc.gil_contention import HELD_WAIT_MS, LATE_NS, receive_held, send_held, sleeps
 
 MAX_FDS: Final = 64
 _TIMEVAL: Final = struct.Struct("@ll")

@@ -14,18 +14,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable
-from kvstore.protocol.frames import Header
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import Flags, Hello, Welcome
-from kvstore.rpc.address import Address
+from kvstore.rpc.address import Address, connect_to
 from kvstore.rpc.blocking_socket import BlockingSocket
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.connecting import connect_to
+from kvstore.rpc.client_protocol import BaseChannel, has_hung_up, notice, refusal
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import Exchange, has_hung_up, notice, refusal
-from kvstore.rpc.incoming import Incoming
-from kvstore.rpc.outbox import MAX_VECTORS, advance
+from kvstore.rpc.frame_writer import MAX_VECTORS, advance
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 
 if TYPE_CHECKING:
@@ -41,21 +38,15 @@ _LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 """Made once: to join two flags of an enum takes as long as to look."""
 
 
-class Channel:
+class Channel(BaseChannel):
     """See the module. Owns its socket; `welcome` says who answered."""
 
     def __init__(self, address: Address, sock: socket.socket, busy_poll: BusyPoll | None = None) -> None:
         """`busy_poll`: a call may look for its answer for a while before it sleeps; None or one of 0 us: it sleeps at once."""
-        self.address = address
-        self._incoming = Incoming()
-        self._exchange = Exchange(address)
-        self._socket = BlockingSocket(sock, busy_poll, self._exchange.peer_closed)
+        super().__init__(address)
+        self._socket = BlockingSocket(sock, busy_poll, self._protocol.peer_closed)
         self.context: Any = None
         """What its user keeps for this connection, and loses with it."""
-        self.is_open = True
-        self._is_midway = False
-        """A request was begun and its answer has not come, or a message without an answer is being sent."""
-        self.welcome: Welcome
 
     @classmethod
     def open(
@@ -88,11 +79,6 @@ class Channel:
             raise
         return channel
 
-    @property
-    def takes_traces(self) -> bool:
-        """The peer has said so in its Welcome."""
-        return self._exchange.takes_traces
-
     def call(self, message: Packable, answer: type[M], deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> M:
         """Ask and return the answer. If it has a payload, read it with `read_into` before the next call.
 
@@ -105,22 +91,22 @@ class Channel:
     def call_for_flag(self, kind: int, body: bytes, value: bytes | memoryview, deadline: Deadline) -> int | None:
         """`call`, for the one flag of an answer Flags, with a message of that type, packed already, and one value: a third
         of the steps. None: the answer has another number of flags. Raises as `call`."""
-        exchange, incoming = self._exchange, self._incoming
+        protocol, reader = self._protocol, self._reader
         try:
-            head = exchange.packed_request(kind, body, len(value), deadline)
+            head = protocol.packed_request(kind, body, len(value), deadline)
         except ProtocolError as error:
             raise self._broken(error) from None
         self._is_midway = True
         try:
             self._socket.send_two(head, value, deadline)
-            if not incoming.unread_bytes:
-                room = incoming.room()
+            if not reader.unread_bytes:
+                room = reader.recv_buffer()
                 got = self._socket.receive_soon(room, deadline)
-                flag = exchange.flag(room, got)
+                flag = protocol.flag(room, got)
                 if flag is not None:
                     self._is_midway = False
                     return flag
-                incoming.received(got)
+                reader.received(got)
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
         flags = self._receive(Flags, deadline).flags
@@ -132,7 +118,7 @@ class Channel:
         fds = array("i")
         try:
             slabs = self._receive(SlabFds, deadline, fds)
-            if wrong := self._exchange.wrong_descriptors(slabs, len(fds)):
+            if wrong := self._protocol.wrong_descriptors(slabs, len(fds)):
                 raise self._broken(wrong)
         except BaseException:
             for fd in fds:
@@ -155,13 +141,13 @@ class Channel:
 
         Raises Unavailable, DeadlineExceeded or ProtocolError; the channel is closed then.
         """
-        exchange = self._exchange
+        protocol = self._protocol
         try:
-            pending = exchange.destinations(destinations)
-            exchange.payload_left -= self._incoming.move_into(pending)
+            pending = protocol.destinations(destinations)
+            protocol.payload_left -= self._reader.move_into(pending)
             while pending:
                 got = self._socket.receive(list(islice(pending, MAX_VECTORS)), deadline)
-                exchange.payload_left -= got
+                protocol.payload_left -= got
                 advance(pending, got)
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
@@ -184,10 +170,10 @@ class Channel:
 
     def await_answer(self, answer: type[M], until: Deadline) -> M | None:
         """The answer to `ask`; None if not all of it has come by then, and it can be awaited further. Raises as `call`."""
-        incoming = self._incoming
+        reader = self._reader
         try:
-            while (frame := incoming.next_frame()) is None:
-                incoming.received(self._socket.receive_soon(incoming.room(), until))
+            while (frame := reader.next_frame()) is None:
+                reader.received(self._socket.receive_soon(reader.recv_buffer(), until))
         except DeadlineExceeded:
             return None
         except (KVStoreError, OSError) as error:
@@ -196,12 +182,12 @@ class Channel:
 
     def take_answer(self, answer: type[M]) -> M | None:
         """What has come of the answer to `ask`; None if that is not all of it yet. Raises as `call`."""
-        incoming = self._incoming
+        reader = self._reader
         try:
-            frame = incoming.next_frame()
-            if frame is None and (got := self._socket.take((incoming.room(),))):
-                incoming.received(got)
-                frame = incoming.next_frame()
+            frame = reader.next_frame()
+            if frame is None and (got := self._socket.take((reader.recv_buffer(),))):
+                reader.received(got)
+                frame = reader.next_frame()
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
         return None if frame is None else self._answered(frame, answer)
@@ -209,20 +195,20 @@ class Channel:
     def values_into(self, destinations: Sequence[memoryview]) -> deque[memoryview]:
         """What `take_values` fills, as `read_into` does. Raises ProtocolError; the channel is closed then."""
         try:
-            return self._exchange.destinations(destinations)
+            return self._protocol.destinations(destinations)
         except ProtocolError as error:
             raise self._broken(error) from None
 
     def take_values(self, pending: deque[memoryview]) -> bool:
         """Read what has come into the front of `pending`, which loses it. True: that was all. Try once before polling: values may have come
         along with the answer. Raises as `read_into`."""
-        exchange = self._exchange
+        protocol = self._protocol
         try:
-            exchange.payload_left -= self._incoming.move_into(pending)
+            protocol.payload_left -= self._reader.move_into(pending)
             got = self._socket.take(list(islice(pending, MAX_VECTORS))) if pending else 0
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
-        exchange.payload_left -= got
+        protocol.payload_left -= got
         advance(pending, got)
         if pending and (tls := _tls_of(self._socket.sock)) is not None and tls.pending():  # a poll would not tell
             return self.take_values(pending)
@@ -232,60 +218,27 @@ class Channel:
 
     def _send(self, message: Packable, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
         try:
-            request = self._exchange.request(message, deadline, payload)
+            request = self._protocol.request(message, deadline, payload)
         except ProtocolError as error:
             raise self._broken(error) from None
         self._is_midway = True
         try:
             self._socket.send(request, deadline)
         except OSError as error:
-            raise self._broken(refusal(self._socket.sock, self._incoming) or error) from None
+            raise self._broken(refusal(self._socket.sock, self._reader) or error) from None
 
     def _receive(self, answer: type[M], deadline: Deadline, fds: "array[int] | None" = None) -> M:
         """The answer; descriptors that come with it are appended to `fds`."""
-        incoming, sock = self._incoming, self._socket
+        reader, sock = self._reader, self._socket
         try:
-            while (frame := incoming.next_frame()) is None:
-                room = incoming.room()
-                incoming.received(sock.receive_soon(room, deadline) if fds is None else sock.receive_fds(room, fds, deadline))
+            while (frame := reader.next_frame()) is None:
+                room = reader.recv_buffer()
+                reader.received(sock.receive_soon(room, deadline) if fds is None else sock.receive_fds(room, fds, deadline))
         except (KVStoreError, OSError) as error:
             raise self._broken(error) from None
         return self._answered(frame, answer)
 
-    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
-        """What a whole frame says. Raises as `call`."""
-        try:
-            reply = self._exchange.answer(frame[0], frame[1], answer)
-        except KVStoreError as error:
-            raise self._broken(error) from None
-        self._is_midway = False
-        if isinstance(reply, KVStoreError):
-            try:
-                raise reply
-            finally:
-                del reply  # the error refers to this call, which is not to refer to it
-        return reply
-
     # --- the connection ---
-
-    def _broken(self, error: KVStoreError | OSError) -> KVStoreError | OSError:
-        """Close, and say what the caller is told. An OSError without a number is not the socket's: a signal handler raised it."""
-        self.close()
-        if isinstance(error, DeadlineExceeded):
-            return DeadlineExceeded(f"{self.address}: {error}")
-        if isinstance(error, KVStoreError) or error.errno is None:
-            return error
-        return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
-
-    @property
-    def is_settled(self) -> bool:
-        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
-        return not self._is_midway and not self._exchange.payload_left
-
-    @property
-    def spreads_reads(self) -> bool:
-        """A master that has what is read much copied to further nodes answered."""
-        return self._exchange.spreads_reads
 
     def has_hung_up(self) -> bool:
         """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""
@@ -293,7 +246,7 @@ class Channel:
 
     def is_quiet(self) -> bool:
         """Between calls: the peer has neither hung up nor said anything unasked, whether that has been read already or not."""
-        if self._incoming.unread_bytes:
+        if self._reader.unread_bytes:
             return False
         try:
             self._socket.sock.recv(1, _LOOK)
@@ -308,7 +261,7 @@ class Channel:
 
         Raises Unavailable if the peer has sent more than its answer, which the new owner would never see.
         """
-        if self._incoming.unread_bytes:
+        if self._reader.unread_bytes:
             self.close()
             raise Unavailable(f"{self.address} spoke before it was asked")
         self.is_open = False

@@ -1,5 +1,7 @@
 """Whether another thread of this process computes in Python, so that each call that lets go of the GIL waits to get it back.
 
+`send_held` and `receive_held` keep the GIL, for use beside such a thread.
+
 Beside such a thread the GIL comes back after the interpreter's switch interval, 5 ms: a copy of 0.1 ms without the GIL takes 5.1 ms. A copy
 with the GIL takes 0.1 ms, and stops the other thread for as long, a fiftieth of what that takes for itself at a time. Without such a
 thread copies are better made without the GIL, since threads copy side by side then.
@@ -12,7 +14,11 @@ So calls without the GIL are probes. One that was late by more than its own work
 While other threads wait for answers of the same client, nothing is made with the GIL: it is they who take it, and all would wait for one.
 """
 
+import ctypes
 import resource
+import select
+import socket
+import struct
 from typing import Final
 
 LATE_NS: Final = 2_000_000
@@ -22,6 +28,16 @@ MAX_HELD: Final = 512
 """Calls with the GIL after a late one, before the next probe: from the first to the last it doubles with each late probe in a row."""
 HELD_WAIT_MS: Final = 1
 """A wait with the GIL is no longer."""
+_AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_POLL: Final = struct.Struct("ihh")
+"""pollfd of poll(2): descriptor, events, events that are there."""
+_libc = ctypes.PyDLL(None)
+"""Calls of a PyDLL keep the GIL."""
+_send, _receive, _poll = _libc.send, _libc.recv, _libc.poll
+_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_receive.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_poll.argtypes = (ctypes.c_char_p, ctypes.c_ulong, ctypes.c_int)
+_send.restype = _receive.restype = ctypes.c_ssize_t
 
 
 class GilContention:
@@ -71,3 +87,19 @@ class GilContention:
 def sleeps() -> int:
     """How often this thread has slept so far: its voluntary context switches."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def send_held(fd: int, data: bytes) -> int:
+    """How many bytes the socket takes now; 0, too, where it is broken."""
+    sent: int = _send(fd, data, len(data), _AT_ONCE)
+    return max(0, sent)
+
+
+def receive_held(fd: int, room: memoryview, wait_ms: int) -> int:
+    """Sleep for `wait_ms` at most, and have bytes in the writable `room`: how many. 0: there are none, or the stream has ended.
+
+    No other thread of Python runs meanwhile."""
+    if _poll(_POLL.pack(fd, select.POLLIN, 0), 1, wait_ms) <= 0:
+        return 0
+    got: int = _receive(fd, ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room), _AT_ONCE)
+    return max(0, got)

@@ -4,27 +4,12 @@ from typing import Final
 
 import grpc
 
-from kvstore.protocol.errors import (
-    Corrupt,
-    DeadlineExceeded,
-    Denied,
-    Fenced,
-    Full,
-    InvalidArgument,
-    KVStoreError,
-    Unauthorized,
-    Unavailable,
-)
+from kvstore.protocol.errors import GRPC_STATUS, InvalidArgument, KVStoreError
 
 _ERRORS: Final[dict[str, type[KVStoreError]]] = {
-    "UNAVAILABLE": Unavailable,
-    "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "RESOURCE_EXHAUSTED": Full,
-    "DATA_LOSS": Corrupt,
-    "FAILED_PRECONDITION": Fenced,
-    "UNAUTHENTICATED": Unauthorized,
-    "PERMISSION_DENIED": Denied,
+    **{status: kind for kind, status in reversed(GRPC_STATUS.items())},
     "INVALID_ARGUMENT": InvalidArgument,
+    "INTERNAL": KVStoreError,  # gRPC's own
 }
 """By gRPC status name. Others become the root."""
 _OWN_WORDS: Final = {"Deadline Exceeded": "no answer from the master's control plane within the deadline"}

@@ -15,17 +15,13 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, Header, pack_header
 from kvstore.protocol.session_messages import Failure
-from kvstore.rpc.access import SocketAccess
+from kvstore.rpc.access import SocketAccess, remove_dead, sweep
 from kvstore.rpc.address import Address, listening_socket
-from kvstore.rpc.descriptors import SpareDescriptor, described_limit, max_accepted, max_open_files
-from kvstore.rpc.handler import Handler
-from kvstore.rpc.observing import Observer
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.descriptors import RefusalLog, SpareDescriptor, described_limit, max_accepted, max_open_files
+from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
-from kvstore.rpc.refusal_log import RefusalLog
-from kvstore.rpc.session import DEFAULT_LIMITS, Session
-from kvstore.rpc.socket_files import remove_dead, sweep
-from kvstore.rpc.tracing import Tracer
+from kvstore.rpc.session import DEFAULT_LIMITS, Handler, Session
+from kvstore.rpc.tracing import Observer, Tracer
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host
 from kvstore.security.tls.certificates import Certificates
 

@@ -1,32 +1,29 @@
 """A frame session: one non-blocking connection of a daemon, either end of it.
 
-Reads frames and hands them to a Handler, values going straight from the socket into the memory that the handler names (arriving.py). How
-the handler answers is in answering.py. It owns its socket and its buffers. It does not know what the messages mean.
+Reads frames and passes them to a Handler (frame_reader.py). Payloads go straight from the socket into the memory that the handler names.
+Responses, and requests of this end, go through frame_writer.py. A session owns its socket and its buffers. It does not know what the
+messages mean.
 """
 
 import logging
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, Unavailable, Untrusted
-from kvstore.protocol.frames import Header, kind_of
+from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, Unavailable, Untrusted, typed
+from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, Header, kind_of, pack_header
+from kvstore.protocol.message import Message
 from kvstore.protocol.messages import NO_REQUESTS
-from kvstore.protocol.session_messages import Failure, Hello, Trace
+from kvstore.protocol.session_messages import Failure, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
-from kvstore.rpc.answering import Answering
-from kvstore.rpc.arriving import Arriving
 from kvstore.rpc.encrypted import Encrypted
-from kvstore.rpc.handler import Handler
-from kvstore.rpc.incoming import Incoming
-from kvstore.rpc.observing import Observer, Stopwatch
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.frame_reader import FrameReader, PayloadReader
+from kvstore.rpc.frame_writer import FrameWriter, PendingRequests, Reply, SendLimits
 from kvstore.rpc.reactor import READABLE, WRITABLE, Reactor
-from kvstore.rpc.speaking import Speaker
 from kvstore.rpc.tenant_loads import InFlight, TenantLoad
-from kvstore.rpc.tracing import TracedStopwatch, Tracer
+from kvstore.rpc.tracing import CALL, Observer, Span, Stopwatch, TracedStopwatch, Tracer
 from kvstore.security.tls.subjects import CertifiedPeer
 from kvstore.security.tls.tls_socket import TlsSocket
 
@@ -44,7 +41,26 @@ AtOnce = Callable[["Session", memoryview], bool]
 It has answered it, or had the session `count` it."""
 
 
-class Session(Answering):
+class Handler(Protocol):
+    """All calls come from the reactor's thread.
+
+    A KVStoreError raised by `frame` or `payload` is sent to the peer as Failure; anything else is a fault of ours: it is logged, and
+    the peer told of an internal error.
+    """
+
+    def frame(self, session: "Session", header: Header, body: memoryview) -> None:
+        """A whole request has arrived (its payload is in the memory that `payload` named). `body` is valid during the call only."""
+
+    def payload(self, session: "Session", header: Header, body: memoryview) -> "list[memoryview] | None":
+        """Where shall this request's payload go? Writable views that add up to it, or None: `session.accept_payload` will tell later,
+        and `body` then is no longer valid; or the request has been served (`session.take_payload`). Raising refuses the request; its
+        payload is read and thrown away."""
+
+    def closed(self, session: "Session") -> None:
+        """The connection is gone, for whatever reason; called once. Views given by `payload` are no longer used."""
+
+
+class Session:
     """See the module. Not thread-safe: the reactor's thread is the only caller."""
 
     def __init__(
@@ -72,8 +88,8 @@ class Session(Answering):
         self._tls = Encrypted(sock) if isinstance(sock, TlsSocket) else None
         self._fd = sock.fileno()
         self._handler = handler
-        self._incoming = Incoming()
-        self._arriving = Arriving()
+        self._reader = FrameReader()
+        self._payload = PayloadReader()
         self._is_counted = False
         """What `at_once` was shown, by `count`."""
         self.at_once: AtOnce | None = None
@@ -81,8 +97,10 @@ class Session(Answering):
         self._is_due = False
         """What TLS has decrypted already is about to be read."""
         self._limits = limits
-        self._speaker = Speaker(reactor, sock, limits, hang_up=self.close, has_queued=self._update_events)
-        self._outbox = self._speaker.outbox
+        self._writer = FrameWriter(reactor, sock, limits, hang_up=self.close, on_queued=self._update_events)
+        self._pending = PendingRequests(reactor)
+        self._takes_traces = False
+        """The peer takes Trace messages."""
         self._events = READABLE
         self.traces = TracedStopwatch(observer, tracer) if tracer is not None else None
         """Of requests that come by this connection; None: this daemon traces nothing."""
@@ -112,11 +130,11 @@ class Session(Answering):
 
     def limit_bodies(self, max_bytes: int) -> None:
         """What the peer says from now on has no more bytes than that, or it is hung up on."""
-        self._incoming.max_body_bytes = max_bytes
+        self._reader.max_body_bytes = max_bytes
 
     def met(self, *, takes_traces: bool) -> None:
         """This side has introduced itself, and the peer has answered: it is no stranger, and takes Trace messages or does not."""
-        self._is_met, self._speaker.takes_traces = True, takes_traces
+        self._is_met, self._takes_traces = True, takes_traces
 
     @property
     def certified(self) -> CertifiedPeer | None:
@@ -147,7 +165,7 @@ class Session(Answering):
         tls = self._tls
         assert tls is not None
         if not tls.is_refused:
-            self._on_ready(tls.turned(events, has_unsent=bool(self._outbox.queued_bytes)))
+            self._on_ready(tls.turned(events, has_unsent=bool(self._writer.queued_bytes)))
             self._update_events()
         elif tls.is_over():
             self.close("it was refused")
@@ -163,23 +181,23 @@ class Session(Answering):
 
     def _read(self) -> None:
         """One recv, then every whole frame of it: the level-triggered epoll comes back for the rest."""
-        if self._arriving.is_coming:
+        if self._payload.is_coming:
             if not self._fill_destinations():
                 return
-        elif room := self._incoming.room():
+        elif room := self._reader.recv_buffer():
             got = self._sock.recv_into(room)
             if not got:
                 self.close("the peer closed the connection")
                 return
             if self.at_once is not None and self._serve_at_once(self.at_once, room, got):
                 return
-            self._incoming.received(got)
+            self._reader.received(got)
         self._serve()
 
     def _serve_at_once(self, at_once: AtOnce, room: memoryview, got: int) -> bool:
         """Whether that has been served by one call: nothing of it is kept. A fault of ours ends the connection, for who knows what has been
         answered."""
-        if self._incoming.unread_bytes or self._arriving.is_waiting or not self._in_flight.is_uncounted or self.traces is not None:
+        if self._reader.unread_bytes or self._payload.is_waiting or not self._in_flight.is_uncounted or self.traces is not None:
             return False
         began_ns = monotonic_ns() if self._stopwatch is not None else 0
         try:
@@ -210,7 +228,7 @@ class Session(Answering):
         for _ in range(MAX_FRAMES_A_TURN):
             if not self.is_open or self._paused():
                 return
-            frame = self._incoming.next_frame()
+            frame = self._reader.next_frame()
             if frame is None:
                 return
             # It is taken out already: whatever the handler raises or calls, this frame is over.
@@ -231,21 +249,21 @@ class Session(Answering):
                 self._say_last(error)
 
     def _paused(self) -> bool:
-        return self._arriving.is_coming or not self._may_read()
+        return self._payload.is_coming or not self._may_read()
 
     def _may_read(self) -> bool:
         """There is room for what would be read: the peer has taken enough of its answers, and enough of them are given."""
-        outbox = self._outbox
+        writer = self._writer
         return not (
-            self._arriving.is_waiting
-            or outbox.queued_bytes > self._limits.queued_bytes
-            or outbox.queued_fds > MAX_QUEUED_FDS
+            self._payload.is_waiting
+            or writer.queued_bytes > self._limits.queued_bytes
+            or writer.queued_fds > MAX_QUEUED_FDS
             or self._in_flight.is_full
         )
 
     def _update_events(self) -> None:
         """Have epoll tell what can be used."""
-        events = (READABLE if self._may_read() else 0) | (WRITABLE if self._outbox.queued_bytes else 0)
+        events = (READABLE if self._may_read() else 0) | (WRITABLE if self._writer.queued_bytes else 0)
         if self._tls is not None:
             if events & READABLE and self.is_open and self._tls.has_unread() and not self._is_due:
                 self._is_due = True
@@ -263,7 +281,7 @@ class Session(Answering):
     def _dispatch(self, header: Header, body: memoryview) -> None:
         if header.type in NO_REQUESTS:
             if header.type != Trace.TYPE:
-                self._speaker.heard(header, body)
+                self._on_response(header, body)
             elif self.traces is not None and (self._is_met or self.context is not None):  # strangers begin no spans
                 self.traces.announced(body)
             return
@@ -277,6 +295,12 @@ class Session(Answering):
             self._handler.frame(self, header, body)
         except Exception as error:
             self.fail(header.request_id, error)
+
+    def _on_response(self, header: Header, body: memoryview) -> None:
+        """Raises ProtocolError: it cannot be understood."""
+        failure = Failure.unpack(body) if header.type == Failure.TYPE else None
+        if not self._pending.respond(header, body, failure) and failure is not None and not header.request_id:
+            self.close(failure.text)  # the peer could not read us and hangs up
 
     def _begin(self, header: Header) -> None:
         """Count a request. Raises QuotaExceeded."""
@@ -293,29 +317,29 @@ class Session(Answering):
     def _begin_payload(self, header: Header, body: memoryview) -> None:
         if header.type in NO_REQUESTS:
             raise ProtocolError(f"a message of type {header.type}, which is no request, carries values that nobody asked for")
-        arriving = self._arriving
-        arriving.begin(header, bytes(body))
+        pending = self._payload
+        pending.begin(header, bytes(body))
         if self._stopwatch is not None:
             self._stopwatch.begin(header.request_id, header.type)
         try:
             self._begin(header)
-            views = self._handler.payload(self, header, memoryview(arriving.body))
+            views = self._handler.payload(self, header, memoryview(pending.body))
         except Exception as error:
             self.refuse_payload(error)
         else:
             if views is not None:
                 self.accept_payload(views)
-            elif arriving.is_waiting:
+            elif pending.is_waiting:
                 self._update_events()
 
     def arrived_payload(self) -> memoryview | None:
         """For a handler's `payload`: all of it, if it has come along with the message, until `take_payload` or the handler's end."""
-        return self._incoming.peek(self._arriving.left_bytes)
+        return self._reader.peek(self._payload.left_bytes)
 
     def take_payload(self) -> None:
         """The handler has served the request with what `arrived_payload` gave, and returns None: nothing is read any more."""
-        self._incoming.discard(self._arriving.left_bytes)
-        self._arriving.over()
+        self._reader.discard(self._payload.left_bytes)
+        self._payload.over()
 
     def accept_payload(self, views: list[memoryview]) -> None:
         """The pending request's payload goes into `views`, which stay valid until its `frame` call or `closed`.
@@ -323,50 +347,118 @@ class Session(Answering):
         After `closed` this does nothing: the views are not used.
         """
         if self.is_open:
-            self._arriving.accept(views)
+            self._payload.accept(views)
             self._take_buffered()
 
     def refuse_payload(self, error: Exception) -> None:
         """The pending request fails with `error`, see `fail`; its payload is read and thrown away, so that the connection stays usable."""
         if self.is_open:
-            self._arriving.refuse(error)
+            self._payload.refuse(error)
             self._take_buffered()
 
     def divert_payload(self) -> None:
         """The views of `accept_payload` are used no more: what is still to come of the pending payload is read and thrown away, and the
         `frame` call comes then."""
-        self._arriving.divert()
+        self._payload.divert()
 
     def _take_buffered(self) -> None:
         """Move what came with the body; the rest comes straight from the socket."""
         self._update_events()
-        self._arriving.take_from(self._incoming)
-        if self._arriving.is_whole:
+        self._payload.take_from(self._reader)
+        if self._payload.is_whole:
             self._end_payload()
 
     def _fill_destinations(self) -> bool:
         """Read from the socket into the destinations; True when the payload is whole."""
-        if not self._arriving.read_from(self._sock):
+        if not self._payload.read_from(self._sock):
             self.close("the peer closed the connection within a payload")
             return False
-        if not self._arriving.is_whole:
+        if not self._payload.is_whole:
             return False
         self._end_payload()
         return True
 
     def _end_payload(self) -> None:
-        header, body, refusal = self._arriving.header, self._arriving.body, self._arriving.refusal
+        header, body, refusal = self._payload.header, self._payload.body, self._payload.refusal
         assert header is not None
-        self._arriving.over()
+        self._payload.over()
         if refusal is not None:
             self.fail(header.request_id, refusal)
         else:
             self._dispatch(header, memoryview(body))
-        if self._incoming.unread_bytes:
+        if self._reader.unread_bytes:
             # Frames behind the payload. When room came later nobody else goes on with them; otherwise this finds none.
             self.reactor.call_soon(self._resume)
 
     # --- writing ---
+
+    def reply(
+        self,
+        request_id: int,
+        message: Message,
+        payload: Sequence[memoryview | bytes] = (),
+        *,
+        on_sent: Callable[[], None] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Answer a request. `payload` byte views must not change before `on_sent`, which is called once, also if the connection breaks.
+
+        `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
+        """
+        if self.is_open:
+            self._answered(request_id)
+            self._writer.send_message(message, request_id, 0, payload, on_sent, fds)
+        elif on_sent is not None:
+            on_sent()
+
+    def welcome(self, request_id: int, message: Welcome, *, spreads_reads: bool = False) -> None:
+        """Answer a Hello, and say what is done besides answering requests."""
+        if self.is_open:
+            self._answered(request_id)
+            does = (TAKES_TRACES if self.traces is not None else 0) | (SPREADS_READS if spreads_reads else 0)
+            self._writer.send_message(message, request_id, does)
+
+    def span(self, request_id: int) -> Span | None:
+        """Of a request that has no answer yet, for what takes its time; None: it is not traced."""
+        return self.traces.span(request_id) if self.traces is not None else None
+
+    def send_now(self, frame: bytes) -> bytes:
+        """Of a whole frame, the answer to a request that is served at once: send what the socket takes. What is left has to go by
+        `send_whole` before the request's handler returns. Ends no connection, so that work that is half done may follow."""
+        sent = self._writer.send_now(frame)
+        return frame[sent:] if sent else frame
+
+    def send_whole(self, frame: bytes) -> None:
+        """Send a frame, or what is left of it; one that is broken by now is closed."""
+        if self.is_open:
+            self._writer.send(frame)
+
+    def fail(self, request_id: int, error: Exception) -> None:
+        """Answer a request with a typed error; a request without an id gets none. What is no KVStoreError is a fault of ours: it is logged,
+        and the peer told of an internal error."""
+        if not isinstance(error, KVStoreError):
+            log.error("a request failed", exc_info=error)
+        elif isinstance(error, Denied):
+            self._denied(error)
+        if request_id:
+            told = typed(error)
+            if self._stopwatch is not None:
+                self._stopwatch.observer.refused(told)
+            if self.traces is not None:
+                self.traces.failed(request_id, told)
+            self.reply(request_id, Failure(told.code, str(told)))
+
+    def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:
+        """Ask the peer, for the sake of the CALL that is traced, if any. `on_reply` is called exactly once: the answer, the peer's error,
+        Unavailable, or DeadlineExceeded."""
+        if self.is_open and self._takes_traces and (call := CALL.get()) is not None:
+            self._writer.send(call.frame)
+        if not self.is_open:
+            on_reply(None, Unavailable("the connection is closed"))
+            return
+        body = message.pack()
+        request_id = self._pending.add(on_reply, deadline_s)
+        self._writer.send(pack_header(message.TYPE, request_id, len(body), 0, min(int(deadline_s * 1000) + 1, MAX_DEADLINE_MS)) + body)
 
     def _answered(self, request_id: int) -> None:
         if self._stopwatch is not None:
@@ -378,9 +470,9 @@ class Session(Answering):
             self.reactor.call_soon(self._resume)  # what has been read already
 
     def _on_writable(self) -> None:
-        self._outbox.flush()
+        self._writer.flush()
         self._update_events()
-        if self._incoming.unread_bytes and not self._paused():
+        if self._reader.unread_bytes and not self._paused():
             self.reactor.call_soon(self._resume)  # requests that waited for the peer to read
 
     # --- the end ---
@@ -408,13 +500,13 @@ class Session(Answering):
         self.is_open = False
         self.reactor.unregister(self._fd)
         self.at_once = None
-        self._incoming.let_go()
-        self._arriving.let_go()
-        self._speaker.let_go()
+        self._reader.let_go()
+        self._payload.let_go()
+        self._writer.close()
         if self.traces is not None:
             self.traces.close()
         self.belongs_to(None)
-        self._speaker.close(Unavailable(f"the connection broke: {reason}"))
+        self._pending.close(Unavailable(f"the connection broke: {reason}"))
         try:
             self._handler.closed(self)
         finally:

@@ -28,8 +28,8 @@ from datetime import UTC, date, datetime
 from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
+from kvstore.security.config_file import read_toml
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
-from kvstore.security.toml_file import read_toml
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Some 30,000 tokens: a file beyond that is another file."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized
+from kvstore.security.config_file import signature
 from kvstore.security.credentials import read_credentials
-from kvstore.security.file_signature import signature
 from kvstore.security.identity import FELLOW, Identity, Kind
 
 MASTER_KEY_BYTES: Final = 32

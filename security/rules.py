@@ -2,8 +2,7 @@
 
 A daemon checks with `check_complete`, when it is made, that all it serves has a rule here: what has none cannot be served. Then it asks
 `allowed` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
-about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to.
-"""
+about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,56 +10,57 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvstore.protocol.catalog_messages import (
-    Claim,
-    Coldest,
-    Copied,
-    Copy,
-    Digests,
-    Drain,
-    Drop,
-    Heartbeat,
-    Hold,
-    Publish,
-    Revoke,
-    Seek,
-    TicketKey,
-    Want,
-)
+from kvstore.protocol import catalog_messages as catalog
+from kvstore.protocol import event_messages as event
+from kvstore.protocol import master_messages as master
+from kvstore.protocol import node_messages as node
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, Unauthorized
-from kvstore.protocol.event_messages import Events
-from kvstore.protocol.master_messages import (
-    Cancel,
-    Exists,
-    Lookup,
-    MatchPrefix,
-    Nodes,
-    Pin,
-    PinFor,
-    Remove,
-    RemoveMatching,
-    Replicate,
-    Reserve,
-)
-from kvstore.protocol.node_messages import (
-    Abort,
-    Commit,
-    Flush,
-    HoldBlocks,
-    Open,
-    OpenAhead,
-    OpenIndex,
-    Put,
-    PutAhead,
-    Read,
-    Regions,
-    Release,
-    ReleaseHolds,
-    Slabs,
-)
 from kvstore.protocol.session_messages import Hello
-from kvstore.security.actions import action
 from kvstore.security.identity import Identity, Kind, Role
+
+ACTIONS: Final = {
+    "Lookup": "look blocks up",
+    "Exists": "look blocks up",
+    "MatchPrefix": "look blocks up",
+    "Nodes": "read blocks",
+    "Read": "read blocks",
+    "Slabs": "read blocks in shared memory",
+    "Slabs for writing": "put blocks",
+    "OpenIndex": "read blocks in shared memory",
+    "HoldBlocks": "hold blocks",
+    "Events": "record what happens to blocks",
+    "Reserve": "put blocks",
+    "Put": "put blocks",
+    "PutAhead": "put blocks",
+    "Open": "put blocks",
+    "OpenAhead": "put blocks",
+    "Commit": "put blocks",
+    "Flush": "put blocks",
+    "Remove": "remove blocks",
+    "RemoveMatching": "remove blocks by namespace or pattern",
+    "Pin": "pin blocks",
+    "PinFor": "pin blocks",
+    "Replicate": "change the number of replicas",
+    "Register": "join as a node",
+    "Status": "see the cluster's status",
+    "Topologies": "see the nodes' topologies",
+    "Forget": "forget a node",
+    "Drain": "drain a node",
+    "SetQuota": "set quotas",
+    "ClearQuota": "clear quotas",
+    "ListKeys": "list keys",
+    "Contents": "list namespaces",
+    "ReportWeights": "report weights",
+    "Weights": "list weights",
+    "RetireWeights": "retire weights",
+    "PinNamespace": "pin namespaces",
+    "RemoveNamespace": "remove namespaces",
+    "Report": "report an instance",
+    "Leave": "report an instance",
+    "Schedule": "have requests scheduled",
+    "Instances": "list instances",
+}
+"""By the name of the message or call. Messages between daemons have none: their names are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,51 +98,51 @@ COMMANDS: Final = Rule("the master that this node is registered with", frozenset
 MASTER_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
-        Lookup.TYPE: READS,
-        Exists.TYPE: LISTS,
-        MatchPrefix.TYPE: READS,
-        Nodes.TYPE: READS,
-        Reserve.TYPE: WRITES,
-        Cancel.TYPE: WRITES,
-        Remove.TYPE: MANAGES,
-        RemoveMatching.TYPE: MANAGES,
-        Pin.TYPE: MANAGES,
-        PinFor.TYPE: MANAGES,
-        Replicate.TYPE: WRITES,
-        Publish.TYPE: JOINS,
-        Digests.TYPE: JOINS,
-        Claim.TYPE: JOINS,
-        Copied.TYPE: JOINS,
-        Coldest.TYPE: JOINS,
-        Want.TYPE: JOINS,
-        Heartbeat.TYPE: JOINS,
+        master.Lookup.TYPE: READS,
+        master.Exists.TYPE: LISTS,
+        master.MatchPrefix.TYPE: READS,
+        master.Nodes.TYPE: READS,
+        master.Reserve.TYPE: WRITES,
+        master.Cancel.TYPE: WRITES,
+        master.Remove.TYPE: MANAGES,
+        master.RemoveMatching.TYPE: MANAGES,
+        master.Pin.TYPE: MANAGES,
+        master.PinFor.TYPE: MANAGES,
+        master.Replicate.TYPE: WRITES,
+        catalog.Publish.TYPE: JOINS,
+        catalog.Digests.TYPE: JOINS,
+        catalog.Claim.TYPE: JOINS,
+        catalog.Copied.TYPE: JOINS,
+        catalog.Coldest.TYPE: JOINS,
+        catalog.Want.TYPE: JOINS,
+        catalog.Heartbeat.TYPE: JOINS,
     }
 )
 NODE_FRAMES: Final[Mapping[int, Rule]] = MappingProxyType(
     {
         Hello.TYPE: OPEN,
-        Read.TYPE: FETCHES,
-        Release.TYPE: FETCHES,
-        Regions.TYPE: FETCHES,
-        Slabs.TYPE: READS,  # writable ones: WRITES
-        OpenIndex.TYPE: READS,
-        HoldBlocks.TYPE: READS,
-        ReleaseHolds.TYPE: READS,
-        Events.TYPE: READS,
-        Put.TYPE: WRITES,
-        Open.TYPE: WRITES,
-        Commit.TYPE: WRITES,
-        OpenAhead.TYPE: WRITES,
-        PutAhead.TYPE: WRITES,
-        Abort.TYPE: WRITES,
-        Flush.TYPE: WRITES,
-        Drop.TYPE: COMMANDS,
-        Hold.TYPE: COMMANDS,
-        Copy.TYPE: COMMANDS,
-        Drain.TYPE: COMMANDS,
-        TicketKey.TYPE: COMMANDS,
-        Revoke.TYPE: COMMANDS,
-        Seek.TYPE: COMMANDS,
+        node.Read.TYPE: FETCHES,
+        node.Release.TYPE: FETCHES,
+        node.Regions.TYPE: FETCHES,
+        node.Slabs.TYPE: READS,  # writable ones: WRITES
+        node.OpenIndex.TYPE: READS,
+        node.HoldBlocks.TYPE: READS,
+        node.ReleaseHolds.TYPE: READS,
+        event.Events.TYPE: READS,
+        node.Put.TYPE: WRITES,
+        node.Open.TYPE: WRITES,
+        node.Commit.TYPE: WRITES,
+        node.OpenAhead.TYPE: WRITES,
+        node.PutAhead.TYPE: WRITES,
+        node.Abort.TYPE: WRITES,
+        node.Flush.TYPE: WRITES,
+        catalog.Drop.TYPE: COMMANDS,
+        catalog.Hold.TYPE: COMMANDS,
+        catalog.Copy.TYPE: COMMANDS,
+        catalog.Drain.TYPE: COMMANDS,
+        catalog.TicketKey.TYPE: COMMANDS,
+        catalog.Revoke.TYPE: COMMANDS,
+        catalog.Seek.TYPE: COMMANDS,
     }
 )
 RPCS: Final[Mapping[str, Rule]] = MappingProxyType(
@@ -212,3 +212,8 @@ def check(rule: Rule, identity: Identity, what: str) -> None:
     """Raises Unauthorized or Denied, by `refusal`."""
     if not rule.allows(identity):
         raise refusal(rule, identity, what)
+
+
+def action(name: str) -> str:
+    """As in "may not ..."."""
+    return ACTIONS.get(name, f"send {name}")

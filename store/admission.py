@@ -13,8 +13,7 @@ from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unavailable
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.session import Session
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
-from kvstore.security.tickets.form import PASS
-from kvstore.security.tickets.keyring import Keyring
+from kvstore.security.tickets.form import PASS, Keyring
 from kvstore.store.caller import Caller
 
 MAX_REVOKED: Final = 65_536

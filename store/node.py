@@ -19,16 +19,16 @@ from kvstore.protocol.version import VERSION
 from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server, default_run_dir
 from kvstore.security.binding import check_binding, is_loopback
-from kvstore.security.quotas.telling import from_message
+from kvstore.security.quotas.limits import from_message
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.own import OwnRole
+from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.security.tls.subjects import Subject
-from kvstore.security.tls.validity import CertificateEnds
 from kvstore.store.admission import Admission
 from kvstore.store.clockwork import Clockwork
 from kvstore.store.config import NodeSettings, join_token

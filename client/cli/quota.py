@@ -15,8 +15,8 @@ from kvstore.client.tools.quota_table import limit_shown, quota_table, rows
 from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole, names_shown
 from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.protocol.settings import flag_name
+from kvstore.security.quotas.limits import NO_LIMIT, parse_limit
 from kvstore.security.quotas.quota import BYTES, NAMES
-from kvstore.security.quotas.reading import NO_LIMIT, parse_limit
 
 
 @click.group(short_help="Show and set tenants' quotas.")

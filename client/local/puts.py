@@ -15,10 +15,10 @@ from kvstore.client.put_targets import REFUSALS
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED
+from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import Draining, Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ASK_AGAIN, KEPT_ACKS, STORED, Put
-from kvstore.protocol.one_put import OnePut, OnePutForm
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline

@@ -16,8 +16,8 @@ from kvstore.client.local.writer_page import OfferedSlot
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.slabs import SlabKey
+from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.node_messages import OpenAhead, PutAhead
-from kvstore.protocol.one_put import OnePut, OnePutForm
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import load_settings
 from kvstore.protocol.variables import SECTIONS
+from kvstore.security.config_file import read_toml
 from kvstore.security.credentials import SECTIONS as TOKEN_SECTIONS
 from kvstore.security.credentials import read_credentials
 from kvstore.security.identity import Kind
+from kvstore.security.quotas.limits import read_tables
 from kvstore.security.quotas.quota import NAMES
-from kvstore.security.quotas.reading import read_tables
-from kvstore.security.toml_file import read_toml
 
 MAX_FILE_BYTES: Final = 4 << 20
 SETTINGS: Final = {

@@ -12,7 +12,7 @@ from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.ports import PORTS, Port
 from kvstore.protocol.settings import format_size, parse_size
-from kvstore.security.tls.validity import validities
+from kvstore.security.tls.pem_files import validities
 
 REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "overlay", "tmpfs")
 """A node's NVMe tier has no business there: slow, shared, or gone with the container."""

@@ -17,8 +17,8 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, Show, Stop, Verdict
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Ok
+from kvstore.rpc.address import Found, resolve
 from kvstore.rpc.reactor import WRITABLE, Reactor, Timer
-from kvstore.rpc.resolving import Found, resolve
 from kvstore.rpc.server import Server
 from kvstore.rpc.session import Session
 from kvstore.rpc.vanishing import notice_vanished_host

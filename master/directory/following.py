@@ -28,7 +28,7 @@ from kvstore.master.directory.records import (
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import FOR_GOOD, Tenants
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
-from kvstore.security.quotas.tables import NamedLimits
+from kvstore.security.quotas.limits import NamedLimits
 
 
 class Followed:

@@ -9,9 +9,8 @@ from typing import Final
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
 from kvstore.protocol.errors import Full, InvalidArgument
+from kvstore.security.quotas.limits import MAX_LIMIT, NamedLimits, check_name
 from kvstore.security.quotas.quota import NAMES
-from kvstore.security.quotas.reading import MAX_LIMIT, check_name
-from kvstore.security.quotas.tables import NamedLimits
 
 MAX_TENANTS: Final = 4096
 """With limits set: nodes are told all of them in one message, 1 MiB where every name is as long as it may be. More go into the file."""

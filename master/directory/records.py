@@ -33,8 +33,8 @@ import xxhash
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord, read_namespace, read_weights
 from kvstore.protocol.errors import Corrupt, InvalidArgument
+from kvstore.security.quotas.limits import NamedLimits
 from kvstore.security.quotas.quota import NAMES
-from kvstore.security.quotas.tables import NamedLimits
 
 VERSION: Final = 1
 MAX_TENANT_BYTES: Final = 128

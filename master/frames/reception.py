@@ -9,9 +9,8 @@ from typing import Final
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import Header
 from kvstore.protocol.session_messages import Hello
-from kvstore.rpc.handler import Handler
 from kvstore.rpc.server import Server
-from kvstore.rpc.session import Session
+from kvstore.rpc.session import Handler, Session
 
 DEPOSED: Final = "this master owns the catalog no longer"
 

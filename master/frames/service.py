@@ -42,7 +42,7 @@ from kvstore.rpc.tracing import on_behalf
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
 from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal, wanted
-from kvstore.security.tls.identities import of_client, of_node
+from kvstore.security.tls.subjects import of_client, of_node
 
 NOTHING_SHOWN: Final = (
     "no token came, and over a Unix socket no certificate can: name the master as HOST:PORT to show the certificate, or set a token"

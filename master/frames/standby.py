@@ -11,7 +11,7 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.session import Session
 from kvstore.security.guard import Guard
-from kvstore.security.tls.identities import of_client, of_node
+from kvstore.security.tls.subjects import of_client, of_node
 
 NOBODY: Final = "no master owns the catalog now"
 

@@ -41,10 +41,8 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.actor import Actor
 from kvstore.security.guard import Guard
-from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.limits import NamedLimits, QuotasInForce, as_message
 from kvstore.security.quotas.quota import limits_shown
-from kvstore.security.quotas.tables import NamedLimits
-from kvstore.security.quotas.telling import as_message
 from kvstore.telemetry.logs.events import named
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.relay import Relay
 from kvstore.master.roles.standing import Role, Standing
 from kvstore.protocol.errors import KVStoreError
-from kvstore.rpc.handler import Handler
 from kvstore.rpc.reactor import Reactor
+from kvstore.rpc.session import Handler
 from kvstore.security.guard import Guard
 
 

@@ -21,7 +21,7 @@ from kvstore.master.directory.tenants import Tenants
 from kvstore.master.frames.standby import refusal
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
-from kvstore.security.quotas.tables import NamedLimits
+from kvstore.security.quotas.limits import NamedLimits
 from kvstore.telemetry.logs.events import named
 
 log = logging.getLogger("kvstore.master")

@@ -11,7 +11,7 @@ from typing import cast
 import grpc
 
 from kvstore.security.tls.certificates import Certificates, Pems
-from kvstore.security.tls.revoked import fingerprint_of
+from kvstore.security.tls.pem_files import fingerprint_of
 from kvstore.security.tls.subjects import CertifiedPeer, peer_of
 
 

@@ -9,8 +9,8 @@ import ssl
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.file_signature import signature
-from kvstore.security.tls.pair import load_pair
+from kvstore.security.config_file import signature
+from kvstore.security.tls.pem_files import load_pair
 
 SETTINGS: Final = "http_tls_cert and http_tls_key"
 CERT_HELP: Final = (

@@ -9,12 +9,13 @@ host of a master is no master.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from kvstore.protocol.errors import Unauthorized, Untrusted
+from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
+from kvstore.security.identity import STRANGER, Identity, Kind, Role
 
 SCHEME: Final = "kvstore://"
 MASTER: Final = "master"
@@ -99,3 +100,53 @@ def check_welcome(peer: CertifiedPeer | None, welcome: Welcome) -> None:
         raise Untrusted(f"the certificate is for {peer}, and a master introduces itself: make it one (kvstore certs master)")
     if welcome.server == SERVER_NODE and not peer.is_a(NODE, welcome.name):
         raise Untrusted(f"the certificate is for {peer}, and node {welcome.name!r} introduces itself: make it one (kvstore certs node)")
+
+
+def of_client(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity | None:
+    """For who says that he is of this tenant; None: the certificate says nothing of it, or he shows an operator's token, which belongs to
+    no tenant."""
+    if peer is None or not peer.is_a(CLIENT, tenant) or (token and not tenant):
+        return None
+    return Identity(Kind.TENANT, _role(peer), tenant, certificate=peer.fingerprint)
+
+
+def of_node(peer: CertifiedPeer | None, name: str) -> Identity | None:
+    """For a node that says that it is the one of this name."""
+    return Identity(Kind.NODE, name=name, certificate=peer.fingerprint) if peer is not None and peer.is_a(NODE, name) else None
+
+
+def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
+    """For who calls the control plane, for a tenant or "" for none: a node says there only later which it is. None: no certificate. Raises
+    Unauthorized for a tenant that is not the certificate's."""
+    if peer is None:
+        return None
+    if tenant:
+        if not peer.is_a(CLIENT, tenant):
+            raise Unauthorized(
+                f"the certificate is for {peer}, and a client of tenant {tenant!r} calls: make it one (kvstore certs client)"
+            )
+        return of_client(peer, tenant, "")
+    for kind in (NODE, CLIENT):
+        names = [subject.name for subject in peer.subjects if subject.kind == kind]
+        if names:
+            name = "" if ANY in names else names[0]
+            role = Role.NONE if kind == NODE else _role(peer)
+            return Identity(Kind.NODE if kind == NODE else Kind.TENANT, role, name, certificate=peer.fingerprint)
+    return STRANGER
+
+
+def _role(peer: CertifiedPeer) -> Role:
+    return Role.ADMIN if Subject(CLIENT, ANY) in peer.subjects else Role.WRITE
+
+
+def both(shown: Identity, certificate: Identity | None) -> Identity:
+    """Who showed a token and a certificate, or what is in force in their place. Raises Denied: they are of different nodes."""
+    if certificate is None:
+        return shown
+    if shown.kind is Kind.EVERYBODY:
+        return certificate
+    if shown.kind is Kind.NODE and certificate.kind is Kind.NODE and certificate.name:
+        if not shown.goes_by(certificate.name):
+            raise Denied(f"the certificate is of {certificate}, the token of {shown}")
+        return replace(shown, name=certificate.name)
+    return shown

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 from kvstore.protocol.errors import Untrusted
+from kvstore.security.tls.pem_files import fingerprint_of
 from kvstore.security.tls.refusals import refusal, spoke_plainly
-from kvstore.security.tls.revoked import fingerprint_of
 from kvstore.security.tls.subjects import CertifiedPeer, names_of, peer_of
 
 RECORD_BYTES: Final = 16 << 10

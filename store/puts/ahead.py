@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds
-from kvstore.protocol.one_put import OnePut, OnePutForm
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import PAGE_BYTES
 from kvstore.rpc.session import Session

@@ -12,11 +12,11 @@ from typing import Final
 
 import xxhash
 
+from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, VERSION, Header
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ALREADY_THERE, KEPT_ACKS, STORED, Put
-from kvstore.protocol.one_put import OnePut, OnePutForm
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import Block

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.protocol.errors import Denied as NotAllowed
 from kvstore.security.actor import HTTP, Actor, kind_of
+from kvstore.security.config_file import signature
 from kvstore.security.credentials import digest_of
-from kvstore.security.file_signature import signature
 from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER, Identity, Kind
 from kvstore.telemetry.http.access import Access, Authorize, Explain, Identify, this_host_only

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
-from kvstore.rpc.observing import Peer
+from kvstore.rpc.tracing import Peer
 from kvstore.telemetry.metrics.histogram import Counts, Histogram
 from kvstore.telemetry.metrics.slow_requests import Slow, SlowRequests
 

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvstore.security.credentials import read_credentials
+from kvstore.security.quotas.limits import in_force, read_tables
 from kvstore.security.quotas.quota import NAMES
-from kvstore.security.quotas.reading import read_tables
-from kvstore.security.quotas.tables import in_force
 from tests.docs.programs import MODULES
 from tests.docs.shell_blocks import ROOT, SHELL, code
 from tests.docs.test_pages import PATIENCE_S, events

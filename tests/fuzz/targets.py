@@ -28,7 +28,7 @@ from kvstore.master.directory import records
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.messages import MESSAGES
-from kvstore.security.tickets.keyring import Keyring
+from kvstore.security.tickets.form import Keyring
 from kvstore.store.blocks.rows import BlockRows
 from kvstore.store.blocks.tags import from_recovered, tag_of
 from kvstore.tiers.tier import Recovered, Slot

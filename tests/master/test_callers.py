@@ -98,7 +98,7 @@ def test_a_method_without_a_rule_is_nobodys() -> None:
             assert refusal(channel.unary_unary("/kvstore.v1.Control/None"), b"")[0] == grpc.StatusCode.UNIMPLEMENTED
     finally:
         server.stop(0).wait(TIMEOUT_S)
-        callers.crew.close()
+        callers.executor.close()
 
 
 RED = ("red", "secret")

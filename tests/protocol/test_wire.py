@@ -27,10 +27,10 @@ KEYS = st.one_of(
 )
 
 
-@given(st.integers(0, 255), st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.floats(allow_nan=False))
-def test_scalars_round_trip(u8: int, u16: int, u32: int, u64: int, f64: float) -> None:
-    reader = Reader(Writer().u8(u8).u16(u16).u32(u32).u64(u64).f64(f64).done())
-    assert (reader.u8(), reader.u16(), reader.u32(), reader.u64(), reader.f64()) == (u8, u16, u32, u64, f64)
+@given(st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
+def test_scalars_round_trip(u8: int, u32: int, u64: int) -> None:
+    reader = Reader(Writer().u8(u8).u32(u32).u64(u64).done())
+    assert (reader.u8(), reader.u32(), reader.u64()) == (u8, u32, u64)
     reader.end()
 
 
@@ -44,7 +44,7 @@ def test_strings_round_trip(blob: bytes, text: str) -> None:
 
 @given(st.lists(st.integers(0, 255)), st.lists(st.integers(0, 2**32 - 1)), st.lists(st.integers(0, 2**64 - 1)))
 def test_columns_of_integers_round_trip(u8s: list[int], u32s: list[int], u64s: list[int]) -> None:
-    reader = Reader(memoryview(Writer().u8s(bytes(u8s)).u32s(u32s).u64s(u64s).done()))
+    reader = Reader(memoryview(Writer().u8s(bytes(u8s)).u32s(u32s).done() + array("Q", u64s).tobytes()))
     assert list(reader.u8s(len(u8s))) == u8s
     assert reader.u32s(len(u32s)) == array("I", u32s)
     assert reader.u64s(len(u64s)) == array("Q", u64s)
@@ -53,7 +53,6 @@ def test_columns_of_integers_round_trip(u8s: list[int], u32s: list[int], u64s: l
 
 @given(KEYS)
 def test_keys_round_trip_whatever_their_lengths(keys: list[bytes]) -> None:
-    assert Writer().keys(keys).done() == pack_keys(keys)
     for data in (pack_keys(keys), memoryview(pack_keys(keys))):
         reader = Reader(data)
         assert reader.keys() == keys
@@ -63,7 +62,6 @@ def test_keys_round_trip_whatever_their_lengths(keys: list[bytes]) -> None:
 @pytest.mark.parametrize("count", [1, 127, 128, 129, 1024, 1025])
 def test_a_batch_of_any_number_of_equal_keys_round_trips(count: int) -> None:
     keys = [index.to_bytes(16, "big") for index in range(count)]
-    assert Reader(b"xy" + pack_keys(keys)).u16() == 0x7978
     assert Reader(pack_keys(keys)).keys() == keys
 
 
@@ -91,10 +89,8 @@ def test_a_batch_over_the_limit_is_refused(size: int) -> None:
     "read",
     [
         Reader.u8,
-        Reader.u16,
         Reader.u32,
         Reader.u64,
-        Reader.f64,
         Reader.blob,
         Reader.text,
         Reader.keys,
@@ -149,10 +145,8 @@ class Row:
 EVERY_KIND = Form(
     (
         ("a", "u8"),
-        ("b", "u16"),
         ("c", "u32"),
         ("d", "u64"),
-        ("e", "f64"),
         ("name", "text"),
         ("tags", "texts"),
         ("keys", "keys"),
@@ -165,19 +159,19 @@ EVERY_KIND = Form(
         ("large", "u64s"),
         ("last", "u32"),
     ),
-    ("keys", "a", "b", "c", "d", "e", "name", "tags", "parents", "labels", "blobs", "small", "middle", "large", "last"),
+    ("keys", "a", "c", "d", "name", "tags", "parents", "labels", "blobs", "small", "middle", "large", "last"),
 )
 ROW = Row(
-    a=1, b=2, c=3, d=4, e=0.5, name="n\u00e9", tags=["x", "", "yy"], keys=[b"k1", b"k2"], parents=[b"", b"p"], labels=["l", "m"],
+    a=1, c=3, d=4, name="n\u00e9", tags=["x", "", "yy"], keys=[b"k1", b"k2"], parents=[b"", b"p"], labels=["l", "m"],
     blobs=[b"", b"\0" * 300], small=b"\1\2", middle=[7, 8, 9], large=[1, 2, 3], last=6,
 )  # fmt: skip
 
 
 def test_a_form_gives_its_values_in_the_order_of_the_parameters() -> None:
     data = EVERY_KIND.pack(ROW)
-    assert data.startswith(struct.pack("<BHIQd", 1, 2, 3, 4, 0.5) + pack_blob("n\u00e9".encode()))
+    assert data.startswith(struct.pack("<BIQ", 1, 3, 4) + pack_blob("n\u00e9".encode()))
     assert EVERY_KIND.unpack(data) == [
-        [b"k1", b"k2"], 1, 2, 3, 4, 0.5, "n\u00e9", ["x", "", "yy"], [b"", b"p"], ["l", "m"], [b"", bytes(300)],
+        [b"k1", b"k2"], 1, 3, 4, "n\u00e9", ["x", "", "yy"], [b"", b"p"], ["l", "m"], [b"", bytes(300)],
         b"\1\2", array("I", [7, 8, 9]), array("Q", [1, 2, 3]), 6,
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Who can connect to a Unix socket that a group and a mode were given: asked of the files, and of a process of another user."""
+"""Promises of access.py."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.protocol.session_messages import Failure
-from kvstore.rpc.access import UNCHANGED, SocketAccess, why_denied
+from kvstore.rpc.access import MIN_AGE_S, UNCHANGED, SocketAccess, remove_dead, sweep, why_denied
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server
 from tests.forks import told_by_child
@@ -226,3 +226,48 @@ def test_who_is_in_the_group_by_any_of_his_groups_is_let_in_and_one_in_too_many_
                 return access.admits(ours)
 
         assert told_by_child(connect) == str(is_in)
+
+
+def left(path: Path, *, age_s: float = 2 * MIN_AGE_S) -> Path:
+    """A socket file as a killed process leaves it."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    age(path, age_s)
+    return path
+
+
+def age(path: Path, age_s: float) -> None:
+    then = path.stat().st_mtime - age_s
+    os.utime(path, (then, then))
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    dead = [left(tmp_path / name) for name in ("node-7450.sock", "master-7440.sock", "transfer-12-ab.sock")]
+    sweep(tmp_path)
+    assert not any(path.exists() for path in dead)
+
+
+def test_live_young_and_foreign_sockets_and_files_stay(tmp_path: Path) -> None:
+    young, foreign = left(tmp_path / "node-1.sock", age_s=0), left(tmp_path / "theirs.sock")
+    file = tmp_path / "node-2.sock"
+    file.write_text("data")
+    age(file, 2 * MIN_AGE_S)
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(tmp_path / "node-3.sock"))
+        alive.listen()
+        age(tmp_path / "node-3.sock", 2 * MIN_AGE_S)
+        sweep(tmp_path)
+        assert all(path.exists() for path in (young, foreign, file, tmp_path / "node-3.sock"))
+
+
+def test_a_folder_that_cannot_be_listed_is_no_trouble(tmp_path: Path) -> None:
+    sweep(tmp_path / "absent")
+
+
+def test_somebody_who_listens_is_an_error(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(tmp_path / "a"))
+        alive.listen()
+        with pytest.raises(OSError, match="another process listens there"):
+            remove_dead(tmp_path / "a")

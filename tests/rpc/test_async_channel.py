@@ -19,7 +19,7 @@ from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, 
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.incoming import BUFFER_BYTES
+from kvstore.rpc.frame_reader import BUFFER_BYTES
 from kvstore.rpc.session import Session
 from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running

@@ -25,7 +25,7 @@ from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.outbox import MAX_VECTORS
+from kvstore.rpc.frame_writer import MAX_VECTORS
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.encrypted_pair import tls_pair
 from tests.rpc.wires import Looks, frame, read_exactly, read_frame

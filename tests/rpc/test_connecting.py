@@ -16,10 +16,9 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import Exists, Nodes
 from kvstore.protocol.node_messages import Put
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.rpc.address import Address, parse_address
+from kvstore.rpc.address import Address, connect_to, not_connected, parse_address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.channel import Channel
-from kvstore.rpc.connecting import connect_to, not_connected
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.encrypted import MAX_REFUSED_BYTES
 from kvstore.rpc.reactor import Reactor
@@ -287,7 +286,7 @@ def test_a_session_that_connects_shakes_hands_when_it_first_speaks(make: Callabl
     value = b"v" * (3 * MIB)
     session.request(HELLO, replies, deadline_s=PATIENCE_S)
     pump(reactor, lambda: bool(replies.bodies))
-    session._speaker.say_packed(Put.TYPE, 9, 0, put([value]).pack(), [memoryview(value)])
+    session._writer.send_message(put([value]), 9, 0, [memoryview(value)])
     pump(reactor, lambda: any(kind == Put.TYPE for kind, *_ in daemon.handler.frames))
     session.close()
     unmeant: list[KVStoreError] = []

@@ -1,4 +1,4 @@
-"""Limits of descriptors, and the spare one."""
+"""Promises of descriptors.py."""
 
 import os
 import resource
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvstore.rpc.descriptors import SpareDescriptor, allow_many_descriptors, described_limit, max_accepted
+from kvstore.rpc.descriptors import INTERVAL_NS, RefusalLog, SpareDescriptor, allow_many_descriptors, described_limit, max_accepted
 
 
 def test_limit_is_raised_to_what_the_system_allows() -> None:
@@ -36,3 +36,17 @@ def test_spare_descriptor_is_free_while_it_is_given_up() -> None:
     spare.close()
     spare.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_refusals_of_a_minute_are_one_line_with_their_number() -> None:
+    log = RefusalLog()
+    assert log.count("full", 5) == "refusing connections: full"
+    assert [log.count("full", 5 + number) for number in range(233)] == [""] * 233
+    assert log.count("full", 5 + INTERVAL_NS) == "refusing connections, 234 since 60 s ago: full"
+    assert log.count("full", 6 + INTERVAL_NS) == ""
+    assert log.total == 236
+
+
+def test_each_reason_has_its_line() -> None:
+    log = RefusalLog()
+    assert [bool(log.count(reason, 5)) for reason in ("full", "no descriptor", "full")] == [True, True, False]

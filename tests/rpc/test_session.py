@@ -22,12 +22,11 @@ from kvstore.protocol.node_messages import Put, Release
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Ok, Trace, Welcome
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tenant_loads
-from kvstore.rpc.observing import Peer, Stopwatch
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import READABLE, Reactor
 from kvstore.rpc.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
 from kvstore.rpc.tenant_loads import MAX_UNANSWERED, TenantLoad, TenantLoads
-from kvstore.rpc.tracing import BROKEN, Tracer, asking_for
+from kvstore.rpc.tracing import BROKEN, Peer, Stopwatch, Tracer, asking_for
 from kvstore.security.quotas.quota import Quota, Quotas
 from tests.garbage import assert_no_garbage
 from tests.rpc.encrypted_pair import tls_pair
@@ -958,13 +957,13 @@ def test_a_peer_that_takes_no_descriptors_is_not_read_from_until_it_does(unix: L
     assert len(line.handler.frames) == MAX_QUEUED_FDS // 64 + 1
     line.peer.settimeout(0.01)
     taken = array.array("i")
-    while len(line.handler.frames) < 38 or line.session._outbox.queued_bytes:
+    while len(line.handler.frames) < 38 or line.session._writer.queued_bytes:
         with contextlib.suppress(TimeoutError):
             _, ancillary, _, _ = line.peer.recvmsg(1 << 20, socket.CMSG_SPACE(253 * 4))
             for _, _, content in ancillary:
                 taken.frombytes(content)
         line.settle()
-    assert line.session._outbox.queued_fds == 0
+    assert line.session._writer.queued_fds == 0
     for fd in (*opened, *taken):
         os.close(fd)
 

@@ -1,11 +1,12 @@
-"""Promises of tracing.py: only a request that a Trace announced has a span, which ends with its answer whatever that is."""
+"""Promises of tracing.py: the time of each request is told once, with its answer; only one that a Trace announced has a span."""
 
 import socket
+from functools import partial
 
 import pytest
 
 from kvstore.protocol.catalog_messages import Publish
-from kvstore.protocol.errors import Full
+from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import Exists, Lookup
 from kvstore.protocol.session_messages import Trace
@@ -14,12 +15,88 @@ from kvstore.rpc import tracing
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody
 from kvstore.rpc.session import Session
-from kvstore.rpc.tracing import BROKEN, CALL, MAX_LINKS, Call, TracedStopwatch, asking_for, on_behalf, parent_in, trace_metadata
-from tests.rpc.test_observing import Noted
+from kvstore.rpc.tracing import (
+    BROKEN,
+    CALL,
+    MAX_LINKS,
+    Call,
+    Peer,
+    Stopwatch,
+    TracedStopwatch,
+    asking_for,
+    on_behalf,
+    parent_in,
+    trace_metadata,
+)
 from tests.rpc.traced import Part, Spans, sampled
 
 PARENT = TraceParent(7, 11)
 ANNOUNCED = memoryview(Trace(PARENT.text()).pack())
+
+
+class Noted:
+    slow_ns = 1 << 63
+
+    def __init__(self) -> None:
+        self.kinds: list[int] = []
+        self.answered = {kind: partial(self._note, kind) for kind in range(256)}
+
+    def _note(self, kind: int, elapsed_ns: int) -> None:
+        assert elapsed_ns >= 0
+        self.kinds.append(kind)
+
+    def refused(self, error: KVStoreError) -> None:
+        raise AssertionError
+
+    def slow(self, peer: Peer, kind: int, elapsed_ns: int) -> None:
+        raise AssertionError
+
+
+def test_answers_in_order_and_out_of_order() -> None:
+    noted = Noted()
+    stopwatch = Stopwatch(noted)
+    stopwatch.begin(1, 11)
+    stopwatch.answered(1)
+    for request in (2, 3, 4):
+        stopwatch.begin(request, 10 + request)
+    for request in (3, 4, 2):
+        stopwatch.answered(request)
+    assert noted.kinds == [11, 13, 14, 12]
+
+
+def test_an_answer_is_told_once_and_a_request_without_an_id_never() -> None:
+    noted = Noted()
+    stopwatch = Stopwatch(noted)
+    stopwatch.begin(1, 11)
+    stopwatch.answered(1)
+    stopwatch.answered(1)
+    stopwatch.begin(0, 12)
+    stopwatch.answered(0)
+    assert noted.kinds == [11]
+
+
+def test_of_one_peer_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "MAX_UNANSWERED", 2)
+    noted = Noted()
+    stopwatch = Stopwatch(noted)
+    for request in range(1, 6):
+        stopwatch.begin(request, request)
+    for request in range(1, 6):
+        stopwatch.answered(request)
+    assert noted.kinds == [1, 2, 5]
+
+
+def test_slow_request_is_told_with_its_type_and_duration() -> None:
+    noted = Noted()
+    stopwatch = Stopwatch(noted)
+    stopwatch.begin(1, 11)
+    assert stopwatch.answered(1) is None
+    noted.slow_ns = 0
+    stopwatch.begin(2, 12)
+    slow = stopwatch.answered(2)
+    assert slow is not None
+    assert (slow[0], slow[1] >= 0) == (12, True)
+    assert stopwatch.answered(2) is None
 
 
 @pytest.fixture

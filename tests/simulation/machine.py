@@ -31,10 +31,10 @@ import kvstore.master.roles.leading
 import kvstore.master.roles.relay
 import kvstore.master.roles.standing
 import kvstore.master.status
+import kvstore.rpc.address
 import kvstore.rpc.channel
-import kvstore.rpc.connecting
 import kvstore.rpc.deadline
-import kvstore.rpc.incoming
+import kvstore.rpc.frame_reader
 import kvstore.store.clockwork
 import kvstore.store.link
 import kvstore.store.moves.mover
@@ -261,7 +261,7 @@ class Machine:
         fetching, mover, queue = kvstore.store.replicas.fetching, kvstore.store.moves.mover, kvstore.store.replicas.queue
         table: list[tuple[Any, str, Any]] = [
             (kvstore.rpc.deadline, "time", clock),
-            (kvstore.rpc.connecting, "connect", self.network.connect),
+            (kvstore.rpc.address, "connect", self.network.connect),
             (kvstore.rpc.channel, "socket", sockets),
             (kvstore.master.roles.leading, "random", randoms),
             (kvstore.master.frames.tickets, "secrets", Names(secrets, token_bytes=world.rng.randbytes)),
@@ -311,7 +311,7 @@ class Machine:
             *((module, "map_slab", descriptors.map_slab) for module in mapping),
             (shown.index, "give_back_pages", give_back_pages),
             (memfd, "Memfd", lambda size_bytes, **options: SimMemfd(descriptors, size_bytes, **options)),
-            (kvstore.rpc.incoming, "BUFFER_BYTES", BUFFER_BYTES),
+            (kvstore.rpc.frame_reader, "BUFFER_BYTES", BUFFER_BYTES),
             (kvstore.store.puts.sent, "DISCARD_BYTES", BUFFER_BYTES),
         ]
 

@@ -20,7 +20,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody, Server
 from kvstore.rpc.session import DEFAULT_LIMITS, Session

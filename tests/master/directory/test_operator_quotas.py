@@ -5,8 +5,7 @@ import pytest
 from kvstore.master.directory import operator_quotas, records
 from kvstore.master.directory.operator_quotas import OperatorQuotas
 from kvstore.protocol.errors import Full, InvalidArgument
-from kvstore.security.quotas.reading import MAX_LIMIT
-from kvstore.security.quotas.tables import NamedLimits
+from kvstore.security.quotas.limits import MAX_LIMIT, NamedLimits
 
 
 def test_what_is_set_is_kept_beside_what_was_and_the_record_has_all_of_it() -> None:

@@ -15,7 +15,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.actor import Actor
 from kvstore.security.guard import Guard
-from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.limits import QuotasInForce
 from tests.master.roles.held import Held
 
 BY = Actor("operator", "alice")

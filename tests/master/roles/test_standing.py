@@ -22,7 +22,7 @@ from kvstore.protocol.errors import Corrupt, StaleEpoch, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.guard import Guard
-from kvstore.security.quotas.in_force import QuotasInForce
+from kvstore.security.quotas.limits import QuotasInForce
 from tests.master.catalogs.conformance import elected
 from tests.master.roles.held import Held
 

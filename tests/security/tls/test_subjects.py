@@ -4,8 +4,9 @@ import socket
 
 import pytest
 
-from kvstore.protocol.errors import Unauthorized, Untrusted
+from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
+from kvstore.security.identity import EVERYBODY, STRANGER, Identity, Kind, Role
 from kvstore.security.tls.subjects import (
     ANY,
     CLIENT,
@@ -13,10 +14,14 @@ from kvstore.security.tls.subjects import (
     NODE,
     CertifiedPeer,
     Subject,
+    both,
     check_has,
     check_hello,
     check_welcome,
     names_of,
+    of_caller,
+    of_client,
+    of_node,
     peer_of,
 )
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
@@ -113,3 +118,53 @@ def test_nobody_answers_as_another_than_his_certificate_says() -> None:
         check_welcome(certified("kvstore://node/one"), master)
     with pytest.raises(Untrusted, match=r"kvstore://node/two, and node 'one' introduces itself"):
         check_welcome(certified("kvstore://node/two"), node)
+
+
+RED = Identity(Kind.TENANT, Role.WRITE, "red")
+
+
+def peer_for(*uris: str) -> CertifiedPeer:
+    return peer_of(uris)
+
+
+def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> None:
+    red, every = peer_for("kvstore://client/red"), peer_for("kvstore://client/*")
+    assert of_client(red, "red", "") == of_client(red, "red", "a token") == RED
+    assert of_client(red, "blue", "") is of_client(None, "red", "") is of_client(every, "", "an operator's token") is None
+    assert of_client(every, "red", "") == Identity(Kind.TENANT, Role.ADMIN, "red")
+    assert of_client(every, "", "") == Identity(Kind.TENANT, Role.ADMIN)
+
+
+def test_an_identity_names_the_certificate_that_was_shown() -> None:
+    red, node = peer_of(["kvstore://client/red"], b"f" * 32), peer_of(["kvstore://node/n1"], b"g" * 32)
+    found = (of_client(red, "red", ""), of_caller(red, "red"), of_caller(red, ""), of_node(node, "n1"), of_caller(node, ""))
+    assert [identity.certificate for identity in found if identity is not None] == [b"f" * 32] * 3 + [b"g" * 32] * 2
+
+
+def test_a_nodes_certificate_is_that_node() -> None:
+    assert of_node(peer_for("kvstore://node/one"), "one") == Identity(Kind.NODE, name="one")
+    assert of_node(peer_for("kvstore://node/one"), "two") is of_node(None, "one") is None
+
+
+def test_a_caller_is_whom_his_certificate_names() -> None:
+    one, every = peer_for("kvstore://node/one"), peer_for("kvstore://node/*")
+    assert of_caller(None, "red") is None
+    assert of_caller(one, "") == Identity(Kind.NODE, name="one")
+    assert of_caller(every, "") == Identity(Kind.NODE)
+    assert of_caller(peer_for("kvstore://client/red"), "red") == of_caller(peer_for("kvstore://client/red"), "") == RED
+    assert of_caller(peer_for("kvstore://client/*"), "") == Identity(Kind.TENANT, Role.ADMIN)
+    assert of_caller(peer_for("kvstore://master"), "") == STRANGER
+    with pytest.raises(Unauthorized, match=r"is for kvstore://node/one, and a client of tenant 'red' calls"):
+        of_caller(one, "red")
+
+
+def test_what_is_shown_together_goes_as_far_as_both_do() -> None:
+    one, other = Identity(Kind.NODE, name="one", credential="c"), Identity(Kind.NODE, name="two")
+    every = Identity(Kind.NODE, credential="c")
+    assert both(one, None) == one
+    assert both(EVERYBODY, RED) == RED
+    assert both(every, Identity(Kind.NODE, name="one")) == one
+    assert both(one, Identity(Kind.NODE)) == one
+    assert both(RED, RED) == RED
+    with pytest.raises(Denied, match="the certificate is of node 'two', the token of node 'one'"):
+        both(one, other)

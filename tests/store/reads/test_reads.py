@@ -12,7 +12,7 @@ from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Read
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.session import Session
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.table import STAGED_SHARE

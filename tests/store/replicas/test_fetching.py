@@ -22,7 +22,7 @@ from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.outbox import SendLimits
+from kvstore.rpc.frame_writer import SendLimits
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.fetching import ENGINE_MIN_BYTES, Source, Wanted, fetch
 from kvstore.tiers.dram import DramTier

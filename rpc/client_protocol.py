@@ -1,16 +1,17 @@
-"""What a connection asks and how it is answered: one request at a time, as bytes, without a socket.
+"""Client side of the protocol, sans-I/O: one request at a time and its response, as bytes.
 
-channel.py and async_channel.py move the bytes; `incoming.py` cuts them into frames.
+channel.py and async_channel.py move the bytes; frame_reader.py cuts them into frames.
 """
 
 import socket
 import struct
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
-from kvstore.protocol.errors import KVStoreError, ProtocolError, from_code
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
 from kvstore.protocol.frames import (
     HEADER,
     MAGIC,
@@ -23,10 +24,10 @@ from kvstore.protocol.frames import (
 )
 from kvstore.protocol.message import Message, Packable
 from kvstore.protocol.node_messages import SlabFds
-from kvstore.protocol.session_messages import Failure, Flags
+from kvstore.protocol.session_messages import Failure, Flags, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.frame_reader import FrameReader
 from kvstore.rpc.tracing import CALL
 
 M = TypeVar("M", bound=Message)
@@ -36,7 +37,7 @@ _ONE_FLAG: Final = struct.Struct(HEADER.format + "IB")
 _ONE_FLAG_BODY: Final = struct.calcsize("<IB")
 
 
-class Exchange:
+class ClientProtocol:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
     __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces")
@@ -130,6 +131,64 @@ class Exchange:
         return ProtocolError(f"{self._address} sent {count} descriptors for slabs of {list(slabs.sizes)} bytes")
 
 
+class BaseChannel(ABC):
+    """A client's connection to one daemon, whichever way it waits for its socket: one request in flight."""
+
+    welcome: Welcome
+    """Who answered."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.is_open = True
+        self._reader = FrameReader()
+        self._protocol = ClientProtocol(address)
+        self._is_midway = False
+        """A request was begun and its answer has not come, or a message without an answer is being sent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hang up. A second close is a no-op."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
+        return not self._is_midway and not self._protocol.payload_left
+
+    @property
+    def takes_traces(self) -> bool:
+        """The peer has said so in its Welcome."""
+        return self._protocol.takes_traces
+
+    @property
+    def spreads_reads(self) -> bool:
+        """A master that has what is read much copied to further nodes answered."""
+        return self._protocol.spreads_reads
+
+    def _answered(self, frame: tuple[Header, memoryview], answer: type[M]) -> M:
+        """What a whole frame says. Raises the peer's typed error, ProtocolError."""
+        try:
+            reply = self._protocol.answer(frame[0], frame[1], answer)
+        except KVStoreError as error:
+            raise self._broken(error) from None
+        self._is_midway = False
+        if isinstance(reply, KVStoreError):
+            try:
+                raise reply
+            finally:
+                del reply  # the error refers to this call, which is not to refer to it
+        return reply
+
+    def _broken(self, error: BaseException) -> BaseException:
+        """Close, and say what the caller is told: interrupts and typed errors as they are. An OSError without a number is not the socket's:
+        a signal handler raised it."""
+        self.close()
+        if isinstance(error, DeadlineExceeded):
+            return DeadlineExceeded(f"{self.address}: {error}")
+        if isinstance(error, KVStoreError) or not isinstance(error, OSError) or error.errno is None:
+            return error
+        return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
+
+
 def has_hung_up(sock: socket.socket) -> bool:
     """Whether the peer has closed its end. Reads nothing, so a call of another thread may be under way."""
     try:
@@ -140,12 +199,12 @@ def has_hung_up(sock: socket.socket) -> bool:
         return True
 
 
-def refusal(sock: socket.socket, incoming: Incoming) -> KVStoreError | None:
+def refusal(sock: socket.socket, reader: FrameReader) -> KVStoreError | None:
     """The error by which a peer refused this connection before it closed it: where a send fails, its Failure can still be read. None: it
     sent none."""
     try:
-        incoming.received(sock.recv_into(incoming.room(), 0, socket.MSG_DONTWAIT))
-        frame = incoming.next_frame()
+        reader.received(sock.recv_into(reader.recv_buffer(), 0, socket.MSG_DONTWAIT))
+        frame = reader.next_frame()
         if frame is None or frame[0].type != Failure.TYPE or frame[0].request_id:
             return None
         failure = Failure.unpack(frame[1])

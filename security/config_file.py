@@ -1,11 +1,21 @@
-"""A TOML file of an operator, read whole."""
+"""Files of an operator: TOML, read whole, and whether a file has changed since."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import format_size
+
+
+def signature(path: str) -> tuple[int, ...]:
+    """Differs after a file was written or replaced; () for none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_toml(path: str, what: str, *, max_bytes: int) -> dict[str, Any]:

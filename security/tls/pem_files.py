@@ -1,21 +1,87 @@
-"""Beginning and end of the certificates in a PEM file, without a library for X.509: of each the DER down to its `validity`.
+"""Files of TLS: a certificate and its key, certificates that are revoked, and when the certificates of a file begin and end.
 
+The file that the setting `tls_revoked` names has a line a certificate: the SHA-256 of its DER form, as `openssl x509 -noout -fingerprint
+-sha256 -in FILE` prints it, or its digits alone; `#` begins a comment. No CRL: a list that has to be issued anew every few days stops a
+whole cluster once it is not, and gRPC's Python library takes none. By its fingerprint a certificate is known wherever it is shown.
+
+Validity is read without a library for X.509: of each certificate the DER down to its `validity`.
 Source: RFC 5280, 4.1 (Certificate, TBSCertificate, Validity); X.690, 8.1 (tag, length, content).
 """
 
 import binascii
+import hashlib
 import re
+import ssl
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.file_signature import signature
+from kvstore.security.config_file import signature
 
-MAX_FILE_BYTES: Final = 1 << 20
+ATTEMPTS: Final = 5
+"""At files that are exchanged while they are read: both may be one file, which is read twice."""
+MAX_REVOKED_BYTES: Final = 4 << 20
+"""Some 40,000 certificates: a file beyond that is another file."""
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+_COMMENT: Final = "#"
+MAX_PEM_BYTES: Final = 1 << 20
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _SEQUENCE, _INTEGER, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x02, 0x17, 0x18, 0xA0
+
+
+def load_pair(context: ssl.SSLContext, cert: str, key: str, *, settings: str) -> None:
+    """Have `context` show the certificate in the file `cert`, whose key is in `key`; `settings` is what named them.
+
+    Raises ConfigError: they cannot be used.
+    """
+    attempt = 1
+    while True:
+        seen = signature(cert), signature(key)
+        try:
+            return context.load_cert_chain(cert, key, password=_no_password)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            if attempt == ATTEMPTS or (signature(cert), signature(key)) == seen:
+                reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+                raise ConfigError(f"{settings}: {cert} and {key} are no certificate and its key in PEM ({reason.lower()})") from None
+        attempt += 1
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and a daemon has nobody to ask for the password")
+
+
+def fingerprint_of(der: bytes) -> bytes:
+    """By which a certificate is named: SHA-256 of its DER form."""
+    return hashlib.sha256(der).digest()
+
+
+def read_revoked(path: str) -> frozenset[bytes]:
+    """The fingerprints that the file names; none of no file (""). Raises ConfigError, which names the line that is none."""
+    if not path:
+        return frozenset()
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_REVOKED_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"tls_revoked: cannot read {path}: {error.strerror}") from None
+    if len(data) > MAX_REVOKED_BYTES:
+        raise ConfigError(f"tls_revoked: {path} has more than {MAX_REVOKED_BYTES} bytes: it is another file")
+    lines = (line.partition(_COMMENT)[0].strip() for line in data.decode(errors="replace").splitlines())
+    return frozenset(_fingerprint(path, number, line) for number, line in enumerate(lines, start=1) if line)
+
+
+def _fingerprint(path: str, number: int, line: str) -> bytes:
+    try:
+        found = bytes.fromhex(line.rpartition("=")[2].replace(":", ""))
+    except ValueError:
+        found = b""
+    if len(found) != _DIGEST_BYTES:
+        raise ConfigError(
+            f"tls_revoked: line {number} of {path} is no fingerprint: write what `openssl x509 -noout -fingerprint -sha256 -in FILE` prints"
+        )
+    return found
 
 
 class Validity(NamedTuple):
@@ -28,7 +94,7 @@ class Validity(NamedTuple):
 def validities(file: str) -> list[Validity]:
     """Of each certificate in the file, in order; at least one. Raises ConfigError: it cannot be read, or is no certificate's."""
     try:
-        data = Path(file).read_bytes()[:MAX_FILE_BYTES]
+        data = Path(file).read_bytes()[:MAX_PEM_BYTES]
         found = [_validity(binascii.a2b_base64(body)) for body in _PEM.findall(data)]
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None

@@ -1,11 +1,26 @@
-"""Promises of toml_file.py: whatever is in the file, what is wrong with it is one error that names it."""
+"""Promises of config_file.py."""
 
 from pathlib import Path
 
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.toml_file import read_toml
+from kvstore.security.config_file import read_toml, signature
+
+
+def test_a_file_that_was_written_replaced_or_removed_is_another_one(tmp_path: Path) -> None:
+    file, other = tmp_path / "a", tmp_path / "b"
+    assert signature(str(file)) == ()
+    file.write_text("one")
+    written = signature(str(file))
+    assert signature(str(file)) == written
+    file.write_text("longer")
+    longer = signature(str(file))
+    other.write_text("longer")
+    other.replace(file)
+    assert len({(), written, longer, signature(str(file))}) == 4
+    file.unlink()
+    assert signature(str(file)) == ()
 
 
 def test_a_file_is_read_whole(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Promises of exchange.py: what a request looks like, and which frames answer it."""
+"""Promises of client_protocol.py: what a request looks like, and which frames answer it."""
 
 import array
 import os
@@ -13,9 +13,9 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Release, SlabFds
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
+from kvstore.rpc.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, notice, refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.exchange import MAX_REQUEST_ID, Exchange, has_hung_up, notice, refusal, take_descriptors
-from kvstore.rpc.incoming import Incoming
+from kvstore.rpc.frame_reader import FrameReader
 from tests.rpc.traced import sampled
 from tests.rpc.wires import frame
 
@@ -23,11 +23,11 @@ EXISTS = Exists([b"key"])
 
 
 @pytest.fixture
-def exchange() -> Exchange:
+def protocol() -> ClientProtocol:
     """One that has asked its first request, of id 1."""
-    exchange = Exchange(Address(unix="/the/peer"))
-    exchange.request(EXISTS, Deadline(10))
-    return exchange
+    protocol = ClientProtocol(Address(unix="/the/peer"))
+    protocol.request(EXISTS, Deadline(10))
+    return protocol
 
 
 def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tuple[Header, memoryview]:
@@ -36,7 +36,7 @@ def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tu
 
 
 def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None:
-    data = b"".join(Exchange(Address(unix="/the/peer")).request(EXISTS, Deadline(5), [b"four", memoryview(b"five5")]))
+    data = b"".join(ClientProtocol(Address(unix="/the/peer")).request(EXISTS, Deadline(5), [b"four", memoryview(b"five5")]))
     header = unpack_header(data)
     assert (header.type, header.request_id, header.payload_bytes) == (Exists.TYPE, 1, 9)
     assert 4_900 < header.deadline_ms <= 5_001
@@ -46,7 +46,7 @@ def test_a_request_is_a_frame_with_its_id_deadline_and_payloads_length() -> None
 
 
 def test_a_packed_request_is_the_frame_that_the_message_makes() -> None:
-    one, other = Exchange(Address(unix="/the/peer")), Exchange(Address(unix="/the/peer"))
+    one, other = ClientProtocol(Address(unix="/the/peer")), ClientProtocol(Address(unix="/the/peer"))
     message = Hello(1, "red")
     packed = one.packed_request(Hello.TYPE, message.pack(), 5, Deadline(5))
     asked = b"".join(other.request(message, Deadline(5), [b"value"]))[:-5]
@@ -69,7 +69,7 @@ def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
     assert call.requests == 4
 
 
-def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_at(exchange: Exchange) -> None:
+def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_at(protocol: ClientProtocol) -> None:
     body = Flags(b"\7").pack()
 
     def flag(
@@ -81,23 +81,23 @@ def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_
         version: int = VERSION,
     ) -> int | None:
         data = HEADER.pack(magic, version, kind, request_id, 0, len(body), payload_bytes) + body
-        return exchange.flag(memoryview(data + b"what lies behind"), len(data))
+        return protocol.flag(memoryview(data + b"what lies behind"), len(data))
 
     assert flag() == 7
     others = [flag(Flags(b"\7\7").pack()), flag(Flags(b"").pack()), flag(b"\2\0\0\0\7"), flag(kind=Failure.TYPE), flag(request_id=2)]
     others += [flag(payload_bytes=1), flag(magic=b"HT"), flag(version=VERSION - 1), flag(version=VERSION + 1)]
     assert others == [None] * len(others)
     cut = HEADER.pack(b"kV", VERSION, Flags.TYPE, 1, 0, 4, 0) + body
-    assert exchange.flag(memoryview(cut), len(cut)) is None, "the body is to be a byte shorter, and another message follows"
+    assert protocol.flag(memoryview(cut), len(cut)) is None, "the body is to be a byte shorter, and another message follows"
 
 
-def greeted(takes: int) -> Exchange:
+def greeted(takes: int) -> ClientProtocol:
     """One whose peer has said in its Welcome what it takes."""
-    exchange = Exchange(Address(unix="/the/peer"))
-    exchange.request(Hello(1), Deadline(10))
+    protocol = ClientProtocol(Address(unix="/the/peer"))
+    protocol.request(Hello(1), Deadline(10))
     body = Welcome(SERVER_NODE, "n").pack()
-    exchange.answer(Header(Welcome.TYPE, 1, takes, len(body), 0), memoryview(body), Welcome)
-    return exchange
+    protocol.answer(Header(Welcome.TYPE, 1, takes, len(body), 0), memoryview(body), Welcome)
+    return protocol
 
 
 def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_other() -> None:
@@ -112,39 +112,39 @@ def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_othe
     assert unpack_header(b"".join(greeted(TAKES_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
 
 
-def test_a_deadline_far_away_is_cut_to_the_protocols_limit(exchange: Exchange) -> None:
-    assert unpack_header(exchange.request(EXISTS, Deadline(1e6))[0]).deadline_ms == MAX_DEADLINE_MS
+def test_a_deadline_far_away_is_cut_to_the_protocols_limit(protocol: ClientProtocol) -> None:
+    assert unpack_header(protocol.request(EXISTS, Deadline(1e6))[0]).deadline_ms == MAX_DEADLINE_MS
 
 
-def test_ids_wrap_without_zero(exchange: Exchange) -> None:
-    exchange._request_id = MAX_REQUEST_ID - 1
-    ids = [unpack_header(exchange.request(EXISTS, Deadline(10))[0]).request_id for _ in range(3)]
+def test_ids_wrap_without_zero(protocol: ClientProtocol) -> None:
+    protocol._request_id = MAX_REQUEST_ID - 1
+    ids = [unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id for _ in range(3)]
     assert ids == [MAX_REQUEST_ID, 1, 2]
 
 
-def test_a_deadline_that_has_passed_makes_no_request_and_the_next_is_answered(exchange: Exchange) -> None:
+def test_a_deadline_that_has_passed_makes_no_request_and_the_next_is_answered(protocol: ClientProtocol) -> None:
     with pytest.raises(DeadlineExceeded):
-        exchange.request(EXISTS, Deadline(0))
-    request_id = unpack_header(exchange.request(EXISTS, Deadline(10))[0]).request_id
-    assert exchange.answer(*arrived(Flags(b"\1"), request_id), Flags) == Flags(b"\1")
+        protocol.request(EXISTS, Deadline(0))
+    request_id = unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id
+    assert protocol.answer(*arrived(Flags(b"\1"), request_id), Flags) == Flags(b"\1")
 
 
-def test_the_answer_is_the_message_of_the_request(exchange: Exchange) -> None:
-    assert exchange.answer(*arrived(Flags(b"\1\0")), Flags) == Flags(b"\1\0")
-    assert exchange.payload_left == 0
+def test_the_answer_is_the_message_of_the_request(protocol: ClientProtocol) -> None:
+    assert protocol.answer(*arrived(Flags(b"\1\0")), Flags) == Flags(b"\1\0")
+    assert protocol.payload_left == 0
 
 
-def test_the_peers_typed_error_is_the_answer_too(exchange: Exchange) -> None:
-    error = exchange.answer(*arrived(Failure(Full.code, "no room")), Flags)
+def test_the_peers_typed_error_is_the_answer_too(protocol: ClientProtocol) -> None:
+    error = protocol.answer(*arrived(Failure(Full.code, "no room")), Flags)
     assert isinstance(error, Full)
     assert str(error) == "no room"
-    exchange.request(EXISTS, Deadline(10))
-    assert exchange.answer(*arrived(Flags(b""), 2), Flags) == Flags(b"")
+    protocol.request(EXISTS, Deadline(10))
+    assert protocol.answer(*arrived(Flags(b""), 2), Flags) == Flags(b"")
 
 
-def test_the_error_of_a_peer_that_hangs_up_is_raised(exchange: Exchange) -> None:
+def test_the_error_of_a_peer_that_hangs_up_is_raised(protocol: ClientProtocol) -> None:
     with pytest.raises(Full, match="too many"):
-        exchange.answer(*arrived(Failure(Full.code, "too many"), 0), Flags)
+        protocol.answer(*arrived(Failure(Full.code, "too many"), 0), Flags)
 
 
 @pytest.mark.parametrize(
@@ -159,41 +159,41 @@ def test_the_error_of_a_peer_that_hangs_up_is_raised(exchange: Exchange) -> None
         ((Header(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "ends where"),
     ],
 )
-def test_any_other_frame_is_a_protocol_error(exchange: Exchange, frame: tuple[Header, memoryview], why: str) -> None:
+def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tuple[Header, memoryview], why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        exchange.answer(*frame, Flags)
+        protocol.answer(*frame, Flags)
 
 
-def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(exchange: Exchange) -> None:
-    exchange.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
-    assert exchange.payload_left == 5
+def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(protocol: ClientProtocol) -> None:
+    protocol.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
+    assert protocol.payload_left == 5
     with pytest.raises(ProtocolError, match="payload was not read"):
-        exchange.request(EXISTS, Deadline(10))
-    exchange.payload_left -= 5
-    exchange.request(EXISTS, Deadline(10))
+        protocol.request(EXISTS, Deadline(10))
+    protocol.payload_left -= 5
+    protocol.request(EXISTS, Deadline(10))
 
 
-def test_views_for_values_are_kept_in_order_without_empty_ones(exchange: Exchange) -> None:
-    exchange.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
-    views = exchange.destinations([memoryview(b""), memoryview(b"ab"), memoryview(b""), memoryview(b"cde")])
+def test_views_for_values_are_kept_in_order_without_empty_ones(protocol: ClientProtocol) -> None:
+    protocol.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
+    views = protocol.destinations([memoryview(b""), memoryview(b"ab"), memoryview(b""), memoryview(b"cde")])
     assert [bytes(view) for view in views] == [b"ab", b"cde"]
 
 
-def test_more_views_than_the_peer_sent_values_are_refused(exchange: Exchange) -> None:
-    exchange.answer(*arrived(Flags(b""), payload_bytes=4), Flags)
+def test_more_views_than_the_peer_sent_values_are_refused(protocol: ClientProtocol) -> None:
+    protocol.answer(*arrived(Flags(b""), payload_bytes=4), Flags)
     with pytest.raises(ProtocolError, match="unix:/the/peer sent 4 bytes of values where more belong"):
-        exchange.destinations([memoryview(bytearray(5))])
+        protocol.destinations([memoryview(bytearray(5))])
 
 
-def test_the_error_of_a_closed_stream_says_whether_values_were_missing(exchange: Exchange) -> None:
-    assert exchange.peer_closed().strerror == "the peer closed the connection"
-    exchange.payload_left = 3
-    assert exchange.peer_closed().strerror == "the peer closed the connection within a payload"
+def test_the_error_of_a_closed_stream_says_whether_values_were_missing(protocol: ClientProtocol) -> None:
+    assert protocol.peer_closed().strerror == "the peer closed the connection"
+    protocol.payload_left = 3
+    assert protocol.peer_closed().strerror == "the peer closed the connection within a payload"
 
 
-def test_a_descriptor_belongs_to_each_slab_that_is_there(exchange: Exchange) -> None:
-    assert exchange.wrong_descriptors(SlabFds([4096, 0, 4096]), 2) is None
-    wrong = exchange.wrong_descriptors(SlabFds([4096, 0]), 2)
+def test_a_descriptor_belongs_to_each_slab_that_is_there(protocol: ClientProtocol) -> None:
+    assert protocol.wrong_descriptors(SlabFds([4096, 0, 4096]), 2) is None
+    wrong = protocol.wrong_descriptors(SlabFds([4096, 0]), 2)
     assert str(wrong) == "unix:/the/peer sent 2 descriptors for slabs of [4096, 0] bytes"
 
 
@@ -243,8 +243,8 @@ def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
 def test_the_refusal_of_a_peer_that_has_closed_is_read(data: bytes, kind: type[TooManyConnections] | None) -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        assert refusal(ours, Incoming()) is None, "nothing has come"
+        assert refusal(ours, FrameReader()) is None, "nothing has come"
         with theirs:
             theirs.sendall(data)
-        found = refusal(ours, Incoming())
+        found = refusal(ours, FrameReader())
         assert type(found) is (kind or type(None))
