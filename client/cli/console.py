@@ -15,8 +15,7 @@ from kvstore.console.config import INTERVAL_DEFAULT_S, ConsoleSettings
 from kvstore.console.watch import Watch
 from kvstore.console.web import add_console
 from kvstore.rpc.address import parse_address
-from kvstore.telemetry.http.access import this_host_only
-from kvstore.telemetry.http.by_token import by_any_of, why_unknown
+from kvstore.telemetry.http.access import by_any_of, this_host_only, why_unknown
 from kvstore.telemetry.http.server import HttpServer
 
 LISTEN_DEFAULT: Final = "127.0.0.1:7480"

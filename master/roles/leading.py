@@ -45,7 +45,7 @@ from kvstore.security.quotas.in_force import QuotasInForce
 from kvstore.security.quotas.quota import limits_shown
 from kvstore.security.quotas.tables import NamedLimits
 from kvstore.security.quotas.telling import as_message
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 T = TypeVar("T")
 Refuse = Callable[[KVStoreError], None]

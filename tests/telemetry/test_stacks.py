@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.telemetry.debug import stacks as module
-from kvstore.telemetry.debug.stacks import profile, stacks
+from kvstore.telemetry import stacks as module
+from kvstore.telemetry.stacks import profile, stacks
 
 
 def waits_here(entered: threading.Event, end: threading.Event) -> None:
