@@ -15,13 +15,12 @@ from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
 from kvstore.lab.accesses import Accesses, flatten
-from kvstore.lab.figures import hit_ratio, pool_gain, tier_hits, trace_figures
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
 from kvstore.lab.plots import save
 from kvstore.lab.pools import Routing
 from kvstore.lab.replay import check_capacity
 from kvstore.lab.report import as_json as rows_as_json
-from kvstore.lab.report import bounds, policy_table, pool_table, summarise, tier_table
+from kvstore.lab.report import bounds, hit_ratio, policy_table, pool_gain, pool_table, summarise, tier_hits, tier_table, trace_figures
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import ConfigError, InvalidArgument, TraceError
 from kvstore.tiers.policies.by_name import POLICY_NAMES, make_policy
