@@ -30,7 +30,7 @@ STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def run_jobs(
-    jobs: Sequence[Job], requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[Job], None] = lambda job: None
+    jobs: Sequence[Job], requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[], None] = lambda: None
 ) -> list[Row]:
     """The jobs' rows, in the order of the jobs, over the requests with their ids spread (keys.py).
 
@@ -45,15 +45,15 @@ def run_jobs(
     return _in_turn(jobs, requests, on_done) if count <= 1 else _in_parallel(jobs, requests, count, on_done)
 
 
-def _in_turn(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[Job], None]) -> list[Row]:
+def _in_turn(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[], None]) -> list[Row]:
     rows = []
     for job in jobs:
         rows.append(_outcome(job, _attempt(job, requests)))
-        on_done(job)
+        on_done()
     return rows
 
 
-def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: int, on_done: Callable[[Job], None]) -> list[Row]:
+def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: int, on_done: Callable[[], None]) -> list[Row]:
     rows: dict[int, Row] = {}
     todo = iter(range(len(jobs)))
     with _workers(count, requests) as pipes:
@@ -64,7 +64,7 @@ def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: i
             for pipe in cast("list[Connection]", wait(list(at_work), SIGNAL_INTERVAL_S)):
                 index = at_work.pop(pipe)
                 rows[index] = _outcome(jobs[index], _answer(pipe))
-                on_done(jobs[index])
+                on_done()
                 _give(pipe, jobs, todo, at_work)
     return [rows[index] for index in range(len(jobs))]
 
