@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.parts import run
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.engines.weights.fingerprint import fingerprint, stamp
 
 OUT: Final = Path(__file__).parent / "out" / "fingerprint.json"

@@ -10,8 +10,7 @@ import numpy as np
 
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, copy_all, of_size, put_all, seconds
-from kvstore.client.tools.bench_report import Row, at_least
+from kvstore.client.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, Row, at_least, copy_all, of_size, put_all, seconds
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 FIRST_BATCHES: Final = 4

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.handover import overlap_rows
-from kvstore.client.tools.bench_report import Row, at_most, table, write
+from kvstore.client.tools.bench import Row, at_most, table, write
 from kvstore.kvcache.codecs.codec import decode, encode
 from kvstore.kvcache.codecs.schemes import Scheme
 from kvstore.kvcache.layouts.formatter import remap

@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.engines.mooncake import mooncake_master, mooncake_segment
 from benchmarks.transfer_peers import Trouble, mooncake_python
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 ROOT: Final = Path(__file__).resolve().parents[1]

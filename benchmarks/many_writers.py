@@ -20,7 +20,7 @@ from benchmarks.cpu_time import cpu_ns
 from benchmarks.redis_server import redis_server
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench_report import Row, at_least, at_most
+from kvstore.client.tools.bench import Row, at_least, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 PROCESSES: Final = (1, 2, 4, 8)

@@ -24,7 +24,7 @@ from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.bench_report import Row
+from kvstore.client.tools.bench import Row
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 OUT: Final = Path(__file__).parent / "out" / "metrics_cost.json"

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.events import EventLog

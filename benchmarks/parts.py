@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvstore.client.tools.bench_report import Row, table, write
+from kvstore.client.tools.bench import Row, table, write
 
 
 def run(parts: Mapping[str, Callable[[], Iterable[Row]]], out: Path, *, may_lack: tuple[type[Exception], ...] = ()) -> int:

@@ -19,19 +19,17 @@ from rich.console import Console
 
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.replay import Replay as LiveReplay
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
-from kvstore.lab.accesses import flatten
-from kvstore.lab.bounds import infinite_hits
+from kvstore.lab.accesses import flatten, infinite_hits
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
-from kvstore.lab.keys import spread
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import Replay
 from kvstore.lab.report import bounds, policy_table
-from kvstore.lab.runs import run_jobs
+from kvstore.lab.runs import run_jobs, spread
 from kvstore.tiers.policies.by_name import POLICIES, make_policy
 from kvstore.tiers.policies.prefix import PrefixPolicy
 

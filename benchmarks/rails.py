@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most, table, write
 from tests.namespaces import Cut, TwoHosts, why_not
 from tests.transfer.paths.rails_child import Load, Look
 

@@ -18,8 +18,8 @@ from typing import Final
 
 from rich.console import Console
 
-from kvstore.client.cli.simulation_tables import MODE_TITLES, modes_table
-from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
+from kvstore.client.cli.simulate import MODE_TITLES, modes_table
+from kvstore.client.tools.bench import Row, at_least, at_most, table, write
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.scheduler.baselines import make_dispatcher

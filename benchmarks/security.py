@@ -21,7 +21,7 @@ import xxhash
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.bench_report import Row
+from kvstore.client.tools.bench import Row
 from kvstore.transfer.config import TransferSettings
 from tests.credentials import tokens_file
 from tests.security.tls.certified import Cluster, flags, given_to

@@ -24,8 +24,7 @@ from benchmarks.many_writers import process_rows, thread_rows
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import SMALL_BLOCKS, SMALL_BYTES
-from kvstore.client.tools.bench_report import Row, at_least, at_most
+from kvstore.client.tools.bench import SMALL_BLOCKS, SMALL_BYTES, Row, at_least, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 OUT: Final = Path(__file__).parent / "out" / "small_puts.json"

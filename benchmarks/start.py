@@ -21,8 +21,7 @@ from benchmarks import first_writes
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import copy_all, put_all, seconds
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most, copy_all, put_all, seconds
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 OUT: Final = Path(__file__).parent / "out" / "start.json"

@@ -26,11 +26,15 @@ from kvstore.client.tools.bench import (
     BLOCKS,
     NEEDED_DRAM_BYTES,
     SMALL_BYTES,
+    Row,
     after_sleep,
+    at_least,
+    at_most,
     measure,
     microseconds,
+    table,
+    write,
 )
-from kvstore.client.tools.bench_report import Row, at_least, at_most, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from tests.client.local.stress import stress
 from tests.etcd_server import EtcdServer

@@ -24,7 +24,7 @@ from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.timings import Timings, timed
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tracing import CALLS, trace_calls
 from kvstore.protocol.node_messages import Put

@@ -19,7 +19,7 @@ from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.pools import EnginePool
-from kvstore.client.tools.bench_report import Row, table, write
+from kvstore.client.tools.bench import Row, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import CacheSpec

@@ -42,14 +42,14 @@ class ClientMetrics:
         when it tells of another client already: two of one process need a registry each, or one client."""
         from prometheus_client import REGISTRY
 
-        from kvstore.telemetry.metrics.catalog import CLIENT
         from kvstore.telemetry.metrics.exposition import Collected
+        from kvstore.telemetry.metrics.metric import CLIENT
 
         (REGISTRY if registry is None else registry).register(Collected(CLIENT, self.read))
 
     def read(self) -> "Readings":
         """The metrics of docs/metrics.md, by their names."""
-        from kvstore.telemetry.tracing.opening import spans_told
+        from kvstore.telemetry.tracing.config import spans_told
 
         stats = self._stats()
         return {

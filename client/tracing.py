@@ -27,8 +27,7 @@ CALLS: Final = (*PUTS, *GETS, *QUESTIONS, *OF_NO_KEY)
 def trace_calls(client: Any, settings: "TracingSettings | None", *, name: str) -> "Tracing | None":
     """Have the calls of a Client or AsyncClient traced as the settings say; None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
     names do. `name` tells it from others at the collector. Raises InvalidArgument, ConfigError."""
-    from kvstore.telemetry.tracing.config import SECTION, TracingSettings
-    from kvstore.telemetry.tracing.opening import open_tracing
+    from kvstore.telemetry.tracing.config import SECTION, TracingSettings, open_tracing
 
     check_kind(settings, TracingSettings, "tracing")
     if settings is None:

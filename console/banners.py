@@ -4,8 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvstore.console.levels import ERROR, WARNING
 from kvstore.protocol import control_pb2 as pb
+
+INFO: Final = "info"
+WARNING: Final = "warning"
+"""Degraded: all requests are still served."""
+ERROR: Final = "error"
+"""Data or service is lost until an operator acts."""
 
 MAX_NAMED: Final = 5
 """Nodes that a banner names; of more it gives the number."""

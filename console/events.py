@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from kvstore.console.levels import ERROR, INFO, WARNING
+from kvstore.console.banners import ERROR, INFO, WARNING
 from kvstore.console.model import NODE_FIELDS, Document
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.audit_lines import DONE, line_of

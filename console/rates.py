@@ -1,12 +1,19 @@
-"""Rates of what nodes count, from one look to the next. Sans-I/O: the time is passed in.
+"""Rates of counters that nodes report, from one report to the next: of a node, and of each NIC of its host. Sans-I/O: time is passed in.
 
 A node tells its counters with each heartbeat, so a rate is taken from heartbeat to heartbeat and not from look to look: else it would be
 nothing at one look and twice as much at the next.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.node_states import AWAY
+
+APART_S: Final = 60.0
+"""A rate over longer than this says nothing of now: it begins anew."""
+COUNTED: Final = ("in_bytes", "out_bytes", "transfer_bytes")
 
 
 @dataclass(slots=True)
@@ -55,3 +62,31 @@ class Rates:
 
 def _grown(now: float, before: float) -> float:
     return now - before if now >= before else now
+
+
+class Flows:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._rates = Rates()
+        self._begun: dict[str, tuple[float, int]] = {}
+        """By node: the time of its newest counters, and how often they have begun anew."""
+
+    def of(self, nodes: Sequence[pb.NodeTopology], at_s: float) -> list[dict[str, Any]]:
+        """Of these nodes, and all others are forgotten: `links` by the NIC's name, each with what comes in and goes out in a second,
+        whoever sends it, and what of that the node's own transfers move; empty where it is not known yet, or the node is dead."""
+        self._begun = {node.name: self._begun[node.name] for node in nodes if node.name in self._begun}
+        self._rates.keep(self._begun)
+        return [{"node": node.name, "links": {} if node.state in AWAY else self._of(node, at_s - node.links_age_s)} for node in nodes]
+
+    def _of(self, node: pb.NodeTopology, at_s: float) -> dict[str, dict[str, float]]:
+        counters: dict[str, float] = {f"{name} {link.device}": getattr(link, name) for link in node.links for name in COUNTED}
+        last_s, epoch = self._begun.get(node.name, (at_s, 0))
+        epoch += at_s - last_s > APART_S
+        self._begun[node.name] = at_s, epoch
+        rates = self._rates.of(node.name, at_s=at_s, epoch=epoch, counters=counters)
+        found: dict[str, dict[str, float]] = {}
+        for key, rate in rates.items():
+            name, _space, device = key.partition(" ")
+            found.setdefault(device, {})[f"{name}_per_s"] = float(f"{rate:.4g}")
+        return found

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from kvstore.console.banners import Banners, unreachable
+from kvstore.console.banners import ERROR, INFO, Banners, unreachable
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.events import Event, EventLog, audited_event, differences, first
 from kvstore.console.history import History
-from kvstore.console.levels import ERROR, INFO
 from kvstore.console.model import KEPT, NODE_KEPT, Document, Model, figures, node_figures
 from kvstore.console.source import Source
 from kvstore.console.tenants import nearest

@@ -15,9 +15,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from kvstore.console.actions import ACTIONS
-from kvstore.console.cached import Cached
-from kvstore.console.documents import contents, host, slow_request
-from kvstore.console.flows import Flows
+from kvstore.console.documents import Cached, contents, host, slow_request
+from kvstore.console.rates import Flows
 from kvstore.console.watch import Watch
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.telemetry.metrics.alerts import ALERTS, Alert
-from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR
-from kvstore.telemetry.metrics.metric import Kind, Metric
+from kvstore.telemetry.metrics.metric import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR, Kind, Metric
 
 HERE: Final = Path(__file__).parent
 COLUMNS: Final = 24

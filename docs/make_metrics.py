@@ -3,12 +3,11 @@
 import sys
 from typing import Final
 
-from kvstore.telemetry.metrics.catalog import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR
-from kvstore.telemetry.metrics.metric import Metric
+from kvstore.telemetry.metrics.metric import CLIENT, MASTER, NODE, PUBLISHER, ROUTER, SIDECAR, Metric
 
 HEAD: Final = """# Metrics
 
-Made by `python docs/make_metrics.py > docs/metrics.md` from `telemetry/metrics/catalog.py`; a test holds it to the code, and another one
+Made by `python docs/make_metrics.py > docs/metrics.md` from `telemetry/metrics/metric.py`; a test holds it to the code, and another one
 a real cluster's answers to the list.
 
 Every daemon answers `/metrics` on its HTTP port ([operations.md](operations.md#health)): OpenMetrics, or Prometheus' own text for who does

@@ -198,6 +198,18 @@ def save(figure: "Figure", path: str | Path) -> None:
         raise ConfigError(f"cannot write the plot {path}: {error.strerror or error}") from None
 
 
+def save_all(figures: Mapping[str, "Figure"], folder: str | Path) -> list[Path]:
+    """Write the charts, by file name, into a folder that is made if need be; the files. Raises as `save`."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder} for plots: {error.strerror or error}") from None
+    for name, figure in figures.items():
+        save(figure, folder / name)
+    return [folder / name for name in figures]
+
+
 def _chart(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
     """An empty chart."""
     try:

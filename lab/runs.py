@@ -9,23 +9,28 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, Row
-from kvstore.lab.keys import spread
 from kvstore.protocol.errors import Broken, InvalidArgument, KVStoreError
 
 MAX_PROCESSES: Final = 256
 SIGNAL_INTERVAL_S: Final = 1.0
 """A signal that comes in just before a wait begins is looked at after it: none is longer."""
 
+STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
 
 def run_jobs(
-    jobs: Sequence[Job], requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[Job], None] = lambda job: None
+    jobs: Sequence[Job], requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[], None] = lambda: None
 ) -> list[Row]:
     """The jobs' rows, in the order of the jobs, over the requests with their ids spread (keys.py).
 
@@ -40,15 +45,15 @@ def run_jobs(
     return _in_turn(jobs, requests, on_done) if count <= 1 else _in_parallel(jobs, requests, count, on_done)
 
 
-def _in_turn(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[Job], None]) -> list[Row]:
+def _in_turn(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[], None]) -> list[Row]:
     rows = []
     for job in jobs:
         rows.append(_outcome(job, _attempt(job, requests)))
-        on_done(job)
+        on_done()
     return rows
 
 
-def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: int, on_done: Callable[[Job], None]) -> list[Row]:
+def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: int, on_done: Callable[[], None]) -> list[Row]:
     rows: dict[int, Row] = {}
     todo = iter(range(len(jobs)))
     with _workers(count, requests) as pipes:
@@ -59,7 +64,7 @@ def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: i
             for pipe in cast("list[Connection]", wait(list(at_work), SIGNAL_INTERVAL_S)):
                 index = at_work.pop(pipe)
                 rows[index] = _outcome(jobs[index], _answer(pipe))
-                on_done(jobs[index])
+                on_done()
                 _give(pipe, jobs, todo, at_work)
     return [rows[index] for index in range(len(jobs))]
 
@@ -130,3 +135,19 @@ def work(pipe: Connection, requests: Sequence[TraceRequest]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.send(_attempt(pipe.recv(), requests))
+
+
+def spread(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The same requests with other ids: equal where they were equal, different where they were different.
+
+    Source: the finalizer of SplitMix64, in Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    ids: NDArray[np.uint64] = np.fromiter(chain.from_iterable(request.hash_ids for request in requests), dtype=np.uint64)
+    for shift, factor in STEPS:
+        ids = (ids ^ (ids >> np.uint64(shift))) * np.uint64(factor)
+    ids ^= ids >> np.uint64(31)
+    found = iter(ids.tolist())
+    return [
+        TraceRequest(request.timestamp_ms, request.input_length, request.output_length, tuple(next(found) for _ in request.hash_ids))
+        for request in requests
+    ]

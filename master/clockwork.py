@@ -17,7 +17,7 @@ from kvstore.master.roles.standing import Role
 from kvstore.master.status import MasterStatus
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.quotas.limits import QuotasInForce
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 TICK_S: Final = 0.1
 

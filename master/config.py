@@ -15,8 +15,8 @@ from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP
-from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
+from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP
+from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, serve, stop_on_signals
 from kvstore.rpc.descriptors import allow_many_descriptors
-from kvstore.telemetry.logs.events import named
-from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.logs import named, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
 

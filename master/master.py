@@ -63,18 +63,16 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.own import OwnRole
 from kvstore.security.tls.subjects import Subject
-from kvstore.telemetry.http.by_token import by_token, named_by_token, why_by_token
+from kvstore.telemetry.http.access import by_token, named_by_token, why_by_token
 from kvstore.telemetry.http.listening import url_of
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.metrics.catalog import MASTER
-from kvstore.telemetry.metrics.requests import TURN_S
-from kvstore.telemetry.metrics.slow_messages import slow_messages
+from kvstore.telemetry.metrics.metric import MASTER
+from kvstore.telemetry.metrics.requests import TURN_S, slow_messages
 from kvstore.telemetry.signals import ALIVE_S, add_signals
-from kvstore.telemetry.tracing.config import TracingSettings
-from kvstore.telemetry.tracing.opening import open_tracing
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
 if TYPE_CHECKING:
-    from kvstore.telemetry.logs.route import LevelChange
+    from kvstore.telemetry.routes import LevelChange
 
 STOP_GRACE_S: Final = 0.5
 MAX_SLOW: Final = 256

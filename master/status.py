@@ -24,7 +24,7 @@ from kvstore.security.guard import Guard
 from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
-from kvstore.telemetry.tracing.opening import spans_told
+from kvstore.telemetry.tracing.config import spans_told
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing

@@ -32,12 +32,10 @@ from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
-from kvstore.telemetry.http.opening import open_http
-from kvstore.telemetry.logs.stopping import stops
-from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
-from kvstore.telemetry.tracing.config import TracingSettings
-from kvstore.telemetry.tracing.opening import open_tracing
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
 log = logging.getLogger("kvstore.router")
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from aiohttp import web
 
-from kvstore.telemetry.http.connections import Connections
 from kvstore.telemetry.http.listening import BACKLOG
+from kvstore.telemetry.http.serving import Connections
 
 MAX_CONNECTIONS: Final = 4096
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -8,10 +8,9 @@ from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.router.counters import Counters
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.metrics.catalog import ROUTER
-from kvstore.telemetry.metrics.metric import Reading, Readings
+from kvstore.telemetry.metrics.metric import ROUTER, Reading, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
-from kvstore.telemetry.tracing.opening import spans_told
+from kvstore.telemetry.tracing.config import spans_told
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing

@@ -13,8 +13,8 @@ from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_T
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
-from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
+from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
+from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
 

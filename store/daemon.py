@@ -20,8 +20,7 @@ from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, 
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
-from kvstore.telemetry.logs.events import named
-from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.logs import named, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import SECTION, TransferSettings

@@ -10,7 +10,7 @@ from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.settings import format_size
 from kvstore.store.moves.saving import Saver
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.store")
 

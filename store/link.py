@@ -33,7 +33,7 @@ from kvstore.security.tls.grpc_credentials import open_channel
 from kvstore.store.identity import Identity
 from kvstore.store.owner_search import OwnerSearch
 from kvstore.store.uses import Uses
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 STOP_POLL_S = 0.01
 """How often the loop, which stops, looks whether the thread has ended."""

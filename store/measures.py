@@ -11,7 +11,7 @@ from kvstore.security.quotas.quota import SLABS
 from kvstore.store.blocks.block import DRAM, TIERS
 from kvstore.store.blocks.counts import MAX_TENANTS, AccessClock, TierCounts
 from kvstore.store.blocks.table import BlockTable
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 from kvstore.telemetry.metrics.histogram import AGE_BOUNDS_S, Histogram
 from kvstore.telemetry.metrics.metric import Reading, Readings
 from kvstore.telemetry.metrics.requests import Requests

@@ -43,12 +43,10 @@ from kvstore.store.opening import check
 from kvstore.store.service import NodeService
 from kvstore.store.status import NodeStatus, hot_blocks, link_flows
 from kvstore.store.storage import Storage
-from kvstore.telemetry.http.opening import open_http
-from kvstore.telemetry.metrics.catalog import NODE
-from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.metrics.metric import NODE, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
-from kvstore.telemetry.tracing.config import TracingSettings
-from kvstore.telemetry.tracing.opening import open_tracing, spans_told
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
 from kvstore.transfer.config import TransferSettings
 
 log = logging.getLogger("kvstore.store")

@@ -20,8 +20,7 @@ from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.shown.showing import Showing
 from kvstore.store.uses import Uses
 from kvstore.store.waiting import WaitingRoom
-from kvstore.telemetry.metrics.slow_messages import slow_messages
-from kvstore.telemetry.metrics.slow_requests import SlowRequests
+from kvstore.telemetry.metrics.requests import SlowRequests, slow_messages
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.topology.model import Nic
 from kvstore.transfer.topology.traffic import traffic

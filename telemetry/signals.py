@@ -7,9 +7,8 @@ from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import Metric
 
 if TYPE_CHECKING:
-    from kvstore.telemetry.http.health import Unready
-    from kvstore.telemetry.logs.route import Changed
     from kvstore.telemetry.metrics.exposition import Read
+    from kvstore.telemetry.routes import Changed, Unready
 
 ALIVE_S: Final = 5.0
 """A daemon whose loop has not answered for so long hangs."""
@@ -29,10 +28,7 @@ def add_signals(
     change of a logger's level, in the server's thread."""
 
     def add(server: HttpServer) -> None:
-        from kvstore.telemetry.debug.routes import add_debug
-        from kvstore.telemetry.http.health import add_health
-        from kvstore.telemetry.logs.route import add_log_level
-        from kvstore.telemetry.metrics.route import add_metrics
+        from kvstore.telemetry.routes import add_debug, add_health, add_log_level, add_metrics
 
         add_health(server, alive, unready)
         add_metrics(server, metrics, read)

@@ -30,7 +30,7 @@ from kvstore.client.tools.launch import end_with
 from tests.entering import enter
 
 MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
-LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.metrics.route", "kvstore.console.web")
+LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.routes", "kvstore.console.web")
 """What they load when somebody asks them over HTTP: here once for all of them."""
 FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client")
 """What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""

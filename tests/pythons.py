@@ -22,7 +22,7 @@ SUITES: Final = (
     "tests/handover/test_latch_signals.py",
     "tests/handover/test_signals.py",
     "tests/router/test_signals.py",
-    "tests/telemetry/test_signals.py",
+    "tests/telemetry/test_routes.py",
     "tests/transfer/memory/test_gate.py",
     "tests/transfer/memory/test_shield.py",
     "tests/transfer/test_signals.py",

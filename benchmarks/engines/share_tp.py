@@ -16,7 +16,7 @@ import torch
 from benchmarks.engines.vllm import cluster
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.client.tools.bench_report import Row
+from kvstore.client.tools.bench import Row
 from kvstore.engines.head_split import head_split
 from kvstore.engines.vllm.head_values import HeadPools, HeadShards, head_slices
 from kvstore.engines.vllm.identity import Shard, Variant

@@ -21,7 +21,7 @@ import torch
 
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Shard, Variant

@@ -18,7 +18,7 @@ import grpc
 from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from benchmarks.store import publish_rows
-from kvstore.client.tools.bench_report import Row, at_least, at_most
+from kvstore.client.tools.bench import Row, at_least, at_most
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog
 from kvstore.master.catalogs.etcd.keeping import Bounds
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.client.sync import Client
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.client.tools.child import Child
 from kvstore.protocol.errors import KVStoreError
 from tests.etcd_cluster import EtcdCluster

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Digests, Publish

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
 from kvstore.client import Client
-from kvstore.client.tools.bench_report import Row, at_least
+from kvstore.client.tools.bench import Row, at_least
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello

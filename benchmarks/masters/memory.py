@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.holders import HINT, HolderSets
 from kvstore.master.directory.queries import Queries

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.masters.memory import KEY_BYTES, cut
-from kvstore.client.tools.bench_report import Row, at_least
+from kvstore.client.tools.bench import Row, at_least
 from kvstore.protocol.errors import NoOwner
 from kvstore.protocol.master_messages import Locations, Lookup
 from kvstore.protocol.partitions import partition_of

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.cpu_time import cpu_ns
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 BLOCKS: Final = 100_000

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.masters.memory import KEY_BYTES, cut, resident_bytes
-from kvstore.client.tools.bench_report import Row, at_most
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory import records
 from kvstore.master.directory.directory import Directory

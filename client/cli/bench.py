@@ -12,8 +12,7 @@ from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.client.tools.bench import NEEDED_DRAM_BYTES, measure
-from kvstore.client.tools.bench_report import table
+from kvstore.client.tools.bench import NEEDED_DRAM_BYTES, measure, table
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 

@@ -1,29 +1,72 @@
 """Commands about single blocks: put, get, exists, rm, locate, pin, unpin, keys.
 
-Exit status 1 means no: a block that is missing, or could not be removed.
+A key on the command line is text taken as UTF-8, or `hex:` and digits for any other bytes. Exit status 1 means no: a block that is missing,
+or could not be removed.
 """
 
+import binascii
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-from rich.table import Table
 
-from kvstore.client.cli.keys import KEY, show_key
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.locations import Location
 from kvstore.client.sync import Client
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.client.tools.tables import new_table
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.frames import check_key
 from kvstore.protocol.settings import format_size
+
+HEX: Final = "hex:"
 
 ABSENT_STATUS = 1
 
+
+class KeyType(click.ParamType[bytes]):
+    """A KEY argument: its bytes."""
+
+    name = "KEY"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        try:
+            return parse_key(value)
+        except (KVStoreError, ValueError) as error:
+            self.fail(str(error), param, ctx)
+
+
+KEY: Final = KeyType()
 keys_argument = click.argument("keys", type=KEY, nargs=-1, required=True, metavar="KEY...")
+
+
+def parse_key(text: str) -> bytes:
+    """The key's bytes. Raises InvalidArgument for a length outside 1 to 255 bytes, ValueError for bad hex digits."""
+    if text.startswith(HEX):
+        try:
+            key = bytes.fromhex(text.removeprefix(HEX))
+        except (ValueError, binascii.Error):
+            raise ValueError(f"{text!r} is not a key: after {HEX} come pairs of hexadecimal digits, such as {HEX}00ff") from None
+    else:
+        # What the shell gave that was not UTF-8 comes as surrogates, and goes back to the same bytes.
+        key = text.encode("utf-8", "surrogateescape")
+    check_key(key)
+    return key
+
+
+def show_key(key: bytes) -> str:
+    """A text that `parse_key` reads back."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return HEX + key.hex()
+    return text if text.isprintable() and not text.startswith(HEX) else HEX + key.hex()
 
 
 @click.command(short_help="Store a file under a key.")
@@ -151,9 +194,7 @@ def locate(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
     if as_json:
         echo_json({show_key(key): [_plain(location) for location in locations] for key, locations in zip(keys, found, strict=True)})
     else:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in ("key", "node", "tiers", "size", "checksum", "generation"):
-            table.add_column(name)
+        table = new_table("key", "node", "tiers", "size", "checksum", "generation")
         for key, locations in zip(keys, found, strict=True):
             for at in locations:
                 row = (at.node, ", ".join(at.tiers), format_size(at.size_bytes), f"{at.checksum:016x}", str(at.generation))

@@ -6,8 +6,63 @@ from typing import Any, Final
 
 import click
 
-from kvstore.client.cli.examples import EXAMPLES
 from kvstore.protocol.errors import Corrupt, KVStoreError
+
+EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
+    "status": ("kvstore status --master master-1:7440,master-2:7440",),
+    "health": ("kvstore health || echo 'page the operator'",),
+    "nodes": ("kvstore nodes --json",),
+    "tiers": ("kvstore tiers",),
+    "topology": ("kvstore topology --node n1", "kvstore topology --local --svg host.svg"),
+    "top": ("kvstore top --interval-s 2",),
+    "console": ("kvstore console --listen 127.0.0.1:8080 --master master-1:7440",),
+    "instances": ("kvstore instances",),
+    "namespaces": ("kvstore namespaces --json",),
+    "namespaces show": ("kvstore namespaces show 3f2a",),
+    "namespaces diff": ("kvstore namespaces diff 3f2a 91c0",),
+    "weights": ("kvstore weights",),
+    "weights retire": ("kvstore weights retire 5d41402a@step-1200",),
+    "doctor": ("kvstore doctor --config /etc/kvstore/kvstore.toml",),
+    "put": ("kvstore put greeting hello.txt --namespace docs", "kvstore put hex:00ff - < value"),
+    "get": ("kvstore get greeting copy.txt",),
+    "exists": ("kvstore exists greeting hex:00ff",),
+    "locate": ("kvstore locate greeting",),
+    "keys": ("kvstore keys --namespace docs --limit 10",),
+    "rm": ("kvstore rm greeting", "kvstore rm --namespace docs --pattern 'chat-*'"),
+    "pin": ("kvstore pin greeting --ttl-s 3600",),
+    "unpin": ("kvstore unpin greeting",),
+    "drain": ("kvstore drain n1 --wait-s 600", "kvstore drain n1 --cancel"),
+    "forget": ("kvstore forget n1",),
+    "quota": ("kvstore quota show",),
+    "quota show": ("kvstore quota show --json",),
+    "quota set": ("kvstore quota set my-team --dram-bytes 96GiB --blocks none",),
+    "quota clear": ("kvstore quota clear my-team dram_bytes",),
+    "audit": ("kvstore audit --since 2h --by on-call", "kvstore audit --refused --json"),
+    "sessions": ("kvstore sessions", "kvstore sessions --end 17"),
+    "slow": ("kvstore slow --of-tenant my-team",),
+    "plan": ("kvstore plan --model llama3-8b --gpu H100",),
+    "simulate": ("kvstore simulate trace.jsonl --prefill 4 --decode 4",),
+    "lab": ("kvstore lab events.jsonl --policies lru,prefix",),
+    "record": ("kvstore record events.jsonl --duration 600",),
+    "replay": ("kvstore replay trace.jsonl --limit 1000",),
+    "bench": ("kvstore bench",),
+    "up": ("kvstore up --nodes 2 --dram 4GiB",),
+    "demo": ("kvstore demo",),
+    "token": ("kvstore token new --tenant my-team",),
+    "token ls": ("kvstore token ls",),
+    "token new": ("kvstore token new --tenant my-team --out my-team.token",),
+    "certs": ("kvstore certs init pki",),
+    "certs init": ("kvstore certs init pki",),
+    "certs master": ("kvstore certs master pki --host master-1",),
+    "certs node": ("kvstore certs node pki n1 --host node-1",),
+    "certs client": ("kvstore certs client pki my-team",),
+    "check": ("kvstore check /etc/kvstore/tokens.toml /etc/kvstore/kvstore.toml",),
+    "completion": (
+        "source <(kvstore completion bash)",
+        "kvstore completion fish > ~/.config/fish/completions/kvstore.fish",
+    ),
+}
+"""Command, or command and subcommand -> lines for a shell."""
 
 PROGRAM: Final = "kvstore"
 CORRUPT_STATUS: Final = 1

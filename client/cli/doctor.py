@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kvstore.client.cli.options import client_options, config_file, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools import cluster_checks, host_checks, sharing, told_daemons
+from kvstore.client.tools import cluster_checks, host_checks
 from kvstore.client.tools.doctor import Check, Verdict, examine
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red", Verdict.WRONG: "bold red"}
@@ -40,12 +40,12 @@ def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
     host = [
         host_checks.numa(),
         host_checks.gids(),
-        host_checks.nvme(nvme or told_daemons.told("node", "nvme", config_file())),
+        host_checks.nvme(nvme or host_checks.setting_of("node", "nvme", config_file())),
         host_checks.ports(),
         host_checks.certificate(settings.tls_cert, now),
-        *(host_checks.certificate(file, now, whose) for whose, file in told_daemons.certificates(config_file()).items()),
+        *(host_checks.certificate(file, now, whose) for whose, file in host_checks.certificate_files(config_file()).items()),
     ]
-    checks = [*examine(), *host, *cluster_checks.checks(settings), *sharing.checks(settings)]
+    checks = [*examine(), *host, *cluster_checks.checks(settings), *cluster_checks.shared_memory_checks(settings)]
     if as_json:
         echo_json([{**dataclasses.asdict(check), "verdict": check.verdict.value} for check in checks])
     else:

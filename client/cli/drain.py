@@ -1,4 +1,4 @@
-"""The command `drain`: a node is emptied, so that it can be stopped without anything being missed."""
+"""The commands `drain` and `forget`: a node is emptied so that it can be stopped without misses; one that is gone for good is removed."""
 
 import time
 from collections.abc import Iterator
@@ -97,3 +97,16 @@ def progress(node: pb.NodeStatus) -> str:
         return f"{node.name}: looking for blocks that only its memory has"
     lacks = " (no node has room)" if drain.lacks_room and drain.left_blocks else ""
     return f"{node.name}: {drain.left_blocks:,} blocks left in its memory only{lacks}{kept}; {drain.copying_blocks:,} are being copied"
+
+
+@click.command(short_help="Forget a node that is gone for good.")
+@click.argument("node")
+@client_options
+def forget(node: str, settings: ClientSettings) -> None:
+    """Forget NODE, which is gone for good: blocks that only it had are gone, and removals need not be kept for it any more.
+
+    Refused while the node is alive: stop it first. Should it ever return, it is a new node, and drops what it held before.
+    """
+    with Control.find(settings) as control:
+        control.forget(node)
+    click.echo(f"{node} is forgotten")

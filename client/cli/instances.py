@@ -2,13 +2,13 @@
 
 import click
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import as_dict
 from kvstore.client.instances.client import SchedulerClient
+from kvstore.client.tools.tables import new_table
 from kvstore.protocol import control_pb2 as pb
 
 ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
@@ -32,9 +32,7 @@ def instances(as_json: bool, settings: ClientSettings) -> None:
 
 def instances_view(found: pb.InstancesReply) -> RenderableType:
     """A row an instance, prefill before decode, by name; then what was decided, and how times are foreseen."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("instance", "role", "address", "node"):
-        table.add_column(name, overflow="fold")
+    table = new_table("instance", "role", "address", "node")
     for name in ("queue", "batch", "own blocks", "sent", "reported"):
         table.add_column(name, justify="right", no_wrap=True)
     for status in sorted(found.instances, key=lambda each: (each.report.role, each.report.name)):

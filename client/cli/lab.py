@@ -1,29 +1,25 @@
 """`kvstore lab`: eviction policies on recorded prompts, without a cluster."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvstore.client.cli.options import console, echo_json, json_option
+from kvstore.client.tools.tables import progress
 from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
 from kvstore.lab.accesses import Accesses, flatten
-from kvstore.lab.figures import hit_ratio, pool_gain, tier_hits, trace_figures
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
-from kvstore.lab.plots import save
+from kvstore.lab.plots import save_all
 from kvstore.lab.pools import Routing
 from kvstore.lab.replay import check_capacity
 from kvstore.lab.report import as_json as rows_as_json
-from kvstore.lab.report import bounds, policy_table, pool_table, summarise, tier_table
+from kvstore.lab.report import bounds, hit_ratio, policy_table, pool_gain, pool_table, summarise, tier_hits, tier_table, trace_figures
 from kvstore.lab.runs import run_jobs
-from kvstore.protocol.errors import ConfigError, InvalidArgument, TraceError
+from kvstore.protocol.errors import InvalidArgument, TraceError
 from kvstore.tiers.policies.by_name import POLICY_NAMES, make_policy
 
 if TYPE_CHECKING:
@@ -57,11 +53,14 @@ def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_form
     requests = _requests(trace, options["limit"])
     accesses = flatten(requests)
     # Before the work, so that a folder that cannot be written is told before it.
-    folder = _Folder(plots, plot_format)
-    folder.write(trace_figures(accesses) if plots is not None else {})
-    with _progress(len(jobs)) as on_done:
+    if plots is not None:
+        save_all(_named(trace_figures(accesses), plot_format), plots)
+    with progress("replaying", len(jobs)) as on_done:
         rows = run_jobs(jobs, requests, processes=options["processes"] or 0, on_done=on_done)
-    _Report(requests, accesses, sizes, rows).show(folder, as_json=as_json)
+    report = _Report(requests, accesses, sizes, rows)
+    if plots is not None:
+        save_all(_named(report.figures(), plot_format), plots)
+    report.show(plots, as_json=as_json)
 
 
 def _policies(text: str) -> list[str]:
@@ -120,34 +119,8 @@ def _requests(trace: str, limit: int | None) -> list[TraceRequest]:
     return requests
 
 
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[Job], None]]:
-    """A bar on standard error, if that is a terminal; gives what is to be called as jobs end."""
-    stderr = Console(stderr=True)
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("lab", total=total)
-        yield lambda job: bar.advance(task)
-
-
-class _Folder:
-    """Where plots go, if anywhere."""
-
-    def __init__(self, path: str | None, suffix: str) -> None:
-        self.path = path
-        self._suffix = suffix
-
-    def write(self, figures: Mapping[str, "Figure"]) -> None:
-        """Raises ConfigError for a folder or file that cannot be written."""
-        if self.path is None:
-            return
-        folder = Path(self.path)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make the folder {folder} for plots: {error.strerror or error}") from None
-        for name, figure in figures.items():
-            save(figure, folder / f"{name}.{self._suffix}")
+def _named(figures: Mapping[str, "Figure"], suffix: str) -> dict[str, "Figure"]:
+    return {f"{name}.{suffix}": figure for name, figure in figures.items()}
 
 
 class _Report:
@@ -160,9 +133,7 @@ class _Report:
         self._tiers = [row for row in rows if isinstance(row, TierRow)]
         self._pools = [row for row in rows if isinstance(row, PoolRow)]
 
-    def show(self, folder: _Folder, *, as_json: bool) -> None:
-        if folder.path is not None:
-            folder.write(self._figures())
+    def show(self, plots: str | None, *, as_json: bool) -> None:
         if as_json:
             echo_json(self._json())
             return
@@ -173,10 +144,10 @@ class _Report:
             people.print(tier_table(self._tiers))
         if self._pools:
             people.print(pool_table(self._pools))
-        if folder.path is not None:
-            people.print(f"plots are in {folder.path}", soft_wrap=True)
+        if plots is not None:
+            people.print(f"plots are in {plots}", soft_wrap=True)
 
-    def _figures(self) -> dict[str, "Figure"]:
+    def figures(self) -> dict[str, "Figure"]:
         figures = {"hit_ratio": hit_ratio(self._policies, self._limits())}
         if self._tiers:
             figures["tiers"] = tier_hits(self._tiers)

@@ -17,14 +17,15 @@ from kvstore.protocol.extras import DISTRIBUTION
 
 SECTIONS: Final = {
     "Look": {
-        "status": "status",
-        "health": "health",
-        "nodes": "status",
-        "tiers": "status",
+        **dict.fromkeys(("status", "health", "nodes", "tiers"), "status"),
         **{name: name for name in ("top", "console", "topology", "namespaces", "weights", "instances", "doctor")},
     },
     "Data": dict.fromkeys(("put", "get", "exists", "locate", "keys", "rm", "pin", "unpin"), "blocks"),
-    "Operate": {name: name for name in ("drain", "forget", "quota", "audit", "sessions", "slow")},
+    "Operate": {
+        **dict.fromkeys(("drain", "forget"), "drain"),
+        "quota": "quota",
+        **dict.fromkeys(("audit", "sessions", "slow"), "operations"),
+    },
     "Plan": {name: name for name in ("plan", "simulate", "lab", "record", "replay", "bench")},
     "Set up": {name: name for name in ("up", "demo", "token", "certs", "check", "completion")},
 }

@@ -1,19 +1,14 @@
 """`kvstore plan`: how many users a model and its GPUs serve, what tiers below HBM add, and what to do when the cache is full."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from kvstore.client.cli.options import console, echo_json, json_option
-from kvstore.client.cli.plan_figures import draw
-from kvstore.client.cli.plan_tables import plan_table
-from kvstore.client.tools.plan_trace import TraceHits, blocks_of, trace_hits
-from kvstore.client.tools.planning import Plan, Setup, levels, make_plan, outcomes_of, users_in_hbm
+from kvstore.client.cli.plan_report import draw, plan_table
+from kvstore.client.tools.planning import Plan, Setup, TraceHits, blocks_of, levels, make_plan, outcomes_of, trace_hits, users_in_hbm
+from kvstore.client.tools.tables import progress
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.models.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
@@ -131,17 +126,8 @@ def _replay(plan: Plan, trace: str, limit: int | None) -> list[TraceHits]:
     requests = list(read_requests(trace, limit=limit, read_file=read_prompts))
     if not any(request.hash_ids for request in requests):
         raise TraceError(f"the trace {trace} has no blocks: there is nothing to replay")
-    with progress(len(blocks_of(plan))) as on_done:
-        return trace_hits(plan, requests, on_done=lambda job: on_done())
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; gives what is to be called as tiers are done."""
-    stderr = Console(stderr=True)
-    with Progress(TextColumn("replaying"), BarColumn(), console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("plan", total=total)
-        yield lambda: bar.advance(task)
+    with progress("replaying", len(blocks_of(plan))) as on_done:
+        return trace_hits(plan, requests, on_done=on_done)
 
 
 def _json(plan: Plan, hits: list[TraceHits]) -> dict[str, Any]:

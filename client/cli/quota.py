@@ -1,22 +1,137 @@
 """The command `quota`: what tenants take of the cluster against what they may, and how an operator changes that."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, cluster_status
-from kvstore.client.tools.quota_excess import Excess, excesses, is_known, known_tenants
-from kvstore.client.tools.quota_table import limit_shown, quota_table, rows
-from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole, names_shown
+from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole
+from kvstore.client.tools.tables import names_shown, new_table
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
-from kvstore.protocol.settings import flag_name
+from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.settings import flag_name, format_size
 from kvstore.security.quotas.limits import NO_LIMIT, parse_limit
 from kvstore.security.quotas.quota import BYTES, NAMES
+
+AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks", "requests_in_flight", "connections")
+AT_MASTER: Final = ("pins", "reservations", "requests_in_flight", "connections")
+
+EVICTING: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks")
+"""Limits above which a node evicts. Above the others it refuses new requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One limit of one tenant at one daemon; `quota` is None where there is none."""
+
+    tenant: str
+    at: str
+    """The node's name; of the master "master"."""
+    what: str
+    used: int
+    quota: int | None
+    origin: str
+    """Who says so: "operator", "file" (its table) or "default" (that of the file); "" for nobody, or by a master that does not tell."""
+
+
+def rows(status: pb.StatusReply) -> list[Row]:
+    """By tenant and node: what is limited, and what is used of anything."""
+    found = [row for node in sorted(status.nodes, key=lambda node: node.name) for row in _at_node(node, status)]
+    given = {grants.tenant: grants for grants in status.grants}
+    for tenant in {**given, **dict.fromkeys(status.quotas.tenants)}:
+        found += _rows(status, tenant, "master", AT_MASTER, given.get(tenant, pb.TenantGrants()))
+    return sorted(found, key=lambda row: row.tenant)
+
+
+def quota_table(found: Sequence[Row]) -> RenderableType:
+    table = new_table("tenant", "at", "what", "used", "quota", "set by", right=("used", "quota"))
+    for row in found:
+        is_at_limit = row.quota is not None and row.used >= row.quota
+        used = Text(_shown(row.what, row.used), style="red" if is_at_limit else "")
+        quota = _shown(row.what, row.quota) if row.quota is not None else "-"
+        table.add_row(row.tenant, row.at, row.what, used, quota, row.origin or "-")
+    return table
+
+
+def limit_shown(what: str, limit: int | None) -> str:
+    return "none" if limit is None else _shown(what, limit)
+
+
+def _at_node(node: pb.NodeStatus, status: pb.StatusReply) -> Iterator[Row]:
+    """Of the tenants that the node has told of, and of those with a quota of their own."""
+    told = {use.tenant: use for use in node.tenants}
+    for tenant in {**told, **dict.fromkeys(status.quotas.tenants)}:
+        yield from _rows(status, tenant, node.name, AT_NODES, told.get(tenant, pb.TenantUse()))
+
+
+def _rows(status: pb.StatusReply, tenant: str, at: str, names: Sequence[str], used: "pb.TenantUse | pb.TenantGrants") -> Iterator[Row]:
+    """Of what is limited, used, or left without a limit by an operator."""
+    quota = status.quotas.tenants.get(tenant, status.quotas.default)
+    for name in names:
+        limit = getattr(quota, name) if quota.HasField(name) else None
+        origin = _origin(status, tenant, name, limit)
+        if limit is not None or getattr(used, name) or origin == "operator":
+            yield Row(tenant, at, name, getattr(used, name), limit, origin)
+
+
+def _origin(status: pb.StatusReply, tenant: str, name: str, limit: int | None) -> str:
+    if tenant in status.quotas.tenants and tenant not in status.quota_origins:
+        return ""
+    told = status.quota_origins.get(tenant, pb.QuotaOrigins())
+    return "operator" if name in told.operator else "file" if name in told.file else "default" if limit is not None else ""
+
+
+def _shown(what: str, number: int) -> str:
+    return format_size(number) if what.endswith("_bytes") else f"{number:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Use of one tenant at one node above a new limit."""
+
+    at: str
+    what: str
+    used: int
+    limit: int
+    blocks: int
+    """All blocks of the tenant at the node."""
+
+    def __str__(self) -> str:
+        above = limit_shown(self.what, self.used - self.limit)
+        of = f"of {limit_shown(self.what, self.used)} in {self.blocks:,} blocks" if self.what != "blocks" else f"of {self.used:,}"
+        return f"{above} {of} lie above the new {self.what} of {limit_shown(self.what, self.limit)}, and will be evicted"
+
+
+def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | None]) -> list[Excess]:
+    """By node and limit. Empty if the status has no use by tenants, as for a caller that is no operator."""
+    found = []
+    for node in sorted(status.nodes, key=lambda node: node.name):
+        for use in node.tenants:
+            if use.tenant == tenant and node.state not in AWAY:
+                found += [
+                    Excess(node.name, name, getattr(use, name), limit, use.blocks)
+                    for name, limit in limits.items()
+                    if name in EVICTING and limit is not None and getattr(use, name) > limit
+                ]
+    return found
+
+
+def known_tenants(status: pb.StatusReply) -> list[str]:
+    """Tenants that hold something at a node or a master, or that have limits of their own."""
+    held = {use.tenant for node in status.nodes for use in node.tenants} | {grants.tenant for grants in status.grants}
+    return sorted(held | set(status.quotas.tenants))
+
+
+def is_known(status: pb.StatusReply, tenant: str) -> bool:
+    return tenant in known_tenants(status)
 
 
 @click.group(short_help="Show and set tenants' quotas.")

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from kvstore.client.cli.options import client_options, console, echo_json, json_option, names_master
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterPlan
-from kvstore.client.tools.replay_run import run
+from kvstore.client.tools.replay import run_replay
 from kvstore.kvcache.traces.named import count_requests, read_requests
 from kvstore.protocol.errors import ConfigError, Corrupt
 from kvstore.protocol.settings import parse_size
@@ -53,7 +53,7 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
     total = count_requests(trace, limit=limit)
     requests = read_requests(trace, limit=limit)
     with _cluster(settings, own, size) as (chosen, cluster):
-        report = run(chosen, requests, total=total, block_bytes=size, cluster=cluster)
+        report = run_replay(chosen, requests, total=total, block_bytes=size, cluster=cluster)
     if as_json:
         echo_json(report.as_dict())
     else:

@@ -1,25 +1,149 @@
-"""`kvstore simulate`: a trace through the scheduler into a cluster that exists as a model only."""
+"""`kvstore simulate`: a trace through the scheduler into a cluster that exists as a model only; the report as tables and charts."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from kvstore.client.cli.options import console, echo_json, json_option
-from kvstore.client.cli.simulation_figures import draw
-from kvstore.client.cli.simulation_tables import MODE_TITLES, modes_table, report_table
+from kvstore.client.tools.tables import duration, figures_table, percent, progress, seconds
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
-from kvstore.protocol.errors import TraceError
-from kvstore.protocol.settings import parse_size
+from kvstore.lab.plots import Series, line_chart, save_all, stacked_bars
+from kvstore.protocol.errors import InvalidArgument, TraceError
+from kvstore.protocol.settings import format_size, parse_size
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Mode, Plan
-from kvstore.scheduler.simulator.report import Report
+from kvstore.scheduler.simulator.report import STAGES, Report, Spread
 from kvstore.scheduler.simulator.scenario import Scenario
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODE_TITLES: Final = {
+    Mode.PREFILL_FIRST: "prefill prioritized",
+    Mode.DECODE_FIRST: "decode prioritized",
+    Mode.CHUNKED: "chunked prefill",
+    Mode.DISAGGREGATED: "P/D disaggregation",
+}
+"""In the order of the table that is redrawn."""
+
+CURVE_POINTS: Final = 400
+"""Of a distribution that are drawn: more cannot be told apart."""
+
+
+def report_table(report: Report) -> RenderableType:
+    """One simulation in a screenful."""
+    return Group(_counts(report), Text(), _latencies(report), Text(), _pools(report))
+
+
+def modes_table(reports: Mapping[Mode, Report]) -> RenderableType:
+    """TTFT, TBT and MFU of each mode: the table "Serving Scheduling", with figures for its signs.
+
+    Source: "Mooncake: Trading More Storage for Less Computation", Serving Scheduling - Summary.
+    """
+    found = figures_table("", *(MODE_TITLES[mode] for mode in MODE_TITLES if mode in reports))
+    ordered = [reports[mode] for mode in MODE_TITLES if mode in reports]
+    found.add_row("TTFT, mean", *(seconds(report.ttft.mean_s) for report in ordered))
+    found.add_row("TTFT, p90", *(seconds(report.ttft.p90_s) for report in ordered))
+    found.add_row("TBT, mean", *(seconds(report.tbt.mean_s) for report in ordered))
+    found.add_row("TBT, p99", *(seconds(report.tbt.p99_s) for report in ordered))
+    found.add_row("TBT of a request, p99", *(seconds(report.token.p99_s) for report in ordered))
+    found.add_row("prefill MFU", *(percent(report.prefill_mfu, 1) for report in ordered))
+    found.add_row("decode MFU", *(percent(report.decode_mfu, 1) for report in ordered))
+    found.add_row("goodput", *(f"{report.goodput_per_s:.2f} /s" for report in ordered))
+    return found
+
+
+def _counts(report: Report) -> RenderableType:
+    rejected = sum(report.rejected.values())
+    reasons = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.rejected.items()))
+    table = Table.grid(padding=(0, 2))
+    table.add_row("simulated", f"{report.requests:,} requests in {duration(report.duration_s)}")
+    table.add_row("finished", f"{report.finished:,} ({percent(report.finished, report.requests)})")
+    table.add_row("rejected", f"{rejected:,} ({percent(rejected, report.requests)})" + (f": {reasons}" if reasons else ""))
+    table.add_row("wasted prefills", f"{report.wasted_prefills:,}")
+    table.add_row("goodput", f"{report.goodput_per_s:.3f} requests/s within both SLOs ({percent(report.in_time, report.requests)})")
+    table.add_row("throughput", f"{report.output_tokens_per_s:,.0f} output tokens/s")
+    table.add_row("prefix hit ratio", f"{report.hit_ratio_blocks:.4f} of blocks, {report.hit_ratio_tokens:.4f} of tokens")
+    table.add_row("fetched", f"{format_size(report.fetched_bytes)} of prefixes between instances")
+    table.add_row("streamed", f"{format_size(report.streamed_bytes)} of KV caches to where they are decoded")
+    table.add_row("loaded", f"{format_size(report.loaded_bytes)} of prefixes from DRAM to GPUs")
+    return table
+
+
+def _latencies(report: Report) -> RenderableType:
+    found = figures_table("", "mean", "p50", "p90", "p99")
+    for name, spread in (("TTFT", report.ttft), ("TBT, of tokens", report.tbt), ("TBT, of requests", report.token)):
+        found.add_row(name, *map(seconds, _columns(spread)))
+    stages = figures_table("stage", *report.stages_s)
+    stages.add_row("mean a request", *map(seconds, report.stages_s.values()))
+    return Group(found, Text(), stages)
+
+
+def _pools(report: Report) -> RenderableType:
+    found = figures_table("pool", "busy", "MFU while busy")
+    found.add_row("prefill", percent(report.prefill_utilisation, 1), percent(report.prefill_mfu, 1))
+    found.add_row("decode", percent(report.decode_utilisation, 1), percent(report.decode_mfu, 1))
+    return found
+
+
+def _columns(spread: Spread) -> tuple[float, float, float, float]:
+    return spread.mean_s, spread.p50_s, spread.p90_s, spread.p99_s
+
+
+def draw(reports: Mapping[str, Report], slo: Slo, folder: str | Path) -> list[Path]:
+    """Writes ttft.svg, tbt.svg, stages.svg and load.svg and says where. There is a load-NAME.svg for each of several reports, and no
+    tbt.svg where nothing has a second token.
+
+    `reports` by the name each is drawn under. Raises InvalidArgument where none finished a request, ConfigError for a folder that cannot
+    be made or written, or without matplotlib.
+    """
+    drawn = {name: report for name, report in reports.items() if report.finished}
+    if not drawn:
+        raise InvalidArgument("no request was finished: there is nothing to draw")
+    figures = {"ttft.svg": _curves({name: report.ttft_points for name, report in drawn.items()}, "Time to first token", "TTFT", "requests")}
+    if any(report.tbt_points for report in drawn.values()):
+        gaps = {name: report.tbt_points for name, report in drawn.items()}
+        figures["tbt.svg"] = _curves(gaps, "Time between tokens", "TBT", "tokens")
+    figures["stages.svg"] = stacked_bars(
+        list(drawn),
+        {stage: [report.stages_s[stage] for report in drawn.values()] for stage in STAGES},
+        title="Where a request's time goes",
+        x_label="simulation",
+        y_label="mean time a request (s)",
+    )
+    for name, report in drawn.items():
+        figures["load.svg" if len(drawn) == 1 else f"load-{name}.svg"] = _load(report, slo)
+    return save_all(figures, folder)
+
+
+def _curves(points: Mapping[str, Sequence[tuple[float, float]]], title: str, what: str, things: str) -> "Figure":
+    """Distributions; the times on a logarithmic axis, since a few are a hundred times the others."""
+    lines = [Series(name, *thinned(curve)) for name, curve in points.items() if curve]
+    return line_chart(lines, title=title, x_label=f"{what} (s)", y_label=f"share of {things} at or below", log_x=True)
+
+
+def thinned(curve: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Times and shares of about CURVE_POINTS of its points, the last among them; none at 0, which has no logarithm."""
+    step = max(1, len(curve) // CURVE_POINTS)
+    kept = [point for number, point in enumerate(curve) if (number % step == 0 or number == len(curve) - 1) and point[0] > 0]
+    return [gap_s for gap_s, _ in kept], [share for _, share in kept]
+
+
+def _load(report: Report, slo: Slo) -> "Figure":
+    """Both pools over time, each as a share of what its SLO allows."""
+    at_s = [sample.at_s for sample in report.samples]
+    lines = [
+        Series("prefill", at_s, [sample.prefill_queue_s / slo.ttft_s for sample in report.samples]),
+        Series("decode", at_s, [sample.decode_tbt_s / slo.tbt_s for sample in report.samples]),
+    ]
+    return line_chart(lines, title="Load of the pools", x_label="time (s)", y_label="load (1 = the SLO)")
 
 
 @click.command(short_help="Simulate a serving cluster on a trace.")
@@ -91,15 +215,5 @@ def _scenario(options: dict[str, Any]) -> Scenario:
 
 
 def _run(scenario: Scenario, modes: Sequence[Mode], requests: Sequence[TraceRequest]) -> dict[Mode, Report]:
-    with progress(len(modes) * len(requests)) as on_progress:
+    with progress("simulating", len(modes) * len(requests)) as on_progress:
         return {mode: replace(scenario, plan=replace(scenario.plan, mode=mode)).run(requests, on_progress=on_progress) for mode in modes}
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; gives what is to be called for each request."""
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    stderr = Console(stderr=True)
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("simulate", total=total)
-        yield lambda: bar.update(task, advance=1)

@@ -1,4 +1,4 @@
-"""Commands that look at the cluster once: status, nodes, tiers."""
+"""Commands that look at the cluster once: status, health, nodes, tiers."""
 
 import sys
 from dataclasses import asdict
@@ -9,10 +9,20 @@ import click
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import as_dict, cluster_status
-from kvstore.client.tools import masters, sharing, troubles
+from kvstore.client.tools.cluster_report import (
+    ask_masters,
+    exit_status,
+    health_line,
+    healths,
+    master_line,
+    probe_shared_memory,
+    shared_memory_line,
+    trouble_lines,
+    troubles,
+)
 from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 
 TROUBLE_STATUS: Final = 1
 
@@ -34,24 +44,24 @@ def status(as_json: bool, settings: ClientSettings) -> None:
     except Unavailable as error:
         _show_unowned(settings, error, as_json=as_json)
         raise
-    told = masters.look(settings, found)
-    wrong = troubles.of(found, told)
-    near, why = sharing.look(settings)
+    told = ask_masters(settings, found)
+    wrong = troubles(found, told)
+    near, why = probe_shared_memory(settings)
     if as_json:
         more = {"masters": [asdict(master) for master in told], "troubles": [asdict(one) for one in wrong], "shared_memory": near}
         echo_json({**as_dict(found), **more})
     else:
         if wrong:
-            console().print(troubles.lines(wrong))
-        each = [masters.line(master, known=found.catalog_health) for master in told] if len(told) > 1 else ()
-        console().print(status_lines(found, sharing.line(near, why), each))
+            console().print(trouble_lines(wrong))
+        each = [master_line(master, known=found.catalog_health) for master in told] if len(told) > 1 else ()
+        console().print(status_lines(found, shared_memory_line(near, why), each))
     if wrong:
         sys.exit(TROUBLE_STATUS)
 
 
 def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool) -> None:
     """What each master says of itself while none of them answers for the cluster."""
-    told = masters.look(settings, pb.StatusReply())
+    told = ask_masters(settings, pb.StatusReply())
     if as_json:
         echo_json({"error": str(error), "masters": [asdict(master) for master in told]})
     elif len(told) > 1 or not told[0].trouble:
@@ -60,7 +70,7 @@ def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool
         cause = f", {known.partition(';')[0]}" if known != "ok" else ""
         click.echo(f"no master owns the catalog now{cause}: only blocks that clients have located are read")
         for master in told:
-            click.echo(f"  {masters.line(master, known=known)}" + (f", {master.records:,} records" if not master.trouble else ""))
+            click.echo(f"  {master_line(master, known=known)}" + (f", {master.records:,} records" if not master.trouble else ""))
 
 
 @click.command(short_help="Show where nodes are, their state and what they hold.")
@@ -100,3 +110,26 @@ def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
         **as_dict(tier),
         "effective_bits": effective_bits(tier.payload_bytes + tier.metadata_bytes, tier.elements),
     }
+
+
+@click.command(short_help="Say whether each master and node is healthy.")
+@json_option
+@client_options
+def health(as_json: bool, settings: ClientSettings) -> None:
+    """Say of each master that --master names, and of each node, whether it is healthy.
+
+    Exit status 0: all are; 1: some are not; 2: no master answers for the cluster.
+    """
+    try:
+        status, why = cluster_status(settings), ""
+    except (Unavailable, DeadlineExceeded) as error:
+        status, why = None, str(error)
+    found = healths(ask_masters(settings, status or pb.StatusReply()), status)
+    if as_json:
+        echo_json([asdict(one) for one in found])
+    else:
+        for one in found:
+            click.echo(health_line(one))
+    if why:
+        click.echo(f"kvstore: error: {why}", err=True)
+    sys.exit(exit_status(found, has_owner=status is not None))

@@ -4,20 +4,28 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
-from kvstore.client.tools.operator_tables import tokens_table
+from kvstore.client.tools.tables import duration, new_table
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.credentials import ANY_NAME, digest_of
 
 TOKEN_BYTES: Final = 32
 """256 random bits: nobody finds it by trying, and its digest can be kept where others read."""
+
+
+SOON_S: Final = 14 * 86_400
+"""A token that ends within so long is shown in yellow."""
 
 
 @click.group(short_help="Make tokens for tenants, nodes, engines and operators.")
@@ -95,3 +103,21 @@ def ls(as_json: bool, settings: ClientSettings) -> None:
             echo_json(as_dict(one) | ({} if one.HasField("expires_s") else {"expires_s": None}))
     else:
         console().print(tokens_table(found, now_s=time.time()))
+
+
+def tokens_table(tokens: Sequence[pb.TokenStatus], *, now_s: float) -> RenderableType:
+    if not tokens:
+        return Text("No tokens: the masters have no tokens file, and let everybody in.")
+    table = new_table("kind", "name", "role", "id", "ends")
+    for one in tokens:
+        table.add_row(one.kind, one.name or "*", one.role or "-", one.credential, _end(one, now_s))
+    return table
+
+
+def _end(token: pb.TokenStatus, now_s: float) -> Text:
+    if not token.HasField("expires_s"):
+        return Text("never")
+    left_s, day = token.expires_s - now_s, time.strftime("%Y-%m-%d %H:%M", time.gmtime(token.expires_s))
+    if left_s <= 0:
+        return Text(f"{day}: has ended", style="red")
+    return Text(f"{day}, in {duration(left_s)}", style="yellow" if left_s < SOON_S else "")

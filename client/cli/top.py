@@ -17,7 +17,7 @@ from rich.text import Text
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
-from kvstore.client.tools import troubles
+from kvstore.client.tools.cluster_report import trouble_lines, troubles
 from kvstore.client.tools.keyboard import ENDED, Keyboard
 from kvstore.client.tools.status_tables import nodes_table, status_lines, tiers_table
 from kvstore.client.tools.top_screen import View, screen
@@ -53,8 +53,8 @@ def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSet
                 echo_json(as_dict(control.status()))
             else:
                 found = control.status()
-                wrong = troubles.of(found)
-                first = [troubles.lines(wrong)] if wrong else []
+                wrong = troubles(found)
+                first = [trouble_lines(wrong)] if wrong else []
                 console().print(Group(*first, status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found)))
 
 

@@ -1,11 +1,56 @@
 """The command `weights`: versions of weights that engines use, and how an operator retires one."""
 
+from typing import Final
+
 import click
+from rich.console import RenderableType
 
 from kvstore.client.cli.options import client_options, console, echo_json, json_option
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
-from kvstore.client.tools.weights_table import weights_table
+from kvstore.client.tools.tables import new_table
+from kvstore.protocol import control_pb2 as pb
+
+SHORT: Final = 48
+"""Characters of a base that are shown in a table; JSON has all of it."""
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+
+
+def weights_table(found: pb.WeightsTable, *, tenants: bool) -> RenderableType:
+    """`tenants`: whether they are of more than one tenant."""
+    columns = ("weights", "adapter", "state", "used", "namespaces", "engines")
+    table = new_table(*(("tenant",) if tenants else ()), *columns, right=("namespaces",))
+    for one in found.versions:
+        engines = ", ".join(one.users) or "-"
+        row = (text(one), shortened(one.adapter) or "-", state(one), age(one.used_age_s), str(one.namespaces), engines)
+        table.add_row(*((one.tenant or "-", *row) if tenants else row))
+    return table
+
+
+def text(one: pb.WeightsVersion) -> str:
+    """`BASE` or `BASE@VERSION`, its base shortened."""
+    return weights_text(one.base, one.version)
+
+
+def weights_text(base: str, version: str) -> str:
+    return f"{shortened(base) or '(no base)'}@{version}" if version else shortened(base) or "(no base)"
+
+
+def shortened(base: str) -> str:
+    return base if len(base) <= SHORT else f"{base[: SHORT - 1]}…"
+
+
+def state(one: pb.WeightsVersion) -> str:
+    """Whether an engine uses it, and whether its blocks are evicted first."""
+    return ("in use" if one.is_used else "unused") + (", retired" if one.is_retired else "") + ("" if one.is_durable else ", private")
+
+
+def age(seconds: float) -> str:
+    """Time since something, to two digits or so."""
+    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 @click.group(invoke_without_command=True, short_help="List versions of weights and who uses them; retire one.")

@@ -1,22 +1,27 @@
-"""What a client gets out of a cluster on this host: bytes a second against memcpy in the same rounds, and latencies of single calls.
+"""Benchmark of a cluster on this host as a client sees it: bytes a second against memcpy in the same rounds, latencies of single calls.
 
 Ratios are of medians of rounds that alternate, so that a machine whose speed drifts slows both alike. It measures through a Client
 like any engine would; the daemons are other processes.
 """
 
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
 
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
-from kvstore.client.tools.bench_report import Row, at_least, at_most
+from kvstore.client.tools.tables import new_table
 from kvstore.protocol import control_pb2 as pb
 
 Bytes = NDArray[np.uint8]
@@ -31,6 +36,43 @@ SMALL_BYTES: Final = 4096
 SMALL_BLOCKS: Final = 4096
 SMALL_ROUNDS: Final = 8
 SLEEPS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `met` is None where there is no aim to meet."""
+
+    name: str
+    value: float
+    unit: str
+    aim: str = ""
+    met: bool | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def at_least(name: str, value: float, unit: str, aim: float) -> Row:
+    return Row(name, value, unit, f">= {aim:g}", value >= aim)
+
+
+def at_most(name: str, value: float, unit: str, aim: float) -> Row:
+    return Row(name, value, unit, f"<= {aim:g}", value <= aim)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One line a row; whether its aim was met in words and colour."""
+    found = new_table("figure", "value", "unit", "aim", "", right=("value",))
+    for row in rows:
+        verdict = Text("") if row.met is None else Text("met", "green") if row.met else Text("missed", "red")
+        found.add_row(row.name, f"{row.value:,.0f}" if row.value >= 1000 else f"{row.value:.3g}", row.unit, row.aim, verdict)
+    return found
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """The rows as JSON, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
 def measure(client: Client, control: Control) -> Iterator[Row]:

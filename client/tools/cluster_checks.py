@@ -22,8 +22,8 @@ from typing import Final
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import cluster_status
+from kvstore.client.tools.cluster_report import MasterTold, ask_masters, master_line, probe_shared_memory, shared_memory_line
 from kvstore.client.tools.doctor import Check, Verdict
-from kvstore.client.tools.masters import MasterTold, line, look
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.node_states import AWAY
@@ -68,7 +68,7 @@ def checks(settings: ClientSettings) -> list[Check]:
     """One says why where no master answers."""
     try:
         status = cluster_status(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s)))
-        told = look(settings, status)
+        told = ask_masters(settings, status)
     except KVStoreError as error:
         return [Check("cluster", Verdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]
     return examine(status, fetch, told)
@@ -172,7 +172,7 @@ def masters(told: Sequence[MasterTold]) -> Check:
     found = f"{len(told) - len(lost)} of {len(told)} that are named answer"
     if lost:
         return Check(
-            "masters", Verdict.WARNING, f"{found}; {line(lost[0])}", "journalctl -u kvstore-master, on its host; then start it again"
+            "masters", Verdict.WARNING, f"{found}; {master_line(lost[0])}", "journalctl -u kvstore-master, on its host; then start it again"
         )
     return Check("masters", Verdict.OK, found)
 
@@ -241,6 +241,19 @@ def _group(gid: int) -> str:
     except KeyError:
         return str(gid)
     return f"{found.gr_name} ({', '.join(found.gr_mem) or 'nobody else'})"
+
+
+def shared_memory_checks(settings: ClientSettings) -> list[Check]:
+    """One for each node of this host; one that says so where there is none, or no master that would tell."""
+    found, why = probe_shared_memory(settings)
+    if not found:
+        return [Check("shared memory", Verdict.OK, shared_memory_line(found, why))]
+    return [
+        Check(f"shared memory, {node}", Verdict.WARNING, f"no: {reason}", "docs/sharing.md says how other users and containers are let in")
+        if reason
+        else Check(f"shared memory, {node}", Verdict.OK, "yes")
+        for node, reason in sorted(found.items())
+    ]
 
 
 def are_well(found: Iterable[Check]) -> bool:

@@ -1,10 +1,14 @@
-"""What of this machine a cluster needs beside fast transports: memory near its devices, disks, ports, certificates. Each check finds out
-one thing and says what mends it, as those of doctor.py do; `root` is that of the files."""
+"""Checks of this host for what a cluster needs beside fast transports: memory near its devices, disks, ports, certificates.
+
+Each check finds out one thing and says what mends it, as those of doctor.py do; `root` is that of the files. Settings of this host's
+daemons are read as texts: what they mean is checked by the daemons, whose packages a client does not import.
+"""
 
 import datetime
 import os
 import shutil
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +16,7 @@ from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.ports import PORTS, Port
 from kvstore.protocol.settings import format_size, parse_size
+from kvstore.protocol.variables import CONFIG, variable_name
 from kvstore.security.tls.pem_files import validities
 
 REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "overlay", "tmpfs")
@@ -19,6 +24,9 @@ REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs
 EXPIRY_WARNING_DAYS: Final = 14.0
 LISTENING: Final = "0A"
 """The state in /proc/net/tcp."""
+
+DAEMONS: Final = ("master", "node", "router", "sidecar", "publisher")
+CERTIFICATES: Final = ("tls_cert", "http_tls_cert")
 
 
 def numa(root: Path = Path("/")) -> Check:
@@ -149,3 +157,25 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def setting_of(section: str, name: str, config: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """A daemon's setting, "" where nobody says: by its variable, else by `config` or the file that KVSTORE_CONFIG names, which has been
+    read as the client's settings by then."""
+    variable = variable_name(section, name)
+    if variable in environ:
+        return environ[variable]
+    file = config or environ.get(CONFIG, "")
+    table = tomllib.loads(Path(file).read_text(encoding="utf-8")).get(section, {}) if file else {}
+    return str(table.get(name, "")) if isinstance(table, dict) else ""
+
+
+def certificate_files(config: str | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The certificates that daemons show, by the first setting that names each: "[node] http_tls_cert"."""
+    found: dict[str, str] = {}
+    for section in DAEMONS:
+        for name in CERTIFICATES:
+            file = setting_of(section, name, config, environ)
+            if file and file not in found.values():
+                found[f"[{section}] {name}"] = file
+    return found

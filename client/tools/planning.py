@@ -1,10 +1,10 @@
-"""What a model, its GPUs and its users make of one another: capacity, when reuse pays, what strategies do. It measures nothing.
+"""Capacity plan of a model, its GPUs and its users: what fits, when reuse pays, what strategies do, what a trace hits. It measures nothing.
 
 Sizes are of any model that kvcache/models/spec.py knows; times only of those that the dense layer model of
 scheduler/estimators/analytic.py describes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -12,6 +12,9 @@ from typing import Final
 from kvstore.kvcache.codecs.schemes import NONE
 from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.kvcache.models.spec import CacheSpec
+from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.lab.jobs import PolicyJob, PolicyRow
+from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel
 from kvstore.scheduler.estimators.gpus import GpuFacts
@@ -21,11 +24,15 @@ from kvstore.scheduler.pressure.model import Outcome, relieve
 from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, Server
 from kvstore.scheduler.pressure.times import QuantisedTimes
 from kvstore.scheduler.reuse import break_even
+from kvstore.tiers.policies.by_name import DEFAULT_POLICY
 
 PREFIX_TOKENS: Final = (512, 2048, 8192, 32768, 131072)
 """For which reuse is compared with recomputing, beside the context of the plan."""
 LOAD_LEVELS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Of the users of the plan, for curves."""
+
+TRACE_BLOCK_TOKENS: Final = 512
+"""Of a block of the public traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,3 +220,45 @@ def _share(setup: Setup) -> float:
     """Bytes of the cache as it is stored over those of the model's own dtype."""
     plain = CacheSpec.of_model(setup.model, block_tokens=setup.spec.block_tokens, scheme=NONE)
     return setup.spec.bytes_per_token / plain.bytes_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHits:
+    """A tier's part in the prefix hits: blocks before each prompt's first miss."""
+
+    name: str
+    total_blocks: int
+    """That it and all tiers above hold."""
+    total_ratio: float
+    """Of the trace's blocks, hit in one cache of so many."""
+    added_ratio: float
+    """More than the tiers above hit."""
+
+
+def blocks_of(plan: Plan) -> dict[str, int]:
+    """By tier the trace's blocks that it and all above it hold."""
+    block_bytes = replace(plan.setup.spec, block_tokens=TRACE_BLOCK_TOKENS).block_bytes
+    return {tier.name: tier.total_bytes // block_bytes for tier in plan.tiers}
+
+
+def trace_hits(
+    plan: Plan, requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[], None] = lambda: None
+) -> list[TraceHits]:
+    """The trace through a cold cache as large as HBM, as HBM and the next tier, and so on, under the policy that a node has by default.
+
+    Tiers in turn are taken for one cache that keeps what is used most in its fastest part. All of HBM's room for KV cache counts, as if
+    no request were being served. `processes` and `on_done` as in lab's run_jobs. Raises what run_jobs raises.
+    """
+    blocks = blocks_of(plan)
+    # A cache with room for all is as good as one with more, and one without room for a block has no hit.
+    unique = len({block for request in requests for block in request.hash_ids})
+    sizes = {min(count, unique) for count in blocks.values()} - {0}
+    rows = run_jobs([PolicyJob(DEFAULT_POLICY, size) for size in sorted(sizes)], requests, processes=processes, on_done=on_done)
+    ratios = {row.capacity_blocks: row.prefix_hit_ratio for row in rows if isinstance(row, PolicyRow)}
+    found: list[TraceHits] = []
+    above = 0.0
+    for name, count in blocks.items():
+        ratio = ratios.get(min(count, unique), 0.0)
+        found.append(TraceHits(name=name, total_blocks=count, total_ratio=ratio, added_ratio=ratio - above))
+        above = ratio
+    return found

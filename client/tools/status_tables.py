@@ -8,32 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvstore.client.tools.tables import bar, duration, names_shown, percent
 from kvstore.console.model import shares
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import AWAY
 from kvstore.protocol.settings import format_size
 from kvstore.telemetry.http.listening import url_of
 
-BAR_WIDTH: Final = 16
-MAX_NAMES: Final = 10
-"""Names of nodes or tenants in a line."""
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _STATE_STYLES: Final = {"alive": "green", "syncing": "yellow", "stopped": "dim", "dead": "red"}
-
-
-def bar(share: float, width: int = BAR_WIDTH) -> Text:
-    """A bar of `width` columns, `share` of it filled to an eighth of a column; red from 95 % on, where eviction begins."""
-    share = min(max(share, 0.0), 1.0)
-    eighths = round(share * width * 8)
-    full, rest = divmod(eighths, 8)
-    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
-    style = "red" if share >= 0.95 else "yellow" if share >= 0.75 else "green"
-    return Text.assemble((filled, style), ("·" * (width - len(filled)), "dim"))
-
-
-def percent(part: float, whole: float) -> str:
-    """`part` of `whole` as a percentage; a dash where there is no whole."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 NOT_SHOWN: Final = "sizes, counts and rates are shown to operators: give a token of [admins], or of role admin (docs/security.md)"
@@ -92,12 +74,6 @@ def _nodes_line(status: pb.StatusReply) -> Text:
     named = "".join(f"; {state}: {names_shown(names)}" for state, names in sorted(others.items()))
     style = "red" if "dead" in others or not alive else "yellow" if "syncing" in others else "green"
     return Text(f"{alive} of {len(status.nodes)} alive{named}", style=style)
-
-
-def names_shown(names: Sequence[str]) -> str:
-    """The first names of many."""
-    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _partitions_line(status: pb.StatusReply) -> str:
@@ -242,22 +218,6 @@ def encoded_table(status: pb.StatusReply) -> RenderableType:
 def effective_bits(stored_bytes: int, elements: int) -> float | None:
     """Bits that an element takes, metadata included; None where there is no element."""
     return 8 * stored_bytes / elements if elements else None
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
-def rate(bytes_per_s: float) -> str:
-    return f"{format_size(int(bytes_per_s))}/s"
 
 
 def _by_name(status: pb.StatusReply) -> list[pb.NodeStatus]:

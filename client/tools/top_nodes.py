@@ -1,15 +1,19 @@
-"""The table of nodes in `kvstore top`: as many rows and columns as a terminal has room for. Pure: a console's document in, rich out."""
+"""Table of nodes in `kvstore top`, and its figures: counts, latencies, lines of bars as text. Pure: a console's document in, rich out."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.tools.status_tables import bar
-from kvstore.client.tools.top_figures import count_text
+from kvstore.client.tools.tables import bar
 from kvstore.console.model import NODE_FIELDS, TIERS, Document
 from kvstore.protocol.settings import format_size
+
+SPARKS: Final = " ▁▂▃▄▅▆▇█"
+LEVELS: Final = 8
+"""Of one character."""
 
 STYLES: Final = {"alive": "green", "syncing": "yellow", "stopped": "dim", "dead": "red"}
 _Column = tuple[str, str, int]
@@ -38,6 +42,26 @@ STATES: Final = ("dead", "syncing", "stopped", "alive")
 NAME_WIDTH: Final = 20
 LARGE: Final = 160
 """Columns of a terminal from which on names are whole and bars twice as long."""
+
+
+def count_text(value: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def latency_text(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
+
+
+def spark_lines(values: Sequence[float], lines: int) -> list[str]:
+    """Bars of `lines` characters at most, the highest value filling them, a line of characters each from the top down. A bar has a level
+    at least, so that a value of 0 is told from one that is not known."""
+    most = max(values, default=0) or 1
+    heights = [max(1, min(LEVELS * lines, int(LEVELS * lines * value / most))) for value in values]
+    floors = [LEVELS * (lines - 1 - line) for line in range(lines)]
+    return ["".join(SPARKS[min(LEVELS, max(0, height - floor))] for height in heights) for floor in floors]
 
 
 def nodes_of(document: Document) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.client.tools.status_tables import BAR_WIDTH, bar, duration, percent
-from kvstore.client.tools.top_figures import count_text, latency_text, spark_lines
-from kvstore.client.tools.top_nodes import SORTS, heading_of, nodes_of, nodes_table
+from kvstore.client.tools.tables import BAR_WIDTH, bar, duration, percent
+from kvstore.client.tools.top_nodes import SORTS, count_text, heading_of, latency_text, nodes_of, nodes_table, spark_lines
 from kvstore.console.model import NODE_FIELDS, Document
 from kvstore.protocol.settings import format_size
 

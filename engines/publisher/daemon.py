@@ -23,9 +23,8 @@ from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
-from kvstore.telemetry.http.opening import open_http
-from kvstore.telemetry.logs.stopping import stops
-from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.logs import stops, write_logs
 
 if TYPE_CHECKING:
     from kvstore.engines.publisher.store_media import StoreMedia

@@ -8,8 +8,7 @@ from kvstore.engines.publisher.index import Index
 from kvstore.engines.publisher.publishing import Publishing
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.metrics.catalog import PUBLISHER
-from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.metrics.metric import PUBLISHER, Readings
 from kvstore.telemetry.signals import add_signals
 
 HANGS_S: Final = 120.0

@@ -9,8 +9,8 @@ from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.https import CERT_HELP, KEY_HELP
-from kvstore.telemetry.http.opening import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
-from kvstore.telemetry.logs.writing import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
+from kvstore.telemetry.http.server import HTTP_DEFAULT, HTTP_HELP, HTTP_TOKEN_FILE_HELP
+from kvstore.telemetry.logs import FORMAT_HELP, FORMATS, LEVEL_HELP, LEVELS
 
 SECTION: Final = "sidecar"
 ROLES: Final = ("both", "prefill", "decode")

@@ -22,12 +22,10 @@ from kvstore.protocol.settings import load_settings, options
 from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
-from kvstore.telemetry.http.opening import open_http
-from kvstore.telemetry.logs.stopping import stops
-from kvstore.telemetry.logs.writing import write_logs
+from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
-from kvstore.telemetry.tracing.config import TracingSettings
-from kvstore.telemetry.tracing.opening import open_tracing
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
 log = logging.getLogger("kvstore.sidecar")
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 from kvstore.engines.sidecar.telling import Telling
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.metrics.catalog import SIDECAR
-from kvstore.telemetry.metrics.metric import Readings
+from kvstore.telemetry.metrics.metric import SIDECAR, Readings
 from kvstore.telemetry.signals import add_signals
-from kvstore.telemetry.tracing.opening import spans_told
+from kvstore.telemetry.tracing.config import spans_told
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing

@@ -17,7 +17,7 @@ from kvstore.protocol.audit_lines import DONE, FAILED, REFUSED, line_of
 from kvstore.protocol.errors import Denied, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.actor import Actor
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 MAX_WAITING: Final = 1024
 """Entries that wait for an owner of the catalog; the oldest are dropped, and stay in the log."""

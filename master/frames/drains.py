@@ -10,7 +10,7 @@ from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames
 from kvstore.protocol.catalog_messages import DRAIN_NOT, Drain
 from kvstore.protocol.session_messages import Ok
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.master")
 

@@ -42,7 +42,7 @@ from kvstore.rpc.session import Session
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity
 from kvstore.security.rules import MASTER_FRAMES, allowed
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.master")
 

@@ -43,7 +43,7 @@ from kvstore.security.actor import Actor
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.limits import NamedLimits, QuotasInForce, as_message
 from kvstore.security.quotas.quota import limits_shown
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 T = TypeVar("T")
 Refuse = Callable[[KVStoreError], None]

@@ -22,7 +22,7 @@ from kvstore.master.frames.standby import refusal
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
 from kvstore.security.quotas.limits import NamedLimits
-from kvstore.telemetry.logs.events import named
+from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.master")
 

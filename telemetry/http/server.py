@@ -2,8 +2,7 @@
 
 Until somebody connects it is a listening socket: what serves it (aiohttp, and the modules of most routes) is a third of what a daemon
 would import, nearly 0.2 s of a processor for each start, and many are never asked. Handlers run in the server's thread: what belongs to the
-daemon's loop they ask for there (`asked`). It knows no paths: routes are added before `start`, or by what `later` was given.
-"""
+daemon's loop they ask for there (`asked`). It knows no paths: routes are added before `start`, or by what `later` was given."""
 
 import asyncio
 import contextvars
@@ -14,12 +13,12 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from kvstore.protocol.errors import Full
 from kvstore.security.actor import Actor
 from kvstore.security.tls.https import HttpsCertificate
-from kvstore.telemetry.http.access import Access, Authorize, Explain, Identify, anybody, this_host_only, unexplained
+from kvstore.telemetry.http.access import Access, Authorize, Explain, Identify, anybody, by_file, this_host_only, unexplained, why_unknown
 from kvstore.telemetry.http.listening import host_port, listening, reached_at
 
 if TYPE_CHECKING:
@@ -34,6 +33,16 @@ MAX_ASKED: Final = 128
 """Questions to a daemon that wait for their answers at once, those that nobody waits for any more among them."""
 
 log = logging.getLogger("kvstore.telemetry")
+
+HTTP_DEFAULT: Final = "127.0.0.1:0"
+HTTP_HELP: Final = (
+    "HOST:PORT of health, metrics and diagnostics (HTTP, docs/operations.md); port 0 takes a free one, which "
+    "`kvstore status --json` names; empty: none."
+)
+HTTP_TOKEN_FILE_HELP: Final = (
+    "File with tokens, one a line, read again when it changes: who shows one on the HTTP port (Authorization: Bearer TOKEN) is let in, "
+    "from other hosts too, and nobody else; without it this host is. Health is told to all."
+)
 
 
 class HttpServer:
@@ -164,3 +173,23 @@ async def asked(function: Callable[[], T]) -> T:
 
 
 _asking = threading.BoundedSemaphore(MAX_ASKED)
+
+
+class HttpSettings(Protocol):
+    """Of a daemon: those of its HTTP port."""
+
+    @property
+    def http(self) -> str: ...
+    @property
+    def http_token_file(self) -> str: ...
+    @property
+    def http_tls_cert(self) -> str: ...
+    @property
+    def http_tls_key(self) -> str: ...
+
+
+def open_http(settings: HttpSettings) -> HttpServer | None:
+    """The server of a daemon with these settings; None where they want none. Raises ConfigError, InvalidArgument."""
+    authorize = by_file(settings.http_token_file) if settings.http_token_file else this_host_only
+    https = HttpsCertificate.of(settings.http_tls_cert, settings.http_tls_key)
+    return HttpServer(settings.http, authorize=authorize, explain=why_unknown, https=https) if settings.http else None

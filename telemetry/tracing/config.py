@@ -1,9 +1,19 @@
-"""Settings of traces, the same for every program that has them: [tracing] in the TOML file, KVSTORE_TRACING_*."""
+"""Settings of traces, the same for every program that has them ([tracing] in the TOML file, KVSTORE_TRACING_*), and what opens them.
+
+Nothing of OpenTelemetry is loaded where no endpoint is named.
+"""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
+from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import setting
+from kvstore.telemetry.metrics.metric import Reading
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
 
 SECTION: Final = "tracing"
 
@@ -37,3 +47,22 @@ class TracingSettings:
         minimum=0.001,
         maximum=60,
     )
+
+
+def open_tracing(settings: TracingSettings | None, *, role: str, instance: str) -> "Tracing | None":
+    """None where no endpoint is named. Raises ConfigError: it is no URL of HTTP, or the extra `tracing` is not installed."""
+    if settings is None or not settings.endpoint:
+        return None
+    url = urlsplit(settings.endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise ConfigError(f"[tracing] endpoint is {settings.endpoint!r}: write a URL, such as http://127.0.0.1:4318/v1/traces")
+    try:
+        from kvstore.telemetry.tracing.spans import Tracing
+    except ImportError as error:
+        raise ConfigError(f"traces need OpenTelemetry ({error}): {install_line('tracing')}") from None
+    return Tracing(settings, role=role, instance=instance)
+
+
+def spans_told(tracing: "Tracing | None") -> Reading:
+    """For the metrics: spans by what came of them; nothing where nothing is traced."""
+    return {(outcome,): count for outcome, count in tracing.queue.counts().items()} if tracing is not None else {}

@@ -10,7 +10,7 @@ from kvstore.client.metrics import ClientMetrics
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import PERIOD, Timings
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
-from kvstore.telemetry.metrics.catalog import CLIENT
+from kvstore.telemetry.metrics.metric import CLIENT
 from tests.forked import Forked
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.console.banners import MAX_HEALTH, Banners, Trouble, troubles, unreachable
-from kvstore.console.levels import ERROR, WARNING
+from kvstore.console.banners import ERROR, MAX_HEALTH, WARNING, Banners, Trouble, troubles, unreachable
 from kvstore.protocol import control_pb2 as pb
 
 LIVE = pb.NodeStatus(name="n", state="alive")

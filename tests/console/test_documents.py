@@ -1,7 +1,14 @@
 """Promises of documents.py."""
 
-from kvstore.console.documents import contents, host, slow_request
+import threading
+
+import pytest
+
+from kvstore.console.documents import FAILURE_S, MAX_KEPT, Cached, contents, host, slow_request
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Unavailable
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
+from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 
 
@@ -50,3 +57,55 @@ def test_a_slow_request_has_who_asked_where_and_how_long() -> None:
     one = pb.SlowRequest(tenant="red", operation="put", duration_us=2500, time_s=7.0, at="n1", peer="10.0.0.7:5")
     told = {"tenant": "red", "operation": "put", "duration_s": 0.0025, "time_s": 7.0, "at": "n1", "peer": "10.0.0.7:5"}
     assert slow_request(one) == told
+
+
+def test_an_answer_is_asked_for_again_when_it_is_old() -> None:
+    clock, asked = Clock(), list[int]()
+
+    def ask() -> int:
+        asked.append(1)
+        return len(asked)
+
+    cached = Cached(5, clock=clock)
+    assert [cached.get("a", ask), cached.get("a", ask), cached.get("b", ask)] == [1, 1, 2]
+    clock.now_s += 5
+    assert cached.get("a", ask) == 3
+
+
+def test_an_error_is_kept_for_a_moment_and_old_keys_go() -> None:
+    clock = Clock()
+    cached = Cached(5, clock=clock)
+
+    def fail() -> int:
+        raise Unavailable("not now")
+
+    for ask in (fail, lambda: 1):
+        with pytest.raises(Unavailable):
+            cached.get("a", ask)
+    clock.now_s += FAILURE_S
+    assert cached.get("a", lambda: 1) == 1
+    for key in range(MAX_KEPT):
+        cached.get(key, lambda: 0)
+    assert cached.get("a", lambda: 2) == 2
+
+
+def test_who_asks_for_the_same_at_once_shares_one_answer_and_nobody_else_waits() -> None:
+    asked, entered, end = list[int](), threading.Event(), threading.Event()
+    cached = Cached(5)
+
+    def fail_slowly() -> int:
+        asked.append(1)
+        entered.set()
+        assert end.wait(PATIENCE_S)
+        raise Unavailable("not now")
+
+    waiting = [in_background(lambda: cached.get("a", fail_slowly))]
+    assert entered.wait(PATIENCE_S)
+    waiting.append(in_background(lambda: cached.get("a", fail_slowly)))
+    assert is_quiet(waiting[1])
+    other = in_background(lambda: cached.get("b", lambda: 2))
+    assert other.result(PATIENCE_S) == 2
+    end.set()
+    for one in waiting:
+        assert isinstance(one.exception(PATIENCE_S), Unavailable)
+    assert asked == [1]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvstore.console.rates import Rates
+from kvstore.console.rates import APART_S, Flows, Rates
+from kvstore.protocol import control_pb2 as pb
 
 
 def test_a_rate_is_what_a_counter_grew_by_from_heartbeat_to_heartbeat() -> None:
@@ -29,3 +30,31 @@ def test_who_is_gone_is_forgotten() -> None:
     rates.keep(["b", "c"])
     assert rates.of("a", at_s=2, epoch=1, counters={"hits": 5}) == {}
     assert rates.of("b", at_s=2, epoch=1, counters={"hits": 5}) == {"hits": 4}
+
+
+def told(in_bytes: int, *, name: str = "n", age_s: float = 0.0, state: str = "alive", **others: int) -> pb.NodeTopology:
+    links = [pb.LinkFlow(device="mlx5_0", in_bytes=in_bytes, out_bytes=2 * in_bytes, **others)]
+    return pb.NodeTopology(name=name, state=state, links=links, links_age_s=age_s)
+
+
+def test_rates_are_those_between_two_heartbeats_however_often_it_is_asked() -> None:
+    flows = Flows()
+    assert flows.of([told(1000)], 10.0) == [{"node": "n", "links": {}}]
+    expected = {"mlx5_0": {"in_bytes_per_s": 500.0, "out_bytes_per_s": 1000.0, "transfer_bytes_per_s": 50.0}}
+    assert flows.of([told(2000, age_s=1.0, transfer_bytes=100)], 13.0) == [{"node": "n", "links": expected}]
+    assert flows.of([told(2000, age_s=2.0, transfer_bytes=100)], 14.0) == [{"node": "n", "links": expected}], "the same heartbeat"
+
+
+def test_counters_of_long_ago_tell_no_rate_nor_do_those_of_hosts_that_were_not_asked_for_in_between() -> None:
+    flows = Flows()
+    flows.of([told(0), told(0, name="m")], 0.0)
+    assert flows.of([told(500)], 5.0)[0]["links"]["mlx5_0"]["in_bytes_per_s"] == 100.0
+    assert flows.of([told(1000), told(1000, name="m")], 10.0)[1] == {"node": "m", "links": {}}
+    assert flows.of([told(9000)], 11.0 + APART_S) == [{"node": "n", "links": {}}]
+    assert flows.of([told(9100)], 12.0 + APART_S)[0]["links"]["mlx5_0"]["in_bytes_per_s"] == 100.0
+
+
+def test_nothing_flows_at_a_node_that_is_dead() -> None:
+    flows = Flows()
+    flows.of([told(0)], 0.0)
+    assert flows.of([told(500, state="dead")], 5.0) == [{"node": "n", "links": {}}]

@@ -19,8 +19,7 @@ from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol.errors import Unauthorized
 from kvstore.telemetry.metrics.alerts import ALERTS
-from kvstore.telemetry.metrics.catalog import METRICS
-from kvstore.telemetry.metrics.metric import Kind
+from kvstore.telemetry.metrics.metric import METRICS, Kind
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Process
 from tests.credentials import OPERATOR, tokens_file

@@ -2,15 +2,37 @@
 
 import json
 
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from rich.console import Console, RenderableType
 
 from kvstore.lab.accesses import flatten
 from kvstore.lab.jobs import PolicyRow, PoolRow, TierRow
-from kvstore.lab.report import BELADY, INFINITE, as_json, bounds, policy_table, pool_table, summarise, tier_table
-from tests.lab.prompts import requests
+from kvstore.lab.report import (
+    BELADY,
+    INFINITE,
+    as_json,
+    bounds,
+    hit_ratio,
+    policy_table,
+    pool_gain,
+    pool_table,
+    summarise,
+    tier_hits,
+    tier_table,
+    trace_figures,
+)
+from kvstore.tiers.policies.by_name import DEFAULT_POLICY
+from tests.lab.prompts import conversations, requests
 
 ROWS = [PolicyRow("lru", 1000, 0.0445, 12838, 288500), PolicyRow("lru", 10000, 0.2112, 60931, 288500)]
 OTHERS = [PolicyRow("lfu", 1000, 0.0481, 13876, 288500), PolicyRow("lfu", 10000, 0.1315, 37937, 288500)]
+
+OURS = [PolicyRow("prefix", size, size / 100, 1, 100) for size in (30, 10)]
+LRU = [PolicyRow("lru", size, size / 200, 1, 100) for size in (10, 30)]
 
 
 def shown(found: RenderableType, *, styled: bool = False) -> list[str]:
@@ -71,3 +93,70 @@ def test_a_summary_says_what_the_trace_asks_for() -> None:
         "3 prompts of 6 blocks, 4 of them different; 75.0% of these are used once, the others again after 30 s (p50), 30 s (p90)"
     )
     assert summarise(1, flatten(found[:1])).gap_p90_s == 0
+
+
+def axes_of(figure: Figure) -> Axes:
+    (axes,) = figure.axes
+    return axes
+
+
+def lines(figure: Figure) -> dict[str, list[float]]:
+    """The heights of each named line, in the order of drawing."""
+    axes = axes_of(figure)
+    drawn = [line for line in axes.lines if line.get_transform() == axes.transData]
+    names = [text.get_text() for text in axes.texts]
+    return {name: list(np.asarray(line.get_ydata(), float)) for name, line in zip(names, drawn, strict=True)}
+
+
+def tops(figure: Figure) -> list[float]:
+    """Of the bars' parts, in the order of drawing."""
+    return [patch.get_y() + patch.get_height() for patch in axes_of(figure).patches if isinstance(patch, Rectangle)]
+
+
+def labels(figure: Figure) -> tuple[str, str]:
+    return axes_of(figure).get_xlabel(), axes_of(figure).get_ylabel()
+
+
+def test_a_line_a_policy_in_the_order_of_capacities() -> None:
+    figure = hit_ratio([*OURS, *LRU], {"most": {10: 0.9, 30: 1.0}})
+    assert lines(figure) == {"prefix": [0.1, 0.3], "lru": [0.05, 0.15], "most": [0.9, 1.0]}
+    ours, lru, most = axes_of(figure).lines[:3]
+    assert ours.get_linewidth() > lru.get_linewidth()
+    assert most.get_linestyle() == "--"
+    assert labels(figure) == ("capacity (blocks)", "prefix hit ratio (share of blocks)")
+
+
+def test_the_default_is_not_drawn_twice() -> None:
+    default = [PolicyRow("default", 10, 0.4, 4, 10)]
+    assert list(lines(hit_ratio(default, {}))) == ["default"]
+    assert list(lines(hit_ratio([*default, PolicyRow(DEFAULT_POLICY, 10, 0.4, 4, 10)], {}))) == [DEFAULT_POLICY]
+
+
+def test_a_trace_has_a_working_set_and_distances_and_gaps() -> None:
+    figures = trace_figures(flatten(conversations()))
+    assert sorted(figures) == ["reuse_distance", "reuse_gap", "working_set"]
+    for figure in figures.values():
+        assert all("(" in label or "share" in label for label in labels(figure))
+    unique = len({block for request in conversations() for block in request.hash_ids})
+    total = sum(len(request.hash_ids) for request in conversations())
+    assert lines(figures["working_set"])["since the start"][-1] == unique
+    assert lines(figures["reuse_distance"])["all uses"][-1] == pytest.approx(1 - unique / total)
+    assert lines(figures["reuse_gap"])["uses again"][-1] == 1
+
+
+def test_windows_as_long_as_the_trace_are_left_out() -> None:
+    (figure,) = trace_figures(flatten(requests([[1], [2], [3]], every_s=100))).values()
+    assert list(lines(figure)) == ["last 1 min", "since the start"]
+
+
+def test_tiers_are_stacked() -> None:
+    figure = tier_hits([TierRow("lru", 3000, 30000, 0.5, 20, 30, 100, 4, 5, 6), TierRow("lfu", 3000, 30000, 0.4, 20, 20, 100, 4, 5, 6)])
+    assert tops(figure) == pytest.approx([0.2, 0.2, 0.5, 0.4])
+    assert axes_of(figure).get_title(loc="left") == "Prefix hits by tier: 3,000 blocks DRAM, 30,000 NVMe"
+
+
+def test_what_a_pool_adds_is_on_top_and_never_below_nothing() -> None:
+    rows = [PoolRow("lru", "round_robin", 4, 50, 0.3, 0.1, 3.0, 100), PoolRow("lru", "cache_aware", 4, 50, 0.3, 0.4, 0.75, 100)]
+    figure = pool_gain([*rows, PoolRow("lfu", "random", 4, 50, 0.9, 0.9, 1.0, 100)], "lru")
+    assert tops(figure) == pytest.approx([0.1, 0.4, 0.3, 0.4])
+    assert [label.get_text() for label in axes_of(figure).get_xticklabels()] == ["round robin", "cache aware"]

@@ -7,19 +7,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
-from kvstore.lab.runs import run_jobs, work
+from kvstore.lab.replay import Replay
+from kvstore.lab.runs import run_jobs, spread, work
 from kvstore.protocol.errors import Broken, ConfigError, InvalidArgument
-from tests.lab.prompts import requests
+from tests.lab.prompts import conversations, requests
 
 TALK = requests([[1, 2], [1, 2, 3], [4], [1, 2, 3, 5]])
 JOBS: list[Job] = [PolicyJob(policy, capacity) for policy in ("lru", "sieve") for capacity in (9, 3, 1)]
+
+ids = st.lists(st.lists(st.integers(0, 5) | st.integers(0, 2**64 - 1), max_size=5), max_size=10)
 
 
 @dataclass(frozen=True)
@@ -130,3 +135,25 @@ def test_a_worker_answers_until_the_other_end_is_closed() -> None:
     ours.close()
     worker.join()
     theirs.close()
+
+
+@pytest.mark.no_cover
+@given(ids)
+def test_blocks_are_the_same_ones_under_other_ids(found: list[list[int]]) -> None:
+    old, new = requests(found), spread(requests(found))
+    assert [replace(request, hash_ids=()) for request in old] == [replace(request, hash_ids=()) for request in new]
+    assert [len(request.hash_ids) for request in old] == [len(request.hash_ids) for request in new]
+    pairs = {
+        (one, other) for before, after in zip(old, new, strict=True) for one, other in zip(before.hash_ids, after.hash_ids, strict=True)
+    }
+    assert len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(pairs)
+
+
+def test_numbers_in_a_row_lie_anywhere() -> None:
+    ((*found,),) = (request.hash_ids for request in spread(requests([range(1000)])))
+    for bit in range(64):
+        assert 400 < sum(id >> bit & 1 for id in found) < 600
+
+
+def test_a_policy_that_knows_no_numbers_decides_as_before() -> None:
+    assert Replay("lru", 500).run(spread(conversations())) == Replay("lru", 500).run(conversations())

@@ -1,4 +1,4 @@
-"""Promises of sessions.py, of a real master; by the command line: tests/client/cli/test_sessions.py."""
+"""Promises of sessions.py, of a real master; by the command line: tests/client/cli/test_operations.py."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from kvstore.router.serving import hang_up, serve
-from kvstore.telemetry.http import connections
+from kvstore.telemetry.http import serving as http_serving
 from kvstore.telemetry.http.listening import listening
 from tests.router.scripted import run
 
@@ -132,7 +132,7 @@ def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pytest.Mo
         async with served() as (waiting, _):
             asking, writer = await waiting.ask()
             await waiting.entered.wait()
-            monkeypatch.setattr(connections, "FIRST_REQUEST_S", 0.05)
+            monkeypatch.setattr(http_serving, "FIRST_REQUEST_S", 0.05)
             silent, other = await asyncio.open_connection(*waiting.listener.getsockname())
             with suppress(ConnectionResetError):
                 assert await silent.read() == b""

@@ -13,7 +13,7 @@ from kvstore.router import signals
 from kvstore.router.counters import Counters
 from kvstore.router.signals import add_router_signals, readings
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.metrics.catalog import ROUTER
+from kvstore.telemetry.metrics.metric import ROUTER
 from tests.credentials import tokens_file
 from tests.master.running import master_in_thread
 from tests.router.scripted import run

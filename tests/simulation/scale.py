@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.masters.memory import PUBLISHED, resident_bytes
 from kvstore.client.sync import Client
-from kvstore.client.tools.bench_report import Row, table, write
+from kvstore.client.tools.bench import Row, table, write
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.directory import Directory

@@ -13,8 +13,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.telemetry.metrics.catalog import MASTER, NODE
-from kvstore.telemetry.metrics.metric import Metric
+from kvstore.telemetry.metrics.metric import MASTER, NODE, Metric
 from kvstore.transfer.testing.waiting import eventually
 from tests.forked import Forked
 from tests.telemetry.http.asking import ask

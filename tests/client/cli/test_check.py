@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kvstore.client.cli.check import SETTINGS, check_file
 from kvstore.client.cli.main import kvstore
-from kvstore.client.tools.file_checks import SETTINGS, check_file
 from kvstore.protocol.variables import SECTIONS
 from tests.credentials import tokens_file
 

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client.cli.examples import EXAMPLES
+from kvstore.client.cli.command_group import EXAMPLES
 from kvstore.client.cli.main import SECTIONS, kvstore
 
 COLUMNS = 80

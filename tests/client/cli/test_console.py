@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
+from kvstore.client.cli.console import Outside
 from kvstore.client.config import ClientSettings
-from kvstore.client.tools.outside import Outside
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.security.actor import THIS_MASTER

@@ -1,6 +1,7 @@
 """Promises of drain.py: what it says of each state a drain may be in, and when it ends. The way through: system/test_leaving.py."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from click.testing import CliRunner
 from kvstore.client.cli.drain import progress
 from kvstore.client.cli.main import kvstore
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import Drop
 from tests.client.embedded import embedded
 from tests.client.stub_control import stub_controls
+from tests.master.blocks import Event, publish
+from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 from tests.rpc.stub_masters import stub_masters
 
 
@@ -95,3 +99,36 @@ def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
 )
 def test_each_state_has_its_line(node: pb.NodeStatus, said: str) -> None:
     assert progress(node) == said
+
+
+def run_forget(places: Places, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(kvstore, ["forget", *arguments, "--master", places.listen])
+    return result.exit_code, result.output
+
+
+def states(places: Places) -> dict[str, str]:
+    with places.stub() as stub:
+        return {node.name: node.state for node in stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes}
+
+
+@pytest.mark.parametrize("catalog", ["memory:", "lmdb:"])
+def test_a_dead_node_is_forgotten_and_comes_back_as_a_new_one_without_its_blocks(tmp_path: Path, catalog: str) -> None:
+    catalog += str(tmp_path / "catalog") if catalog == "lmdb:" else ""
+    with master_in_thread(tmp_path, catalog=catalog, node_ttl_s=60.0) as places:
+        node = NodeSide(places)
+        node.sync(Event(b"a"))
+        assert run_forget(places, "one") == (2, "kvstore: error: node 'one' is alive, at t:1: stop it before it is forgotten\n")
+        node.close()
+        while states(places) != {"one": "dead"}:
+            pass
+        assert run_forget(places, "two") == (2, "kvstore: error: there is no node 'two'; there are: one\n")
+        assert run_forget(places, "one") == (0, "one is forgotten\n")
+        assert states(places) == {}
+        node = NodeSide(places)
+        assert node.registration.node_id == 2
+        header, body = node.ask(publish(node.registration.registration_epoch, [Event(b"a")]))
+        drop = Drop.unpack(memoryview(body))
+        assert (header.type, drop.keys, drop.force) == (Drop.TYPE, [b"a"], 1)
+        with places.stub() as stub:
+            assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).blocks == 0
+        node.close()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from kvstore.client.cli import lab as cli_lab
 from kvstore.client.cli.main import kvstore
@@ -105,18 +104,6 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
     assert result.stdout.splitlines()[-1] == f"plots are in {folder}"
     names = ["hit_ratio", "pools_lru", "reuse_distance", "reuse_gap", "tiers", "working_set"]
     assert sorted(path.name for path in folder.iterdir()) == [f"{name}.{suffix}" for name in names]
-
-
-def test_a_terminal_sees_progress_and_a_pipe_does_not(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lab(trace, "--policies", "lru").stderr == ""
-    made: list[Console] = []
-
-    def terminal(**options: Any) -> Console:
-        made.append(Console(force_terminal=True, file=sys.stderr if options else sys.stdout))
-        return made[-1]
-
-    monkeypatch.setattr(cli_lab, "Console", terminal)
-    assert "replaying" in lab(trace, "--policies", "lru").stderr
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_command_loads_what_it_needs_and_nothing_else() -> None:
         "import sys; from kvstore.client.cli.main import kvstore; kvstore(['forget', '--help'], standalone_mode=False);print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "kvstore.client.cli.forget" in loaded
+    assert "kvstore.client.cli.drain" in loaded
     assert not {"kvstore.client.cli.blocks", "kvstore.transfer.engine", "numpy"} & set(loaded)
 
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
-from kvstore.client.cli import plan as cli_plan
 from kvstore.client.cli.command_group import CommandGroup
 from kvstore.client.cli.plan import plan
 
@@ -135,11 +133,3 @@ def test_a_trace_without_blocks_is_nothing_to_replay(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text(line(0, []))
     result = run(*QUICK, "--trace", tmp_path / "empty.jsonl")
     assert "has no blocks" in result.stderr
-
-
-def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = Console(force_terminal=True, width=100)
-    monkeypatch.setattr(cli_plan, "Console", lambda **_: drawn)
-    with drawn.capture() as capture, cli_plan.progress(2) as on_done:
-        on_done()
-    assert "replaying" in capture.get()

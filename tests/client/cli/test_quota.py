@@ -8,10 +8,33 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from kvstore.client.cli.main import kvstore
+from kvstore.client.cli.quota import Row, excesses, is_known, known_tenants, limit_shown, quota_table, rows
+from kvstore.protocol import control_pb2 as pb
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import System, until
+
+STATUS = pb.StatusReply(
+    nodes=[
+        pb.NodeStatus(name="n2", tenants=[pb.TenantUse(tenant="red", dram_bytes=1024, blocks=2, connections=1)]),
+        pb.NodeStatus(name="n1", tenants=[pb.TenantUse(tenant="blue", nvme_bytes=5, dram_slabs=3)]),
+    ],
+    quotas=pb.Quotas(default=pb.TenantQuota(blocks=9), tenants={"red": pb.TenantQuota(dram_bytes=1024, pins=3)}),
+    quota_origins={"red": pb.QuotaOrigins(operator=["pins", "connections"], file=["dram_bytes"])},
+    grants=[pb.TenantGrants(tenant="red", pins=2, reservations=1)],
+)
+
+RED = pb.TenantUse(tenant="red", dram_bytes=3 << 20, blocks=966, connections=9)
+HELD = pb.StatusReply(
+    nodes=[
+        pb.NodeStatus(name="b", state="alive", tenants=[RED]),
+        pb.NodeStatus(name="a", state="dead", tenants=[RED]),
+    ],
+    grants=[pb.TenantGrants(tenant="green")],
+    quotas=pb.Quotas(tenants={"blue": pb.TenantQuota()}),
+)
 
 
 def run(system: System, command: str, *arguments: str) -> Result:
@@ -131,3 +154,55 @@ def test_a_tenant_that_nobody_has_seen_is_a_warning(tmp_path: Path) -> None:
         assert (done.exit_code, done.stdout) == (0, "purpel: pins 5\n")
         assert done.stderr == "warning: no node or master has seen tenant 'purpel' yet; tenants seen: none\n"
         assert run(system, "set", "purpel", "--pins", "6").stderr == ""
+
+
+def test_each_tenant_has_a_row_for_what_it_uses_and_for_what_is_limited_at_each_daemon() -> None:
+    assert rows(STATUS) == [
+        Row("blue", "n1", "nvme_bytes", 5, None, ""),
+        Row("blue", "n1", "dram_slabs", 3, None, ""),
+        Row("blue", "n1", "blocks", 0, 9, "default"),
+        Row("red", "n1", "dram_bytes", 0, 1024, "file"),
+        Row("red", "n1", "connections", 0, None, "operator"),
+        Row("red", "n2", "dram_bytes", 1024, 1024, "file"),
+        Row("red", "n2", "blocks", 2, None, ""),
+        Row("red", "n2", "connections", 1, None, "operator"),
+        Row("red", "master", "pins", 2, 3, "operator"),
+        Row("red", "master", "reservations", 1, None, ""),
+        Row("red", "master", "connections", 0, None, "operator"),
+    ]
+
+
+def test_a_tenant_that_has_nothing_yet_shows_what_it_may_have_of_the_master_and_one_of_an_older_master_shows_no_origin() -> None:
+    status = pb.StatusReply(quotas=pb.Quotas(tenants={"red": pb.TenantQuota(pins=3)}))
+    assert rows(status) == [Row("red", "master", "pins", 0, 3, "")]
+
+
+def test_the_table_shows_sizes_as_sizes_and_no_limit_as_a_dash() -> None:
+    console = Console(width=100, record=True, file=None, quiet=True)
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(quota_table(rows(STATUS)))
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert lines[0] == ["tenant", "at", "what", "used", "quota", "set", "by"]
+    assert ["red", "n2", "dram_bytes", "1", "KiB", "1", "KiB", "file"] in lines
+    assert ["blue", "n1", "nvme_bytes", "5", "B", "-", "-"] in lines
+    assert limit_shown("pins", None) == "none"
+
+
+def test_what_lies_above_a_new_limit_is_told_by_living_node() -> None:
+    found = excesses(HELD, "red", {"dram_bytes": 1 << 20, "blocks": 4, "nvme_bytes": None, "hbm_bytes": 0})
+    assert [(one.at, one.what) for one in found] == [("b", "dram_bytes"), ("b", "blocks")]
+    assert list(map(str, found)) == [
+        "2 MiB of 3 MiB in 966 blocks lie above the new dram_bytes of 1 MiB, and will be evicted",
+        "962 of 966 lie above the new blocks of 4, and will be evicted",
+    ]
+
+
+def test_a_limit_that_evicts_nothing_has_no_excess() -> None:
+    assert excesses(HELD, "red", {"connections": 1, "dram_bytes": 3 << 20}) == []
+    assert excesses(HELD, "blue", {"dram_bytes": 0}) == []
+
+
+def test_tenants_are_known_by_what_they_hold_and_by_their_limits() -> None:
+    assert known_tenants(HELD) == ["blue", "green", "red"]
+    assert [is_known(HELD, name) for name in ("green", "purple")] == [True, False]

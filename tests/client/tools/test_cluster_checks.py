@@ -13,8 +13,8 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools import cluster_checks
+from kvstore.client.tools.cluster_report import MasterTold
 from kvstore.client.tools.doctor import Check, Verdict
-from kvstore.client.tools.masters import MasterTold
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background

@@ -10,11 +10,22 @@ import pytest
 
 from kvstore.client.tools import host_checks
 from kvstore.client.tools.doctor import Check, Verdict
+from kvstore.client.tools.host_checks import certificate_files, setting_of
 from kvstore.protocol.ports import PORTS
 from kvstore.security.tls.authority import Validity, issue, make_authority
 from kvstore.security.tls.subjects import Subject
 
 NOW = datetime.datetime.now(datetime.UTC)
+
+FILE = """
+router = "no section"
+[node]
+nvme = "/mnt/nvme:1TiB"
+tls_cert = "/etc/kvstore/node.pem"
+http_tls_cert = "/etc/kvstore/node.pem"
+[master]
+http_tls_cert = "/etc/kvstore/master.pem"
+"""
 
 
 def write(path: Path, text: str) -> None:
@@ -115,3 +126,25 @@ def test_a_certificate_is_looked_at_without_the_extra(tmp_path: Path, monkeypatc
     file = str(issue(tmp_path, "n1", [Subject("node", "n1")], ["localhost"])[0])
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert judged(host_checks.certificate(file, datetime.datetime.now(datetime.UTC)))[0] is Verdict.OK
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "kvstore.toml"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_a_setting_is_told_by_its_variable_before_the_file_and_may_be_told_by_none(config: str) -> None:
+    assert setting_of("node", "nvme", config, {}) == "/mnt/nvme:1TiB"
+    assert setting_of("node", "nvme", None, {"KVSTORE_CONFIG": config}) == "/mnt/nvme:1TiB"
+    assert setting_of("node", "nvme", config, {"KVSTORE_NODE_NVME": "/elsewhere:1GiB"}) == "/elsewhere:1GiB"
+    assert [setting_of(section, "nvme", config, {}) for section in ("sidecar", "master", "router")] == ["", "", ""]
+    assert setting_of("node", "nvme", None, {}) == ""
+
+
+def test_each_certificate_is_told_once_by_who_shows_it(config: str) -> None:
+    shown = {"[master] http_tls_cert": "/etc/kvstore/master.pem", "[node] tls_cert": "/etc/kvstore/node.pem"}
+    assert certificate_files(config, {}) == shown
+    assert certificate_files(config, {"KVSTORE_SIDECAR_TLS_CERT": "s.pem"}) == shown | {"[sidecar] tls_cert": "s.pem"}
+    assert certificate_files(None, {}) == {}

@@ -1,17 +1,26 @@
 """Promises of replay.py, over a store in this process that can be small, and can lie."""
 
 import itertools
+import os
+import signal
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from kvstore.client.config import ClientSettings
+from kvstore.client.control import Control
 from kvstore.client.tools import replay
 from kvstore.client.tools.block_bytes import block_key
-from kvstore.client.tools.replay import Replay, ReplayCounts
+from kvstore.client.tools.cluster import Cluster
+from kvstore.client.tools.replay import Replay, ReplayCounts, ReplayReport, run_replay, settled_status
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.errors import Broken, Unavailable
+from tests.client.embedded import embedded
 
 
 class DictStore:
@@ -136,3 +145,85 @@ def test_any_trace_gives_what_a_plain_count_gives_however_it_is_cut_into_batches
         counts = Replay(DictStore(capacity), block_bytes=24).run([prompt(*ids) for ids in trace])
     assert counts.prefix_hits == expected
     assert counts.wrong_bytes == 0
+
+
+def status(*evictions: int) -> pb.StatusReply:
+    tiers = [
+        pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=50, blocks=5, evictions=count, hits=1, health="ok") for count in evictions
+    ]
+    return pb.StatusReply(nodes=[pb.NodeStatus(name=str(index), tiers=[tier]) for index, tier in enumerate(tiers)])
+
+
+COUNTS = ReplayCounts(
+    requests=2, blocks=8, prefix_hits=2, hits=3, stored=5, get_bytes=30, get_s=2.0, put_bytes=50, put_s=0.5, wrong_bytes=0, wrong_block=""
+)
+REPORT = ReplayReport(COUNTS, {"hbm": 0, "dram": 3}, status(1), status(4, 10), 10, 3.0)
+
+
+def test_the_json_form_has_what_scripts_read() -> None:
+    assert REPORT.as_dict() == {
+        "requests": 2,
+        "blocks": 8,
+        "block_bytes": 10,
+        "prefix_hit_ratio": 0.25,
+        "hits": 3,
+        "stored": 5,
+        "wrong_bytes": 0,
+        "hits_by_tier": {"hbm": 0, "dram": 3},
+        "put_bytes_per_s": 100.0,
+        "get_bytes_per_s": 15.0,
+        "evictions": 13,
+        "evictions_by_tier": {"dram": 13},
+        "occupancy": {"dram": {"used_bytes": 100, "capacity_bytes": 200, "blocks": 10, "share": 0.5}},
+        "seconds": 3.0,
+    }
+
+
+@pytest.mark.parametrize(("wrong_bytes", "said"), [(0, "0 wrong bytes"), (3, "3 wrong bytes")])
+def test_the_table_says_the_ratio_and_whether_bytes_were_wrong(wrong_bytes: int, said: str) -> None:
+    counts = ReplayCounts(requests=2, blocks=8, prefix_hits=2, wrong_bytes=wrong_bytes)
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(ReplayReport(counts, {}, status(0), status(0), 10, 3.0).as_table())
+    assert said in capture.get()
+    assert "0.2500" in capture.get()
+
+
+def test_a_settled_status_is_one_that_every_node_has_reported_since() -> None:
+    with embedded() as cluster, Control(cluster.control_address, ClientSettings()) as control:
+        found = settled_status(control)
+        assert [node.state for node in found.nodes] == ["alive"]
+        # A clock that leaps ahead: the deadline is over at the second look, whatever the heartbeats are.
+        times = iter([0.0, 1e-9, 1e6])
+        assert settled_status(control, clock=lambda: next(times), sleep=lambda seconds: None).nodes
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with embedded() as cluster:
+        yield cluster
+
+
+def prompts_with_a_murder(cluster: Cluster) -> Iterator[TraceRequest]:
+    yield TraceRequest(0, 512, 1, (1, 2))
+    os.kill(cluster.master_pid, signal.SIGKILL)
+    yield TraceRequest(0, 512, 1, (3, 4))
+
+
+def test_a_replay_reports_counts_and_the_clusters_change(cluster: Cluster) -> None:
+    requests = [TraceRequest(0, 512, 1, (1, 2)), TraceRequest(0, 512, 1, (1, 3))]
+    report = run_replay(ClientSettings(master=cluster.address), requests, total=2, block_bytes=4096, cluster=cluster)
+    assert (report.counts.blocks, report.counts.prefix_hits, report.hits_by_tier["dram"]) == (4, 1, 1)
+    assert report.after.blocks - report.before.blocks == 3
+    assert 0 < report.seconds < 60
+
+
+def test_of_ones_own_cluster_the_daemon_that_died_is_the_reason_given(cluster: Cluster) -> None:
+    settings = ClientSettings(master=cluster.address, deadline_s=5)
+    with pytest.raises(Broken, match=r"master .* was ended by SIGKILL"):
+        run_replay(settings, prompts_with_a_murder(cluster), total=2, block_bytes=4096, cluster=cluster)
+
+
+def test_of_another_cluster_it_is_what_the_client_saw(cluster: Cluster) -> None:
+    with pytest.raises(Unavailable, match="no master can be reached"):
+        run_replay(ClientSettings(master=cluster.address, deadline_s=5), prompts_with_a_murder(cluster), total=2, block_bytes=4096)

@@ -3,16 +3,8 @@
 import pytest
 from rich.console import Console, RenderableType
 
-from kvstore.client.tools.status_tables import (
-    bar,
-    duration,
-    effective_bits,
-    nodes_table,
-    percent,
-    rate,
-    status_lines,
-    tiers_table,
-)
+from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
+from kvstore.client.tools.tables import bar, duration, percent, rate
 from kvstore.protocol import control_pb2 as pb
 
 DRAM = pb.TierStatus(name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, health="ok")

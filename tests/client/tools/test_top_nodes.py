@@ -2,9 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from kvstore.client.tools.top_nodes import LARGE, nodes_of, nodes_table
+from kvstore.client.tools.top_nodes import LARGE, count_text, latency_text, nodes_of, nodes_table, spark_lines
 from kvstore.console.model import Document, Model
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
@@ -63,3 +64,20 @@ def test_a_state_that_is_not_known_comes_first() -> None:
     at = document["nodes"]["fields"].index("state")
     document["nodes"]["rows"][2][at] = "of a later release"
     assert [line.split()[0] for line in drawn(document, 100, sort="state")[1:3]] == ["node-2", "node-3"]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (9999, "9,999"), (12_345, "12.3 k"), (2_500_000, "2.5 M"), (3e9, "3.0 G")])
+def test_counts_are_short(value: float, text: str) -> None:
+    assert count_text(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.000085, "85 us"), (0.0012, "1.2 ms"), (3.4, "3.40 s")])
+def test_latencies_have_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert latency_text(seconds) == text
+
+
+def test_the_highest_bar_fills_all_lines_and_nothing_is_a_level() -> None:
+    assert spark_lines([0, 2, 4], 1) == ["▁▄█"]
+    assert spark_lines([0, 2, 3, 4], 2) == ["  ▄█", "▁███"]
+    assert spark_lines([], 2) == ["", ""]
+    assert spark_lines([0, 0], 1) == ["▁▁"]

@@ -16,7 +16,7 @@ from kvstore.engines.publisher.publishing import Publishing
 from kvstore.engines.publisher.signals import add_publisher_signals, readings
 from kvstore.engines.publisher.sockets import PublishingSockets
 from kvstore.telemetry.http.server import HttpServer
-from kvstore.telemetry.metrics.catalog import PUBLISHER
+from kvstore.telemetry.metrics.metric import PUBLISHER
 from tests.client.processes import Cluster
 from tests.system.running import until
 from tests.telemetry.http.asking import ask

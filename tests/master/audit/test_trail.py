@@ -13,7 +13,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.actor import Actor
-from kvstore.telemetry.logs.writing import JsonLines
+from kvstore.telemetry.logs import JsonLines
 
 ALICE = Actor("operator", "alice", peer="10.0.0.7", via="control")
 DRAIN = Change(ALICE, "drain", "node n1", "takes blocks", "drained to peers")

@@ -1,12 +1,41 @@
 """Promises of access.py: without credentials only this host is let in, and no page of another site speaks through its reader's browser."""
 
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
-from kvstore.security.identity import EVERYBODY
-from kvstore.telemetry.http.access import Access, anybody, is_foreign, this_host_only, unexplained
+from kvstore.protocol.errors import ConfigError
+from kvstore.security.credentials import NO_TENANT
+from kvstore.security.guard import Guard
+from kvstore.security.identity import EVERYBODY, STRANGER, Identity
+from kvstore.telemetry.http.access import (
+    Access,
+    Authorize,
+    Explain,
+    anybody,
+    by_any_of,
+    by_file,
+    by_token,
+    is_foreign,
+    named_by_token,
+    this_host_only,
+    unexplained,
+    why_by_token,
+    why_unknown,
+)
+from kvstore.telemetry.http.server import HttpServer
+
+TIMEOUT_S = 60.0
+TOKENS = '[tenants]\nred = "tenants"\n[admins]\nboss = "operators"\n[nodes]\n"*" = "nodes"\n'
 
 
 def request(remote: str | None = "127.0.0.1", host: str = "127.0.0.1:7442", **headers: str) -> Any:
@@ -53,3 +82,161 @@ def test_a_port_without_credentials_explains_nothing() -> None:
 
 def test_a_daemon_without_credentials_of_the_cluster_knows_no_names() -> None:
     assert anybody(request()) is EVERYBODY
+
+
+@contextmanager
+def serving(authorize: Authorize) -> Iterator[str]:
+    """An address that answers with what a request may."""
+    server = HttpServer("127.0.0.1:0", authorize=authorize)
+
+    async def told(asked: web.Request) -> web.Response:
+        return web.Response(text=server.access(asked).name)
+
+    server.add("GET", "/", told, needs=Access.NONE)
+    server.start()
+    try:
+        yield f"http://{server.address}/"
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    file = tmp_path / "tokens.toml"
+    file.write_text(TOKENS)
+    with serving(by_token(Guard(str(file) if request.param else ""))) as address:
+        yield address
+
+
+def test_refused_token_is_reported_with_its_address(tmp_path: Path) -> None:
+    """A request without any is not: each page of a browser begins with one."""
+    file, refused = tmp_path / "tokens.toml", list[tuple[str, str]]()
+    file.write_text(TOKENS)
+    with serving(by_token(Guard(str(file)), lambda actor, error: refused.append((actor.peer, str(error))))) as address:
+        assert access(address) == access(address, "Bearer wrong") == access(address, "Bearer nodes") == "NONE"
+        assert access(address, "Bearer operators") == "ADMIN"
+    wrong, node = dict.fromkeys(refused)
+    assert wrong == ("127.0.0.1", NO_TENANT)
+    assert node == ("127.0.0.1", "node is no operator: the console and metrics need a token of [admins]")
+
+
+def access(address: str, authorization: str = "") -> str:
+    request = urllib.request.Request(address, headers={"Authorization": authorization} if authorization else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("address", [True], indirect=True)
+def test_an_operators_token_may_do_all_and_nobody_else_anything_on_this_host_too(address: str) -> None:
+    assert access(address, "Bearer operators") == access(address, "bearer  operators ") == "ADMIN"
+    for other in ("", "Bearer wrong", "Bearer tenants", "Bearer nodes", "Bearer", "Basic operators"):
+        assert access(address, other) == "NONE", other
+
+
+@pytest.mark.parametrize("address", [False], indirect=True)
+def test_without_credentials_this_host_may_do_all(address: str) -> None:
+    assert access(address) == "ADMIN"
+
+
+def test_any_token_of_a_file_may_do_all_and_nobody_else_anything(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\n\n  two \n")
+    with serving(by_file(str(file))) as address:
+        assert access(address, "Bearer one") == access(address, "bearer  one ") == access(address, "Bearer two") == "ADMIN"
+        for other in ("", "Bearer", "Bearer ", "Bearer wrong", "Bearer later", "Bearer onetwo", "Basic one", "one"):
+            assert access(address, other) == "NONE", other
+
+
+def test_a_token_is_exchanged_while_the_daemon_runs_and_a_file_without_any_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("leaked\n")
+    with serving(by_file(str(file))) as address:
+        assert access(address, "Bearer leaked") == "ADMIN"
+        file.write_text("leaked\nits successor\n")
+        assert access(address, "Bearer its successor") == access(address, "Bearer leaked") == "ADMIN"
+        file.write_text("its successor\n")
+        assert (access(address, "Bearer its successor"), access(address, "Bearer leaked")) == ("ADMIN", "NONE")
+        file.write_text("")
+        assert (access(address, "Bearer its successor"), access(address, "Bearer leaked")) == ("ADMIN", "NONE")
+        file.unlink()
+        assert access(address, "Bearer its successor") == "ADMIN"
+    said = [record.getMessage() for record in caplog.records if "are good until it has some" in record.getMessage()]
+    assert len(said) == 2, "once for each change"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "cannot read the tokens of the HTTP port in {path}: .*No such file"),
+        (b"\xff\xfe", "cannot read the tokens of the HTTP port in {path}: .*utf-8"),
+        (b"", "{path} has no token for the HTTP port"),
+        (b" \n\n", "{path} has no token for the HTTP port"),
+    ],
+)
+def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Path, content: bytes | None, text: str) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=text.format(path=path)):
+        by_file(str(path))
+
+
+def test_any_of_no_tokens_lets_nobody_in() -> None:
+    with serving(by_any_of(())) as address:
+        assert access(address) == access(address, "Bearer") == "NONE"
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        ("guess", "That token is not known"),
+        ("tenants", "That token is a tenant's; the console needs an operator's"),
+        ("nodes", "That token is a node's; the console needs an operator's"),
+        ("engines", "That token is an engine's; the console needs an operator's"),
+        ("former", "That token has expired; ask for a new one"),
+        (None, "this needs a credential that may read"),
+    ],
+)
+def test_a_token_that_is_not_enough_is_refused_with_the_reason(tmp_path: Path, token: str | None, why: str) -> None:
+    file = tmp_path / "tokens.toml"
+    former = 'former = { token = "former", expires = 2020-01-01 }\n'
+    file.write_text(TOKENS.replace("[nodes]", former + "[nodes]") + '[instances]\n"*" = "engines"\n')
+    assert refused(by_token(guard := Guard(str(file))), why_by_token(guard), token) == why
+
+
+def test_a_token_that_no_line_of_a_file_has_is_not_known() -> None:
+    assert refused(by_any_of(["one"]), why_unknown, "two") == "That token is not known"
+
+
+def refused(authorize: Authorize, explain: Explain, token: str | None) -> str:
+    """The error of a route that needs READ."""
+    server = HttpServer("127.0.0.1:0", authorize=authorize, explain=explain)
+
+    async def fine(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    server.add("GET", "/", fine, needs=Access.READ)
+    server.start()
+    try:
+        asked = urllib.request.Request(f"http://{server.address}/", headers={"Authorization": f"Bearer {token}"} if token else {})
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(asked, timeout=TIMEOUT_S)
+        assert refusal.value.code == 401
+        return str(json.loads(refusal.value.read())["error"])
+    finally:
+        server.close()
+
+
+def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:
+    """One whose token was revoked in between is a stranger."""
+    file = tmp_path / "tokens.toml"
+    file.write_text(TOKENS)
+    identify = named_by_token(Guard(str(file)))
+
+    def named(token: str) -> Identity:
+        return identify(make_mocked_request("GET", "/", headers={"Authorization": f"Bearer {token}"}))
+
+    assert named("operators").name == "boss"
+    assert named("wrong") == STRANGER

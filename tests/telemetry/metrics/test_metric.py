@@ -1,6 +1,12 @@
 """Promises of metric.py."""
 
-from kvstore.telemetry.metrics.metric import Kind, Metric
+import re
+
+from kvstore.telemetry.metrics.metric import CLIENT, MASTER, METRICS, NODE, PUBLISHER, ROUTER, SIDECAR, Kind, Metric
+
+LABELS = {"name", "version", "operation", "method", "reason", "tier", "tenant", "transport", "rail", "state", "outcome"} | {
+    *("action", "result", "setting", "kind"),
+}
 
 
 def test_the_unit_is_the_last_word_of_the_name() -> None:
@@ -12,3 +18,24 @@ def test_the_unit_is_the_last_word_of_the_name() -> None:
 def test_a_counter_is_shown_with_total() -> None:
     assert Metric("a_b_bytes", Kind.COUNTER, "").shown_name == "a_b_bytes_total"
     assert Metric("a_b_bytes", Kind.GAUGE, "").shown_name == "a_b_bytes"
+
+
+def test_names_follow_the_rules_and_are_unlike() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    roles = {"node": NODE, "master": MASTER, "client": CLIENT, "router": ROUTER, "sidecar": SIDECAR, "publisher": PUBLISHER}
+    for role, metrics in roles.items():
+        for metric in metrics:
+            assert re.fullmatch(rf"kvstore_{role}(_[a-z]+)+", metric.name), metric
+            assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_milliseconds", "_mib")), metric
+
+
+def test_times_are_histograms_in_seconds_and_each_says_what_it_tells() -> None:
+    for metric in METRICS:
+        assert metric.kind is not Kind.HISTOGRAM or metric.unit == "seconds", metric
+        assert metric.unit != "seconds" or metric.kind is not Kind.COUNTER, metric
+        assert metric.help.endswith("."), metric
+
+
+def test_labels_are_few() -> None:
+    assert {label for metric in METRICS for label in metric.labels} <= LABELS
+    assert max(len(metric.labels) for metric in METRICS) == 2

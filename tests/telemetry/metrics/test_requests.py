@@ -1,10 +1,25 @@
 """Promises of requests.py."""
 
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Lookup, MatchPrefix
+from kvstore.protocol.message import MAX_SLOW
 from kvstore.protocol.session_messages import Ok
-from kvstore.telemetry.metrics.requests import KEPT_TURNS, OPERATIONS, Requests, in_words
-from kvstore.telemetry.metrics.slow_requests import MIN_SLOW_NS, Slow
+from kvstore.telemetry.metrics.requests import (
+    KEPT_TURNS,
+    MAX_KEPT,
+    MAX_WINDOWS,
+    MIN_SLOW_NS,
+    OPERATIONS,
+    WINDOW_NS,
+    Requests,
+    Slow,
+    SlowRequests,
+    in_words,
+    slow_messages,
+)
+
+MS = 1_000_000
 
 
 def test_operations_are_named_by_their_messages() -> None:
@@ -58,3 +73,65 @@ def test_slow_requests_are_kept_by_tenant_and_the_floor_follows() -> None:
     requests.slowest.floor_ns = 3
     requests.turn()
     assert requests.slow_ns == requests.slowest.floor_ns == MIN_SLOW_NS, "a window begins"
+
+
+def of(tenant: str, operation: str, ms: float) -> Slow:
+    return Slow(tenant, operation, int(ms * MS), 0.0, "10.0.0.7:1")
+
+
+def shown(slow: SlowRequests) -> list[tuple[str, str, float]]:
+    return [(one.tenant, one.operation, one.duration_ns / MS) for one in slow.slowest()]
+
+
+def test_slowest_of_each_tenant_and_operation_are_kept() -> None:
+    slow = SlowRequests()
+    for one in (of("red", "put", 5), of("red", "put", 9), of("red", "put", 7), of("blue", "put", 2), of("red", "read", 3)):
+        slow.add(one)
+    assert shown(slow) == [("red", "put", 9), ("red", "read", 3), ("blue", "put", 2)]
+
+
+def test_one_tenant_cannot_crowd_out_others_and_the_floor_rises_when_it_is_full() -> None:
+    slow = SlowRequests()
+    assert slow.floor_ns == MIN_SLOW_NS
+    for number in range(MAX_KEPT):
+        slow.add(of(f"t{number}", "put", 10 + number))
+    assert slow.floor_ns == 10 * MS
+    slow.add(of("other", "put", 9))
+    assert len(shown(slow)) == MAX_KEPT
+    slow.add(of("other", "put", 11.5))
+    assert ("t0", "put", 10) not in shown(slow)
+    assert slow.floor_ns == 11 * MS
+
+
+def test_windows_end_and_are_forgotten() -> None:
+    slow, versions = SlowRequests(), []
+    slow.run_due(0)
+    slow.add(of("red", "put", 5))
+    for minute in range(1, MAX_WINDOWS):
+        slow.run_due(minute * WINDOW_NS)
+        slow.run_due(minute * WINDOW_NS + 1)
+        slow.add(of("red", "put", 1 + minute / 100))
+        versions.append(slow.version)
+    assert shown(slow)[0] == ("red", "put", 5), "a later window does not replace it"
+    assert len(shown(slow)) == MAX_WINDOWS
+    slow.run_due(MAX_WINDOWS * WINDOW_NS)
+    assert slow.version > versions[-1]
+    assert ("red", "put", 5) not in shown(slow)
+
+
+def test_what_is_shown_is_bounded() -> None:
+    slow = SlowRequests()
+    for minute in range(MAX_WINDOWS):
+        slow.run_due(minute * WINDOW_NS)
+        for number in range(MAX_KEPT):
+            slow.add(of(f"t{number}", "put", 10 + number))
+    assert len(slow.slowest()) == MAX_SLOW
+
+
+def test_messages_have_all_and_the_slowest_comes_first() -> None:
+    slowest = SlowRequests()
+    slowest.add(Slow("red", "put", 5_000_999, 7.0, "10.0.0.7:1"))
+    slowest.add(Slow("blue", "read", 9_000_000, 8.0, ""))
+    first, second = slow_messages(slowest, "m1")
+    assert (first.tenant, first.duration_us) == ("blue", 9000)
+    assert second == pb.SlowRequest(tenant="red", operation="put", duration_us=5000, time_s=7.0, at="m1", peer="10.0.0.7:1")

@@ -1,0 +1,90 @@
+"""Tables, figures and progress bars of all commands: how they look, in one place."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from kvstore.protocol.settings import format_size
+
+BAR_WIDTH: Final = 16
+MAX_NAMES: Final = 10
+"""Names of nodes or tenants in a line."""
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+
+
+def new_table(*columns: str, right: Collection[str] = (), **options: Any) -> Table:
+    """A table without lines. Columns of `right` are aligned right; `options` are those of rich's Table."""
+    found = Table(box=None, header_style="bold", pad_edge=False, **options)
+    for name in columns:
+        found.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return found
+
+
+def figures_table(first: str, *titles: str) -> Table:
+    """A table of names in the first column and figures in all others."""
+    found = Table(box=None, header_style="bold", pad_edge=False)
+    found.add_column(first, no_wrap=True)
+    for title in titles:
+        found.add_column(title, justify="right")
+    return found
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, if that is a terminal; gives what is to be called for each step of `total`."""
+    stderr = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda: shown.advance(task)
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> Text:
+    """A bar of `width` columns, `share` of it filled to an eighth of a column; red from 95 % on, where eviction begins."""
+    share = min(max(share, 0.0), 1.0)
+    eighths = round(share * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
+    style = "red" if share >= 0.95 else "yellow" if share >= 0.75 else "green"
+    return Text.assemble((filled, style), ("·" * (width - len(filled)), "dim"))
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole` as a percentage; a dash where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def seconds(value_s: float) -> str:
+    """`850 us`, `12.3 ms`, `1.27 s`, `105 s`."""
+    if value_s < 0.001:
+        return f"{value_s * 1e6:.0f} us"
+    if value_s < 1:
+        return f"{value_s * 1e3:.1f} ms"
+    return f"{value_s:.2f} s" if value_s < 100 else f"{value_s:.0f} s"
+
+
+def rate(bytes_per_s: float) -> str:
+    return f"{format_size(int(bytes_per_s))}/s"
+
+
+def names_shown(names: Sequence[str]) -> str:
+    """The first names of many."""
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

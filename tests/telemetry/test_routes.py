@@ -1,0 +1,255 @@
+"""Tests of routes.py and signals.py."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from aiohttp import web
+
+from kvstore.protocol.errors import DeadlineExceeded
+from kvstore.telemetry import routes
+from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.server import HttpServer
+from kvstore.telemetry.logs import JsonLines
+from kvstore.telemetry.metrics.metric import Kind, Metric
+from kvstore.telemetry.routes import LevelChange, add_debug, add_health, add_log_level, add_metrics
+from kvstore.telemetry.signals import add_signals
+from tests.telemetry.http.asking import Answer, ask
+
+BLOCKS = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
+
+LOGGER = logging.getLogger("kvstore.of_this_test")
+
+
+@contextlib.contextmanager
+def health(unready: Callable[[], Sequence[str]], alive: Callable[[], None] = lambda: None) -> Iterator[str]:
+    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.NONE)
+    add_health(server, alive, unready)
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.close()
+
+
+def hang() -> None:
+    raise DeadlineExceeded("the event loop did not answer within 5 s")
+
+
+def test_a_daemon_that_lives_and_serves_says_ok() -> None:
+    with health(list) as address:
+        for path in ("/healthz", "/readyz"):
+            answer = ask(address, path)
+            assert (answer.status, answer.text) == (200, "ok\n")
+
+
+def test_one_that_does_not_serve_says_why_and_lives() -> None:
+    with health(lambda: ["no master", "no disk"]) as address:
+        assert ask(address, "/healthz").status == 200
+        answer = ask(address, "/readyz")
+        assert (answer.status, answer.text) == (503, "no master\nno disk\n")
+
+
+def test_one_whose_loop_hangs_is_neither() -> None:
+    def unready() -> Sequence[str]:
+        hang()
+        return []
+
+    with health(unready, hang) as address:
+        for path in ("/healthz", "/readyz"):
+            answer = ask(address, path)
+            assert (answer.status, answer.text) == (503, "the event loop did not answer within 5 s\n")
+
+
+@pytest.mark.parametrize("has", Access)
+def test_who_may_read_gets_them(has: Access) -> None:
+    server = HttpServer("127.0.0.1:0", authorize=lambda _: has)
+    add_metrics(server, (BLOCKS,), lambda: {"kvstore_x_blocks": 7})
+    server.start()
+    try:
+        answer = ask(server.address, "/metrics", headers={"Accept": "application/openmetrics-text"})
+    finally:
+        server.close()
+    if has is Access.NONE:
+        assert answer.status == 401
+    else:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert "kvstore_x_blocks 7.0\n" in answer.text
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0")
+    add_log_level(server)
+    server.start()
+    yield server
+    server.close()
+    for logger in (LOGGER, logging.getLogger("kvstore")):
+        logger.setLevel(logging.NOTSET)
+
+
+def post(server: HttpServer, body: object) -> Answer:
+    return ask(server.address, "/debug/log-level", method="POST", body=json.dumps(body).encode())
+
+
+def test_a_loggers_level_changes_and_is_told(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
+    assert post(server, {"level": "debug", "of": LOGGER.name}).json()[LOGGER.name] == "debug"
+    assert LOGGER.isEnabledFor(logging.DEBUG)
+    line = json.loads(JsonLines().format(caplog.records[-1]))
+    assert (line["event"], line["level"], line["of"], line["to"]) == ("log_level", "warning", LOGGER.name, "debug")
+    assert line["by"] == "anybody from 127.0.0.1"
+    assert post(server, {"level": "error"}).status == 200
+    assert ask(server.address, "/debug/log-level").json()[LOGGER.name] == "debug", "it has a level of its own"
+    assert logging.getLogger("kvstore").level == logging.ERROR
+
+
+def test_change_of_a_level_is_reported() -> None:
+    server, changes = HttpServer("127.0.0.1:0"), list[LevelChange]()
+    add_log_level(server, changes.append)
+    server.start()
+    try:
+        for level in ("debug", "info"):
+            assert post(server, {"level": level, "of": LOGGER.name}).status == 200
+    finally:
+        server.close()
+        LOGGER.setLevel(logging.NOTSET)
+    assert [(change.of, change.new, change.by.peer) for change in changes] == [
+        (LOGGER.name, "debug", "127.0.0.1"),
+        (LOGGER.name, "info", "127.0.0.1"),
+    ]
+    assert changes[1].old == "debug"
+
+
+@pytest.mark.parametrize(
+    "body", ["no", [], {}, {"level": "loud"}, {"level": "debug", "of": "aiohttp"}, {"level": "debug", "of": "kvstore.none"}]
+)
+def test_what_cannot_be_is_refused(server: HttpServer, body: object) -> None:
+    assert post(server, body).status == 400
+
+
+def test_it_is_for_operators() -> None:
+    server = HttpServer("127.0.0.1:0", authorize=lambda _: Access.READ)
+    add_log_level(server)
+    server.start()
+    try:
+        assert post(server, {"level": "debug"}).status == 401
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def debugged() -> HttpServer:
+    return HttpServer("127.0.0.1:0")
+
+
+def test_threads_and_profiles_are_texts(debugged: HttpServer) -> None:
+    add_debug(debugged)
+    debugged.start()
+    try:
+        assert "MainThread (" in ask(debugged.address, "/debug/threads").text
+        assert "MainThread;" in ask(debugged.address, "/debug/profile?seconds=0.05").text
+    finally:
+        debugged.close()
+
+
+def test_only_operators_see_them() -> None:
+    debugged = HttpServer("127.0.0.1:0", authorize=lambda _: Access.READ)
+    add_debug(debugged)
+    debugged.start()
+    try:
+        assert [ask(debugged.address, path).status for path in ("/debug/threads", "/debug/profile")] == [401, 401]
+    finally:
+        debugged.close()
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "61", "much"])
+def test_seconds_out_of_bounds_are_refused(debugged: HttpServer, seconds: str) -> None:
+    add_debug(debugged)
+    debugged.start()
+    try:
+        answer = ask(debugged.address, f"/debug/profile?seconds={seconds}")
+    finally:
+        debugged.close()
+    assert (answer.status, "above 0, 60 at most" in answer.text) == (400, True)
+
+
+def test_a_second_profile_is_refused_while_one_is_taken(debugged: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, end = threading.Event(), threading.Event()
+
+    def slowly(_seconds: float) -> str:
+        entered.set()
+        end.wait(60)
+        return "done"
+
+    monkeypatch.setattr(routes, "profile", slowly)
+    add_debug(debugged)
+    debugged.start()
+    answers: list[Answer] = []
+    asking = threading.Thread(target=lambda: answers.append(ask(debugged.address, "/debug/profile")))
+    asking.start()
+    try:
+        assert entered.wait(60)
+        assert ask(debugged.address, "/debug/profile").status == 503
+        end.set()
+        asking.join(60)
+        assert [answer.text for answer in answers] == ["done"]
+        assert ask(debugged.address, "/debug/profile").status == 200
+    finally:
+        end.set()
+        debugged.close()
+
+
+def test_a_profile_whose_client_has_hung_up_is_still_the_one(debugged: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, end = threading.Event(), threading.Event()
+
+    def slowly(_seconds: float) -> str:
+        entered.set()
+        end.wait(60)
+        return "done"
+
+    monkeypatch.setattr(routes, "profile", slowly)
+    hung_up = threading.Event()
+
+    def add(debugged: HttpServer) -> None:
+        add_debug(debugged)
+        [(index, profiled)] = [(n, route[2]) for n, route in enumerate(debugged.routes) if route[1] == "/debug/profile"]
+
+        async def noting(request: web.Request) -> web.StreamResponse:
+            try:
+                return await profiled(request)
+            except asyncio.CancelledError:
+                hung_up.set()
+                raise
+
+        debugged.needs[noting] = Access.ADMIN
+        debugged.routes[index] = ("GET", "/debug/profile", noting)
+
+    debugged.later(add)
+    debugged.start()
+    host, _, port = debugged.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), 60) as connection:
+            connection.sendall(b"GET /debug/profile HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert entered.wait(60)
+        assert hung_up.wait(60)
+        assert ask(debugged.address, "/debug/profile").status == 503
+    finally:
+        end.set()
+        debugged.close()
+
+
+def test_health_and_metrics_are_there() -> None:
+    server = HttpServer("127.0.0.1:0")
+    blocks = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
+    add_signals(server, (blocks,), lambda: {"kvstore_x_blocks": 7}, alive=lambda: None, unready=lambda: ["no"])
+    server.start()
+    try:
+        assert [ask(server.address, path).status for path in ("/healthz", "/readyz", "/metrics", "/debug/threads")] == [200, 503, 200, 200]
+    finally:
+        server.close()
