@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kvstore.client.instances.client import Refusal
 from kvstore.protocol.errors import DeadlineExceeded, Denied, InvalidArgument, KVStoreError, Retry
-from kvstore.scheduler.decision import Reason
+from kvstore.scheduler.request import Reason
 
 MAX_RETRY_AFTER_S: Final = 60
 """What was foreseen beyond that will have changed by then."""

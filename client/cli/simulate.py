@@ -19,7 +19,7 @@ from kvstore.protocol.settings import parse_size
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Mode, Plan
 from kvstore.scheduler.simulator.report import Report
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 
 
 @click.command(short_help="Simulate a serving cluster on a trace.")

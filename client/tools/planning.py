@@ -13,13 +13,11 @@ from kvstore.kvcache.codecs.schemes import NONE
 from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel
-from kvstore.scheduler.estimators.gpus import GpuFacts
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel, GpuFacts
 from kvstore.scheduler.pressure.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
 from kvstore.scheduler.pressure.load import Load
 from kvstore.scheduler.pressure.model import Outcome, relieve
-from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, Server
-from kvstore.scheduler.pressure.times import QuantisedTimes
+from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, QuantisedTimes, Server
 from kvstore.scheduler.reuse import break_even
 
 PREFIX_TOKENS: Final = (512, 2048, 8192, 32768, 131072)

@@ -27,8 +27,7 @@ from kvstore.router.standin.config import PREFILL, SECTION, StandinSettings
 from kvstore.router.standin.decode import DecodeEngine
 from kvstore.router.standin.prefill import PrefillEngine
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 

@@ -26,8 +26,7 @@ from kvstore.router.proxy import StreamingProxy
 from kvstore.router.sse import DONE, EventParser, done, event
 from kvstore.router.standin.tokens import text_of
 from kvstore.router.tokenizer import PromptTokenizer
-from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from tests.router.scripted import (
     EVENTS,
     PROMPT,

@@ -13,7 +13,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.router.problems import MAX_RETRY_AFTER_S, problem_of, refusal_problem
-from kvstore.scheduler.decision import Reason
+from kvstore.scheduler.request import Reason
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from kvstore.router.requests import RESPONSES, parse_request
 from kvstore.router.sse import event
 from kvstore.router.standin.tokens import text_of
 from kvstore.router.tokenizer import Prompt
-from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from tests.router.scripted import (
     PROMPT,
     SETTINGS,

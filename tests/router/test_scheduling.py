@@ -13,8 +13,7 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from kvstore.router.scheduling import AsyncScheduler
 from kvstore.rpc.deadline import Deadline
-from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from tests.router.scripted import run
 
 KEYS = Namespace(model="scheduling", dtype="bfloat16", block_tokens=4).block_keys(range(12))

@@ -9,7 +9,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Plan
 from kvstore.scheduler.simulator.report import Report
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 from tests.scheduler.simulator.parts import asked
 
 

@@ -7,7 +7,7 @@ from kvstore.client.cli.simulation_tables import modes_table, report_table, seco
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Mode, Plan
 from kvstore.scheduler.simulator.report import Report
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 from tests.scheduler.simulator.parts import asked
 
 TRACE = [asked(100 * number, [0, number + 1], output=20) for number in range(10)]

@@ -17,8 +17,7 @@ from kvstore.client.tools.planning import (
 )
 from kvstore.kvcache.models.named import MODELS, find_model
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.pressure.load import Load
 from kvstore.scheduler.pressure.strategies import STRATEGIES
 from tests.client.cli.planned import GB, setup
