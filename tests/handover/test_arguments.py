@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.handover.arguments import block_indexes, check_deadline, check_regions, check_request_id
+from kvstore.handover.transceiver import block_indexes, check_deadline, check_regions, check_request_id
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.transfer.memory.region import Region
 from tests.handover.scene import layout_of

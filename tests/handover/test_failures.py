@@ -14,6 +14,7 @@ from kvstore.protocol.settings import Size
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.waiting import assert_nothing_is_left, within
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, outcomes
+from tests.tuned import tuned
 
 BLOCKS, TOKENS = [1, 2], 32
 QUICK: dict[str, Any] = {"min_layer_batch_bytes": Size(0)}
@@ -22,7 +23,7 @@ QUICK: dict[str, Any] = {"min_layer_batch_bytes": Size(0)}
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Executor, Executor]]:
     """TP 2 x PP 2 to TP 2 over TCP; each test leaves them usable."""
-    settings = HandoverSettings(deadline_s=20, way="push", direct_min_bytes=Size(0), **QUICK)
+    settings = tuned(HandoverSettings, deadline_s=20, way="push", direct_min_bytes=Size(0), **QUICK)
     with Executor(layout_of(tp=2, pp=2), settings) as source, Executor(layout_of(tp=2), settings) as destination:
         source.fill(1)
         yield source, destination
@@ -194,7 +195,7 @@ def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_n
     with executor(layout_of(), "push-gathered") as source, executor(layout_of(), "push-gathered") as destination:
         [rank] = destination.ranks
         with monkeypatch.context() as without:
-            without.setattr("kvstore.handover.receiving.taking.Window", no_window)
+            without.setattr("kvstore.handover.receiving.part_receiver.Window", no_window)
             assert errors_of(destination.receive(b"r", BLOCKS, TOKENS, source)) == [KVStoreError]
             assert rank.transceiver.staging_bytes == 0
         check_next(source, destination, b"next")

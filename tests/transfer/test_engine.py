@@ -38,6 +38,7 @@ from kvstore.transfer.topology.model import Rails
 from tests.forks import told_by_child
 from tests.ports import free_ports
 from tests.transfer.faulty import FAULTY, SPARE, WAIT, Answer, FaultyAgent, PickyAgent, agents, settings, topology
+from tests.tuned import tuned
 
 DOWN = Answer(Unreachable("down"), moved_bytes=10)
 
@@ -121,7 +122,7 @@ def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
 
 def test_runs_arrive_over_every_transport_and_both_ways() -> None:
     for transport in ("shm", "tcp"):
-        used = TransferSettings(transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)  # type: ignore[arg-type]
+        used = tuned(TransferSettings, transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)  # type: ignore[arg-type]
         with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
             theirs, ours = other.allocate(400 * 100), [engine.allocate(200 * 100), engine.allocate(200 * 100)]
             theirs.memory[:] = np.random.default_rng(0).bytes(400 * 100)
@@ -176,7 +177,7 @@ def test_memory_that_a_transport_does_not_reach_is_exported_without_it() -> None
 
 
 def test_large_regions_go_in_larger_slices_over_shared_memory() -> None:
-    sizes = TransferSettings(transports="shm", slice_bytes=64, shm_slice_bytes=128)  # type: ignore[arg-type]
+    sizes = tuned(TransferSettings, transports="shm", slice_bytes=64, shm_slice_bytes=128)  # type: ignore[arg-type]
     with TransferEngine("me", sizes) as engine, TransferEngine("other", sizes) as other:
         remote = engine.import_region(engine.connect(other.describe()), other.export(other.allocate(256)))
         transfer = engine.submit([(remote, bytearray(256), 256)])

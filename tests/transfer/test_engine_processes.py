@@ -15,6 +15,7 @@ from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
 from tests.line_child import LineChild
+from tests.tuned import tuned
 
 
 class Child(LineChild):
@@ -46,7 +47,7 @@ REAL = pytest.mark.parametrize("transports", ["shm", "tcp", "shm,tcp"])
 
 
 def real_engine(transports: str, name: str = "me") -> TransferEngine:
-    return TransferEngine(name, TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
+    return TransferEngine(name, tuned(TransferSettings, transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
 
 
 @REAL

@@ -39,7 +39,7 @@ from kvstore.transfer.memory.mapping import Slab, map_slab
 from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
 from kvstore.transfer.memory.region import Region, RemoteRegion
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.shm.target import SharedTarget
 
 MAGIC: Final = b"kvshm1 "
@@ -303,7 +303,7 @@ class SharedMemoryAgent(TransferAgent):
             raise Unreachable(str(error)) from None
 
     def _no_answer(self) -> Unreachable:
-        return Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s (connect_timeout_s)")
+        return Unreachable(f"no answer within {self._settings.connect_timeout_s:g} s")
 
     # --- notifications ---
 

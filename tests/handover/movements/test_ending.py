@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.handover.movements.ending import Ending
-from kvstore.handover.movements.windows import Window
+from kvstore.handover.movements.movement import Ending, Window
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover.movements.operations import Movement, Operation, StreamOperation
+from kvstore.handover.movements.movement import Movement, Operation, StreamOperation
 from kvstore.handover.movements.streams import Stream
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, Unreachable
 from kvstore.rpc.reactor import Reactor

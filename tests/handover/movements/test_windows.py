@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvstore.handover.movements.windows import Window
+from kvstore.handover.movements.movement import Window
 from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine

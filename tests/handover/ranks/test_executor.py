@@ -7,9 +7,8 @@ import pytest
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Sending
-from kvstore.handover.ranks import executor as module
-from kvstore.handover.ranks.executor import Executor
-from kvstore.handover.ranks.roll_call import GRACE_NS, Outcome
+from kvstore.handover.ranks import completion_tracker as module
+from kvstore.handover.ranks.completion_tracker import GRACE_NS, Executor, Outcome
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import Report, Verdict

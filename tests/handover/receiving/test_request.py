@@ -2,9 +2,8 @@
 
 import pytest
 
-from kvstore.handover.movements.parts import Chunk, PartId, PartPlan
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
 from kvstore.handover.receiving.request import CacheReceiver
-from kvstore.handover.state import State
 from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
-from kvstore.handover.receiving.ways import choose_way
+from kvstore.handover.receiving.part_receiver import choose_way
 from kvstore.handover.resources import RankResources
 from kvstore.kvcache.layouts.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
@@ -17,6 +17,7 @@ from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
 from kvstore.protocol.settings import Size
 from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Rank, layout_of
+from tests.tuned import tuned
 
 Make = Callable[..., Rank]
 
@@ -27,7 +28,7 @@ def make() -> Iterator[Make]:
     with ExitStack() as stack:
 
         def one(transports: str = "tcp", *, way: str = "auto", direct_min_bytes: int = 0, **how: Any) -> Rank:
-            settings = HandoverSettings(way=way, direct_min_bytes=Size(direct_min_bytes))
+            settings = tuned(HandoverSettings, way=way, direct_min_bytes=Size(direct_min_bytes))
             rank = Rank(layout_of(), 0, settings, transports=transports, **how)
             stack.callback(rank.close)
             return rank

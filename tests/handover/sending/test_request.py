@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.movements.parts import Chunk, PartId, PartPlan
+from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
 from kvstore.handover.sending.request import CacheSender, Offer
-from kvstore.handover.state import State
 from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)

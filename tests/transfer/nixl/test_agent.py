@@ -35,6 +35,7 @@ from kvstore.transfer.testing.conformance import AgentConformance
 from kvstore.transfer.testing.peer import PeerProcess, RegionAllocator, pattern, remote_region
 from kvstore.transfer.testing.scene import Pair, ask, notifications, outcome, whole
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
+from tests.tuned import tuned
 
 pytestmark = pytest.mark.skipif(not any(map(importlib.util.find_spec, PACKAGES)), reason="NIXL is not installed")
 MIB = 1 << 20
@@ -45,7 +46,7 @@ GRACE_S = 2.0
 
 
 def make_agent(name: str) -> NixlAgent:
-    return NixlAgent(name, Rail(), TransferSettings(stall_timeout_s=GRACE_S))
+    return NixlAgent(name, Rail(), tuned(TransferSettings, stall_timeout_s=GRACE_S))
 
 
 class TestWithinTheHost(AgentConformance):

@@ -12,14 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.paths.choice import LATENCY_BUCKETS, UNKNOWN_SPEED_BYTES_S, Path, PathChooser, PathFacts
+from tests.tuned import tuned
 
 MIB = 1 << 20
 MS_NS = 1_000_000
 SECOND_NS = 1_000_000_000
 GBIT_S = 125e6
 """Bytes per second."""
-SETTINGS = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
-NO_PROBES = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
+SETTINGS = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
+NO_PROBES = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
 
 
 def path(rail: str, transport: str = "tcp") -> Path:
@@ -194,7 +195,7 @@ def test_a_later_transport_is_used_only_while_no_path_of_an_earlier_one_is_usabl
 
 
 def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
-    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
+    paths = PathChooser(tuned(TransferSettings, probe_share=0.5), random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S), C: PathFacts(speed_bytes_s=GBIT_S)})
     chosen = []
     for number in range(400):
@@ -212,7 +213,7 @@ def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
 
 def test_no_probe_goes_to_a_path_that_has_something_in_flight() -> None:
     """It may have stalled, and probes would pile up on it."""
-    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
+    paths = PathChooser(tuned(TransferSettings, probe_share=0.5), random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
     paths.begun(B, MIB, 0)
     assert {paths.choose(MIB, number) for number in range(100)} == {A}
@@ -232,7 +233,7 @@ def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
 
 
 def test_a_rest_is_never_cut_below_the_first_one() -> None:
-    paths = chooser(A, settings=TransferSettings(cooldown_s=5.0, cooldown_max_s=1.0))
+    paths = chooser(A, settings=tuned(TransferSettings, cooldown_s=5.0, cooldown_max_s=1.0))
     fail(paths, A, 0)
     assert paths.next_wakeup_ns() == 5 * SECOND_NS
 

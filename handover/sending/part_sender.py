@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo
-from kvstore.handover.movements.operations import Movement, Operation, StreamOperation
+from kvstore.handover.movements.movement import Movement, Operation, StreamOperation, Window
 from kvstore.handover.movements.parts import PartId, PartPlan
 from kvstore.handover.movements.streams import Stream
-from kvstore.handover.movements.windows import Window
 from kvstore.handover.resources import RankResources
 from kvstore.handover.sending.request import Offer
 from kvstore.kvcache.layouts.formatter import Remapping
@@ -22,7 +21,7 @@ from kvstore.transfer.paths.spans import Batch, Runs, Span
 from kvstore.transfer.streams.connection import Connection
 
 
-class Giving:
+class PartSender:
     """See the module. It owns staging, a window over it and a stream, until `release`."""
 
     def __init__(
@@ -73,11 +72,11 @@ class Giving:
 
     def _open_stream(self) -> None:
         resources = self._resources
-        if resources.connection is None:
-            raise ConfigError("the receiver wants a stream, and this rank has no Connection: pass `connection` to the transceiver")
+        if resources.transport is None:
+            raise ConfigError("the receiver wants a stream, and this rank has no Connection: pass `streams` to the transceiver")
         self._stream = Stream()
         deadline_s = min(resources.left_s(self.deadline_ns), resources.settings.connect_timeout_s)
-        self._stream.connect(resources.connection, self.info.listener, resources.rail, self._ask.ticket, deadline_s=deadline_s)
+        self._stream.connect(resources.transport, self.info.listener, self._ask.ticket, deadline_s=deadline_s)
 
     @property
     def confirms(self) -> bool:

@@ -1,22 +1,25 @@
-"""What the ranks of one executor tell one another: what has begun, what is over, what has failed. Rank 0 calls the roll.
+"""Completion of requests over all ranks of an executor: what has begun, what is over, what has failed.
 
-A thin shell around RollCall. It also remembers failures of requests that have not begun here, so that they end at once when they do.
-"""
+Rank 0 keeps the tracker: the others report to it, and it tells them. A request that fails on one rank, or whose rank is gone, is over for
+all at once, with that error. `Executor` is a thin shell around the sans-I/O `CompletionTracker`. It also remembers failures of requests
+that have not begun here, so that they end at once when they do."""
 
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
 from kvstore.handover.ranks.links import Links
-from kvstore.handover.ranks.roll_call import GRACE_NS, Outcome, RollCall
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
 from kvstore.protocol.handover_messages import Report, Verdict
 from kvstore.rpc.reactor import Reactor
 
+GRACE_NS = 1_000_000_000
+"""After a request's deadline: ranks that meet it report in that time."""
 BEGUN: Final = 1
 OVER: Final = 2
 REMEMBERED: Final = 4096
@@ -26,6 +29,76 @@ MAX_FINISHED: Final = 65_536
 MAX_EARLY: Final = 4096
 """Reports kept until this rank joins."""
 REPORT_TIMEOUT_S: Final = 5.0
+
+
+class Outcome(NamedTuple):
+    """A request is over on all ranks; with the error of the first that failed, or None."""
+
+    request_id: bytes
+    error: KVStoreError | None
+
+
+@dataclass(slots=True)
+class _Request:
+    dp: int
+    deadline_ns: int
+    over: set[int] = field(default_factory=set)
+
+
+class CompletionTracker:
+    """See the module. Not thread-safe. An attention-DP group answers for its own requests."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self._parallel = parallel
+        self._requests: dict[bytes, _Request] = {}
+        self._failed: dict[bytes, int] = {}
+        """Failed ones, until when: reports of other ranks still come."""
+
+    def begun(self, request_id: bytes, dp: int, *, deadline_ns: int) -> None:
+        """A rank has begun a request."""
+        if request_id not in self._failed:
+            request = self._requests.setdefault(request_id, _Request(dp, deadline_ns))
+            request.deadline_ns = max(request.deadline_ns, deadline_ns)
+
+    def over(self, request_id: bytes, rank: int, error: KVStoreError | None, *, dp: int, deadline_ns: int) -> Outcome | None:
+        """It is over on one rank. Returns the outcome if that decides it."""
+        if request_id in self._failed:
+            return None
+        self.begun(request_id, dp, deadline_ns=deadline_ns)
+        request = self._requests[request_id]
+        request.over.add(rank)
+        if error is not None:
+            return self._fail(request_id, type(error)(f"rank {rank}: {error}"))
+        if request.over >= self._members(request.dp):
+            del self._requests[request_id]
+            return Outcome(request_id, None)
+        return None
+
+    def _members(self, dp: int) -> set[int]:
+        return {rank for rank in range(self._parallel.ranks) if self._parallel.group_of(rank) == dp}
+
+    def _fail(self, request_id: bytes, error: KVStoreError) -> Outcome:
+        self._failed[request_id] = self._requests.pop(request_id).deadline_ns + GRACE_NS
+        return Outcome(request_id, error)
+
+    def lost(self, rank: int) -> list[Outcome]:
+        """A rank is gone: what it has not finished has failed."""
+        dp = self._parallel.group_of(rank)
+        waiting = [request_id for request_id, request in self._requests.items() if request.dp == dp and rank not in request.over]
+        return [self._fail(request_id, Unreachable(f"rank {rank} of this executor is gone")) for request_id in waiting]
+
+    def expire(self, now_ns: int) -> list[Outcome]:
+        """Requests that some rank never finished, nor began."""
+        self._failed = {request_id: until_ns for request_id, until_ns in self._failed.items() if until_ns > now_ns}
+        late = [(request_id, request) for request_id, request in self._requests.items() if request.deadline_ns + GRACE_NS <= now_ns]
+        return [
+            self._fail(request_id, DeadlineExceeded(f"ranks {sorted(self._members(request.dp) - request.over)} did not finish in time"))
+            for request_id, request in late
+        ]
+
+    def __len__(self) -> int:
+        """Requests that are not over."""
+        return len(self._requests)
 
 
 class Executor:
@@ -42,7 +115,7 @@ class Executor:
         self._fail = fail
         self._parallel = parallel
         self._ranks: Sequence[RankInfo] = ()
-        self._roll = RollCall(Parallel())
+        self._roll = CompletionTracker(Parallel())
         self._begun: dict[bytes, int] = {}
         """Not over here, with their deadlines."""
         self._waiting: dict[bytes, int] = {}
@@ -55,7 +128,7 @@ class Executor:
     def join(self, ranks: Sequence[RankInfo]) -> None:
         """These are the ranks, this one among them."""
         self._ranks = ranks
-        self._roll = RollCall(self._parallel)
+        self._roll = CompletionTracker(self._parallel)
         if self._rank:
             self._links.open(ranks[0])
         early, self._early = self._early, []

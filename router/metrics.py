@@ -1,14 +1,16 @@
-"""What a router answers on its other HTTP port: health, metrics, diagnostics."""
+"""Counts of a router's work, and its other HTTP port, which serves health, metrics and diagnostics."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
-from kvstore.router.counters import Counters
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.catalog import ROUTER
+from kvstore.telemetry.metrics.histogram import ANSWER_BOUNDS_S, Histogram
 from kvstore.telemetry.metrics.metric import Reading, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.opening import spans_told
@@ -29,6 +31,38 @@ SAME = {
     "output_tokens": "output_tokens",
 }
 """From the counters to the metrics' names, less `kvstore_router_`."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start, but `active`, which is what is being served now."""
+
+    active: int = 0
+    requests: int = 0
+    completed: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    """By the scheduler's reason; `busy` is the router's own limit."""
+    failed: int = 0
+    """For want of an engine or a master, or by their failure."""
+    hung_up: int = 0
+    """By clients, before the end."""
+    retries: int = 0
+    routed_by_load: Counter[str] = field(default_factory=Counter)
+    """By why the prompt was not tokenised exactly."""
+    token_mismatches: int = 0
+    """Answers whose usage.prompt_tokens was not what /tokenize gave."""
+    prompt_tokens: int = 0
+    prefix_tokens: int = 0
+    """Of these, not computed: as engines say, or else as was foreseen."""
+    output_tokens: int = 0
+    durations: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
+    """Of requests that were taken on, to whichever end."""
+    first_tokens: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
+    """Of streamed answers, from the request to their first part."""
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
+        return values | {"rejected": dict(self.rejected), "routed_by_load": dict(self.routed_by_load)}
 
 
 def add_router_signals(
