@@ -20,12 +20,6 @@ def test_it_is_over_once_every_rank_says_so() -> None:
     assert len(roll) == 0
 
 
-def test_a_group_answers_for_its_own_requests() -> None:
-    roll = CompletionTracker(Parallel(tp=4, dp=2))
-    assert over(roll, 2, dp=1) is None
-    assert over(roll, 3, dp=1) == (b"r", None)
-
-
 def test_the_first_failure_decides_and_names_the_rank() -> None:
     roll = CompletionTracker(Parallel(tp=2))
     over(roll, 0)
