@@ -23,15 +23,13 @@ from kvstore.client.tools.bench import Row, at_least, at_most, table, write
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.scheduler.baselines import make_dispatcher
-from kvstore.scheduler.decision import Decision
 from kvstore.scheduler.dispatcher import Estimators
-from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
+from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.scheduler.request import Request, Slo
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Request, Slo
 from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Mode, Plan
 from kvstore.scheduler.simulator.report import Report
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 
 OUT: Final = Path(__file__).parent / "out" / "scheduler.json"
 TRACE: Final = Path(__file__).parents[2] / "shared" / "data" / "traces" / "conversation_trace.jsonl"

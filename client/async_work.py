@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from kvstore.client.effects import Work
-from kvstore.transfer.memory.gate import Gate
+from kvstore.transfer.memory.signal_safety import Gate
 
 INLINE_WORK_BYTES: Final = 256 << 10
 """Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""

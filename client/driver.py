@@ -29,7 +29,7 @@ from kvstore.client.reservations import CLEANUP_S
 from kvstore.client.together import run_together
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.pool import Pool
-from kvstore.transfer.memory.gate import begin_thread
+from kvstore.transfer.memory.signal_safety import begin_thread
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from kvstore.client.effects import Ask, Await, Effect, Fill, Move, Operation
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 
 if TYPE_CHECKING:
     from kvstore.transfer.paths.transfers import Transfer

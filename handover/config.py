@@ -1,11 +1,11 @@
 """Settings of the hand-over: [handover] in the TOML file, KVSTORE_HANDOVER_*."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from kvstore.security.tls.config import ServerTlsSettings
 
 SECTION: Final = "handover"
@@ -25,40 +25,34 @@ class HandoverSettings(ServerTlsSettings):
         "receive over a Connection). auto: pull over shared memory, push otherwise, stream without a transport in common.",
         choices=("auto", "push", "pull", "stream"),
     )
-    # Over loopback TCP and shared memory alike, runs of 4 KiB are quicker gathered, those of 8 KiB straight.
-    direct_min_bytes: Size = setting(
-        Size(8 << 10), "Runs at least this long on average go straight between the pools; shorter ones are gathered first."
-    )
     min_layer_batch_bytes: Size = setting(
         Size(1 << 20), "Layers that are ready wait for the next ones until this much can go to a rank at once."
     )
-    staging_part_bytes: Size = setting(Size(4 << 20), "Largest part that is gathered, sent and scattered at once.", minimum=4096)
-    staging_slots: int = setting(2, "Gathered parts under way from one rank to another.", minimum=1, maximum=MAX_SLOTS)
     staging_bytes: Size = setting(Size(1 << 30), "Staging memory of one rank; a request that needs more is refused.", minimum=4096)
-    deadline_s: float = setting(60.0, "Time of a request whose caller names none.", minimum=0.001, maximum=3600)
-    connect_timeout_s: float = setting(2.0, "Time to connect to another rank.", minimum=0.001)
-    fence_timeout_s: float = setting(
-        10.0, "After a failure: how long to wait for bytes under way to end before the blocks are given up for good.", minimum=0.001
-    )
-    fetch_share: float = setting(
-        0.25,
-        "Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked.",
-        minimum=0.001,
-        maximum=1,
-    )
-    copy_threads: int = setting(1, "Threads that gather, scatter and start transfers.", minimum=1, maximum=64)
-    max_connections: int = setting(4096, "Control connections beyond this, or beyond half of RLIMIT_NOFILE, are refused.", minimum=1)
-    hello_timeout_s: float = setting(
-        HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
-    )
-    max_strangers: int = setting(
-        MAX_STRANGERS,
-        "Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed.",
-        minimum=1,
-    )
-    peer_timeout_s: float = setting(
-        PEER_TIMEOUT_S,
-        "A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long.",
-        minimum=MIN_PEER_TIMEOUT_S,
-        maximum=MAX_PEER_TIMEOUT_S,
-    )
+
+    # Constants: no operator has had a reason to change them.
+    # Over loopback TCP and shared memory alike, runs of 4 KiB are quicker gathered, those of 8 KiB straight.
+    direct_min_bytes: ClassVar[int] = 8 << 10
+    """Runs at least this long on average go straight between the pools; shorter ones are gathered first."""
+    staging_part_bytes: ClassVar[int] = 4 << 20
+    """Largest part that is gathered, sent and scattered at once."""
+    staging_slots: ClassVar[int] = 2
+    """Gathered parts under way from one rank to another."""
+    deadline_s: ClassVar[float] = 60.0
+    """Time of a request whose caller names none."""
+    connect_timeout_s: ClassVar[float] = 2.0
+    """Time to connect to another rank."""
+    fence_timeout_s: ClassVar[float] = 10.0
+    """After a failure: how long to wait for bytes under way to end before the blocks are given up for good."""
+    fetch_share: ClassVar[float] = 0.25
+    """Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked."""
+    copy_threads: ClassVar[int] = 1
+    """Threads that gather, scatter and start transfers."""
+    max_connections: ClassVar[int] = 4096
+    """Control connections beyond this, or beyond half of RLIMIT_NOFILE, are refused."""
+    hello_timeout_s: ClassVar[float] = HELLO_TIMEOUT_S
+    """A connection that has not introduced itself after this long is closed."""
+    max_strangers: ClassVar[int] = MAX_STRANGERS
+    """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
+    peer_timeout_s: ClassVar[float] = PEER_TIMEOUT_S
+    """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""

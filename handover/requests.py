@@ -4,25 +4,23 @@ Everything here runs in the reactor's thread. What a side does with a request is
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from numpy.typing import NDArray
 
-from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.handles import Handover, Receiving, Sending
 from kvstore.handover.movements.staging import StagingPool
-from kvstore.handover.movements.streams import StreamListener
+from kvstore.handover.movements.streams import StreamListener, StreamTransport
 from kvstore.handover.prefix import PrefixStore, fetch_prefix
-from kvstore.handover.ranks.executor import Executor
+from kvstore.handover.ranks.completion_tracker import Executor
 from kvstore.handover.ranks.links import Answer, Links
 from kvstore.handover.receiving.fetching import Fetches
 from kvstore.handover.receiving.side import ReceiverSide, Wanted
-from kvstore.handover.resources import RankResources
+from kvstore.handover.resources import RankResources, RankSetup
 from kvstore.handover.sending.side import SenderSide
-from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError, from_code, typed
 from kvstore.protocol.frames import Header
 from kvstore.protocol.handover_messages import Ask, Done, Part, Report, Show, Stop, Verdict
@@ -30,12 +28,8 @@ from kvstore.protocol.message import Message
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.tls.certificates import Certificates
-from kvstore.transfer.agent import Rail
-from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.region import Region
 from kvstore.transfer.streams.connection import Transport
-from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.streams.tls import TlsTransport
+from kvstore.transfer.streams.tcp import TcpConnection, TlsTransport
 
 log = logging.getLogger("kvstore.handover")
 
@@ -43,40 +37,27 @@ log = logging.getLogger("kvstore.handover")
 class Requests:
     """See the module. Not thread-safe, but for `arriving`. It owns the rank's links, workers and staging."""
 
-    def __init__(
-        self,
-        layout: CacheLayout,
-        rank: int,
-        regions: Sequence[Region],
-        engine: TransferEngine | None,
-        settings: HandoverSettings,
-        *,
-        reactor: Reactor,
-        instance: bytes,
-        store: PrefixStore | None,
-        connection: Transport | None,
-        rail: Rail,
-    ) -> None:
+    def __init__(self, setup: RankSetup, reactor: Reactor, instance: bytes) -> None:
         """Listens; raises ConfigError where it cannot."""
+        layout, rank, regions, engine, settings, store, transport = setup
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
-        if tls is not None and connection is not None:
-            connection = _encrypted(connection, tls)
-        streams = StreamListener(connection.listen(rail), settings.max_strangers) if connection is not None else None
+        if tls is not None and transport is not None:
+            transport = StreamTransport(_encrypted(transport.connection, tls), transport.rail)
+        listener = transport.connection.listen(transport.rail) if transport is not None else None
         self.links = Links(reactor, settings, instance, self, tls)
         self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
         self.resources = RankResources(
             layout=layout,
             rank=rank,
-            regions=tuple(regions),
+            regions=regions,
             engine=engine,
             settings=settings,
             reactor=reactor,
             worker=ThreadPoolExecutor(settings.copy_threads, thread_name_prefix="kvstore-handover"),
             staging=StagingPool(settings.staging_bytes),
             links=self.links,
-            streams=streams,
-            connection=connection,
-            rail=rail,
+            streams=StreamListener(listener, settings.max_strangers) if listener is not None else None,
+            transport=transport,
             begun=self.executor.begun,
             over=self.executor.over,
         )

@@ -3,30 +3,42 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
+from kvstore.handover.movements.movement import Window
 from kvstore.handover.movements.parts import Chunk, PartPlan, plan_parts, unit_tokens
 from kvstore.handover.movements.staging import StagingPool
-from kvstore.handover.movements.streams import StreamListener
-from kvstore.handover.movements.windows import Window
+from kvstore.handover.movements.streams import StreamListener, StreamTransport
+from kvstore.handover.prefix import PrefixStore
 from kvstore.handover.ranks.links import Links
 from kvstore.kvcache.layouts.formatter import Remapping, remap
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError
 from kvstore.protocol.handover_messages import Stop
 from kvstore.rpc.reactor import Reactor
-from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.streams.connection import Transport
 
 REASON_GRACE_S = 0.25
 """Bytes that do not come, or cannot go, because the peer has ended the request: why it did is on its way, and says more than the engine."""
 STOP_TIMEOUT_S = 1.0
 """For the word that a request has failed; a peer that does not hear it finds out at its own deadline."""
+
+
+class RankSetup(NamedTuple):
+    """A rank as its transceiver was made: see CacheTransceiver."""
+
+    layout: CacheLayout
+    rank: int
+    regions: Sequence[Region]
+    engine: TransferEngine | None
+    settings: HandoverSettings
+    store: PrefixStore | None
+    transport: StreamTransport | None
 
 
 @dataclass(slots=True)
@@ -43,8 +55,8 @@ class RankResources:
     staging: StagingPool
     links: Links
     streams: StreamListener | None
-    connection: Transport | None
-    rail: Rail
+    transport: StreamTransport | None
+    """Of streams."""
     begun: Callable[[bytes, int], None]
     """(request id, deadline): tell the executor."""
     over: Callable[[Handover, int], None]

@@ -1,4 +1,4 @@
-"""One rank of an executor that hands KV cache over: `CacheTransceiver`, what engines call. The sides do the work; this joins them.
+"""One rank of an executor that hands KV cache over: `CacheTransceiver`, which engines call. The two sides do the work; this joins them.
 
 One reactor thread holds all state. Worker threads gather, scatter and begin transfers; the transfer engine has threads of its own.
 """
@@ -10,31 +10,66 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from kvstore.handover.arguments import block_indexes, check_deadline, check_regions, check_request_id
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
 from kvstore.handover.handles import Handover, Receiving, Sending
-from kvstore.handover.latch import Latch
+from kvstore.handover.movements.streams import StreamTransport
 from kvstore.handover.prefix import PrefixStore
-from kvstore.handover.ranks.roll_call import Outcome
+from kvstore.handover.ranks.completion_tracker import Outcome
 from kvstore.handover.receiving.side import Wanted
 from kvstore.handover.requests import Requests, cancelled
+from kvstore.handover.resources import RankSetup
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArgument
+from kvstore.protocol.handover_messages import MAX_REQUEST_ID_BYTES
 from kvstore.rpc.address import host_id, parse_address
 from kvstore.rpc.reactor import Reactor
-from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.streams.connection import Transport
+from kvstore.transfer.memory.signal_safety import Latch
 
+MAX_DEADLINE_S: Final = 3600.0
+"""What frames carry at most."""
 CALL_S: Final = 30.0
 """For a call to the reactor's thread, which never blocks: one that takes longer is at fault."""
 SWEEP_S: Final = 0.25
 END_LOOK_S: Final = 0.005
 """How often a transceiver that is being closed looks whether every request is over."""
+
+
+def check_request_id(request_id: bytes) -> None:
+    """Raises InvalidArgument."""
+    if not isinstance(request_id, bytes) or not 1 <= len(request_id) <= MAX_REQUEST_ID_BYTES:
+        raise InvalidArgument(f"a request id is 1 to {MAX_REQUEST_ID_BYTES} bytes, not {request_id!r:.80}")
+
+
+def block_indexes(blocks: ArrayLike, layout: CacheLayout, *, tokens: int) -> NDArray[np.int64]:
+    """A copy. Raises InvalidArgument: too few for the tokens, or outside of the pool."""
+    indexes = np.array(blocks, np.int64).reshape(-1)
+    if tokens < 1 or len(indexes) * layout.spec.block_tokens < tokens:
+        raise InvalidArgument(f"{len(indexes)} blocks of {layout.spec.block_tokens} tokens for a sequence of {tokens} tokens")
+    if indexes.min() < 0 or indexes.max() >= layout.pool_blocks:
+        raise InvalidArgument(f"a block index is 0 to {layout.pool_blocks - 1}, not {indexes.min()} or {indexes.max()}")
+    return indexes
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Raises InvalidArgument."""
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise InvalidArgument(f"a deadline is more than 0 and at most {MAX_DEADLINE_S:g} s away, not {deadline_s!r}")
+
+
+def check_regions(layout: CacheLayout, rank: int, regions: Sequence[Region]) -> None:
+    """Raises InvalidArgument: there is no such rank, or its pool does not consist of these regions."""
+    sizes = [layout.region_bytes(rank, number) for number in range(layout.region_count(rank))]
+    given = [region.size_bytes for region in regions]
+    if len(given) != len(sizes) or any(size < least for size, least in zip(given, sizes, strict=True)):
+        raise InvalidArgument(
+            f"the pool of rank {rank} has {len(sizes)} regions, the first of {sizes[0]} bytes; given are {len(given)}: {given[:4]}"
+        )
 
 
 class CacheTransceiver:
@@ -55,8 +90,7 @@ class CacheTransceiver:
         settings: HandoverSettings | None = None,
         *,
         store: PrefixStore | None = None,
-        connection: Transport | None = None,
-        rail: Rail | None = None,
+        streams: StreamTransport | None = None,
     ) -> None:
         """
         Args:
@@ -65,11 +99,11 @@ class CacheTransceiver:
             regions: the rank's pool, one region for each that the layout has (`CacheLayout.region_bytes`), in order. Those from
                 `engine.allocate` can be read by ranks of the same host without a network. They stay the caller's, who keeps them until
                 `close` has returned.
-            engine: for one-sided transfers; None: everything goes by `connection`. It stays the caller's, and is one transceiver's at a
+            engine: for one-sided transfers; None: everything goes by `streams`. It stays the caller's, and is one transceiver's at a
                 time, which disconnects ranks that are gone, and all that it has connected when it is closed.
             settings: see HandoverSettings.
             store: where the beginning of sequences may be found.
-            connection: a transport that sends and receives, on `rail`, for ranks that have no engine or none in common.
+            streams: for ranks that have no engine or none in common.
 
         Raises:
             InvalidArgument: there is no such rank, or the regions are not those of the layout. ConfigError: it cannot listen.
@@ -84,18 +118,8 @@ class CacheTransceiver:
         self._failure: BaseException | None = None
         self._reactor = Reactor()
         try:
-            self._requests = Requests(
-                layout,
-                rank,
-                regions,
-                engine,
-                self.settings,
-                reactor=self._reactor,
-                instance=self._instance,
-                store=store,
-                connection=connection,
-                rail=rail or Rail(),
-            )
+            setup = RankSetup(layout, rank, tuple(regions), engine, self.settings, store, streams)
+            self._requests = Requests(setup, self._reactor, self._instance)
         except BaseException:
             self._reactor.close()
             raise

@@ -3,7 +3,10 @@
 The distribution is `kvstore-llm`; `kvstore` on the public index is another project. It is installed from a checkout.
 """
 
+from importlib.util import find_spec
 from typing import Final
+
+from kvstore.protocol.errors import ConfigError
 
 DISTRIBUTION: Final = "kvstore-llm"
 
@@ -11,3 +14,9 @@ DISTRIBUTION: Final = "kvstore-llm"
 def install_line(extra: str) -> str:
     """The command that installs `extra` ("ucx", "hbm", ...: pyproject.toml), and where to run it."""
     return f"pip install '.[{extra}]' in the checkout of kvstore"
+
+
+def need(package: str, extra: str) -> None:
+    """Raises ConfigError saying how to install `extra` unless `package` can be imported."""
+    if find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed, and this needs it: {install_line(extra)}")

@@ -18,13 +18,12 @@ from aiohttp import web
 
 from kvstore.client.instances.client import Placement, Refusal
 from kvstore.protocol.errors import KVStoreError, typed
+from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
-from kvstore.router.counters import Counters
-from kvstore.router.problems import Problem, problem_of, refusal_problem
+from kvstore.router.metrics import Counters
+from kvstore.router.openai_api import OUTPUT_LIMITS, RESPONSES, ApiRequest, Problem, parse_request, parse_slo, problem_of, refusal_problem
 from kvstore.router.proxy import Proxied, ResponseEngines, StreamingProxy
-from kvstore.router.requests import OUTPUT_LIMITS, RESPONSES, ApiRequest, parse_request, parse_slo
 from kvstore.router.serving import hang_up
-from kvstore.router.sse import done, event
 from kvstore.router.tokenizer import Prompt, PromptTokenizer
 from kvstore.router.tracing import RequestTraces, fail, tell
 from kvstore.scheduler.request import Slo
@@ -144,9 +143,7 @@ class RouterApp:
             async with asyncio.timeout(settings.client_timeout_s):
                 body = await request.read()
         except TimeoutError:
-            message = (
-                f"the body of the request did not arrive within {settings.client_timeout_s:g} s: send it faster, or raise client_timeout_s"
-            )
+            message = f"the body of the request did not arrive within {settings.client_timeout_s:g} s"
             return Problem(408, "invalid_request_error", message)
         except web.HTTPRequestEntityTooLarge:
             message = f"the body of the request is longer than {settings.max_body_bytes} bytes: send less, or raise max_body_bytes"

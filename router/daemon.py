@@ -21,12 +21,10 @@ from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.app import RouterApp
 from kvstore.router.config import SECTION, RouterSettings, check_settings
-from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
-from kvstore.router.proxy import StreamingProxy
-from kvstore.router.scheduling import AsyncScheduler
+from kvstore.router.metrics import Counters, add_router_signals
+from kvstore.router.proxy import AsyncScheduler, StreamingProxy
 from kvstore.router.serving import MAX_CONNECTIONS, serve
-from kvstore.router.signals import add_router_signals
 from kvstore.router.tokenizer import PromptTokenizer
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
 from kvstore.rpc.descriptors import allow_many_descriptors

@@ -20,8 +20,7 @@ from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
 from kvstore.router.answer_reader import SHOWN_CHARACTERS, AnswerReader, error_message
 from kvstore.router.config import RouterSettings
-from kvstore.router.prompt_source import is_token
-from kvstore.router.requests import ApiRequest, decode_body, prefill_body
+from kvstore.router.openai_api import ApiRequest, decode_body, is_token, prefill_body
 from kvstore.router.tracing import step, trace_headers
 from kvstore.rpc.tracing import Span
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S, notice_vanished_host

@@ -1,26 +1,54 @@
 """Proxy between clients and engines: the master chooses the engines, one or two of them answer, and the bytes pass through.
 
-Clients and their connections are app.py's. Of one event loop.
+The master's scheduler is asked in threads, for its client blocks. Clients and their connections are app.py's. Of one event loop.
 """
 
 import asyncio
+import contextvars
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
-from kvstore.client.instances.client import Placement, Refusal
+from kvstore.client.instances.client import Placement, Refusal, SchedulerClient
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.config import RouterSettings
-from kvstore.router.counters import Counters
 from kvstore.router.engines import EngineAnswer, EngineFailed, EngineRefused, Engines
-from kvstore.router.requests import ApiRequest
+from kvstore.router.metrics import Counters
+from kvstore.router.openai_api import ApiRequest
 from kvstore.router.tokenizer import Prompt
 from kvstore.router.tracing import step
+from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.request import Slo
 
 MAX_RESPONSES: Final = 1 << 16
 """Whose engines are remembered: about 10 MB."""
+
+
+class AsyncScheduler:
+    """Of one event loop. Client and threads are closed by whoever made them."""
+
+    def __init__(self, client: SchedulerClient, threads: Executor, *, block_tokens: int) -> None:
+        self._client = client
+        self._threads = threads
+        self._block_tokens = block_tokens
+
+    async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> Placement | Refusal:
+        """As SchedulerClient.schedule, within its `deadline_s` from now on: to wait for a thread counts too. Cancelled, the question goes
+        on in its thread, and the master forgets the request in time."""
+        ask = partial(
+            self._client.schedule,
+            keys,
+            block_tokens=self._block_tokens,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            slo=slo,
+            deadline=Deadline(self._client.settings.deadline_s),
+        )
+        here = contextvars.copy_context()  # the trace of the request
+        return await asyncio.get_running_loop().run_in_executor(self._threads, here.run, ask)
 
 
 class Scheduler(Protocol):

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.decision import Reason, Rejection
 from kvstore.scheduler.estimators.interface import DecodeTime
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Rejection, Slo
 
 Times = Sequence[float] | npt.NDArray[np.float64]
 

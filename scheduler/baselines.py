@@ -1,6 +1,6 @@
 """What Algorithm 1 is measured against: dispatchers that use less of what is known, and never fetch a prefix; and the table of all by name.
 
-They share the choice of the decode instance and the SLOs (decode_selection.py), so that they differ only in the prefill instance. What an
+They share the choice of the decode instance and the SLOs (dispatcher.py), so that they differ only in the prefill instance. What an
 instance has of the prompt it does use: a baseline chooses worse, it does not compute worse.
 
 Source: the first four are compared in Qin et al., Mooncake, FAST 2025, section 5; two choices: Mitzenmacher, "The Power of Two Choices in
@@ -13,12 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, decodings
-from kvstore.scheduler.dispatcher import Dispatcher, Estimators
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
+from kvstore.scheduler.dispatcher import Dispatcher, Estimators, broken_slo, decodings
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD, KVCacheCentric
-from kvstore.scheduler.request import Request
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request
 
 
 class Baseline(Dispatcher):

@@ -21,11 +21,8 @@ from math import inf
 from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.decode_selection import broken_slo, decodings
-from kvstore.scheduler.dispatcher import Dispatcher, Estimators
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
-from kvstore.scheduler.request import Request
+from kvstore.scheduler.dispatcher import Dispatcher, Estimators, broken_slo, decodings
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request
 
 DEFAULT_BALANCING_THRESHOLD: Final = 1.0
 """kvcache_balancing_threshold, a ratio: the paper names no value. 1 fetches whatever another has more and is fetched sooner than computed;

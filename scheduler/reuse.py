@@ -31,11 +31,6 @@ def break_even(prefix_tokens: int, model: ModelFacts) -> float:
     return model.kv_bytes_per_token / _flops_per_token(prefix_tokens, model)
 
 
-def reuse_pays(prefix_tokens: int, model: ModelFacts, *, bytes_per_s: float, flops_per_s: float) -> bool:
-    """Whether an instance that computes `flops_per_s` has a prefix sooner by fetching it at `bytes_per_s`."""
-    return bytes_per_s / flops_per_s > break_even(prefix_tokens, model)
-
-
 def _flops_per_token(prompt_tokens: int, model: ModelFacts) -> float:
     if model.specials:
         raise ConfigError(

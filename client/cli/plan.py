@@ -16,11 +16,10 @@ from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.named import read_requests
 from kvstore.protocol.errors import TraceError
 from kvstore.protocol.settings import parse_size
-from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, find_gpu
 from kvstore.scheduler.pressure.load import Load
 from kvstore.scheduler.pressure.strategies import LowerTier
-from kvstore.scheduler.simulator.scenario import LOAD_BYTES_PER_S
+from kvstore.scheduler.simulator.simulation import LOAD_BYTES_PER_S
 
 MIN_COLUMNS: Final = 100
 

@@ -20,7 +20,7 @@ from kvstore.protocol.settings import format_size, parse_size
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Mode, Plan
 from kvstore.scheduler.simulator.report import STAGES, Report, Spread
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

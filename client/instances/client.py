@@ -25,9 +25,8 @@ from kvstore.rpc.grpc_errors import translated
 from kvstore.rpc.owners import find_owner, looks, pauses
 from kvstore.rpc.tracing import trace_metadata
 from kvstore.rpc.vanishing import grpc_options
-from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel

@@ -16,7 +16,7 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import BaseJob, Job
 from kvstore.client.jobs.stats import JobStats
 from kvstore.rpc.workers import not_given
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 
 
 class Crew:

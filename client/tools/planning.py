@@ -16,13 +16,11 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import PolicyJob, PolicyRow
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel
-from kvstore.scheduler.estimators.gpus import GpuFacts
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel, GpuFacts
 from kvstore.scheduler.pressure.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
 from kvstore.scheduler.pressure.load import Load
 from kvstore.scheduler.pressure.model import Outcome, relieve
-from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, Server
-from kvstore.scheduler.pressure.times import QuantisedTimes
+from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier, QuantisedTimes, Server
 from kvstore.scheduler.reuse import break_even
 from kvstore.tiers.policies.by_name import DEFAULT_POLICY
 

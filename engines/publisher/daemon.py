@@ -18,9 +18,8 @@ from kvstore.client.tools.recorder import Recorder
 from kvstore.engines.publisher.config import SECTION, PublisherSettings, check_settings, topic_of
 from kvstore.kvcache.naming import make_naming
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.extras import DISTRIBUTION
+from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options
-from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.server import open_http

@@ -17,9 +17,8 @@ from kvstore.client.instances.client import SchedulerClient
 from kvstore.engines.sidecar.config import SECTION, SidecarSettings, check_settings
 from kvstore.kvcache.naming import make_naming
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.extras import DISTRIBUTION
+from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options
-from kvstore.router.extra import need
 from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.server import open_http

@@ -2,10 +2,13 @@
 
 A part is some layers of one chunk. A chunk is a run of the sequence that begins where a block begins at both ends; parts that go straight
 between the pools have the whole sequence as their only chunk.
+
+How far a request is at one rank, told alike on both sides.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from math import lcm
 from typing import Final, NamedTuple, TypedDict
 
@@ -120,3 +123,13 @@ def plan_parts(
     chunk_bytes = max(measure(chunk) for chunk in (chunks[0], chunks[-1]))
     together = max(1, min(len(layers), part_bytes // chunk_bytes))
     return PartPlan(layers, chunks, together, layer_bytes, chunk_bytes * together)
+
+
+class State(Enum):
+    """Of a request at one rank, on either side."""
+
+    WAITING = "waiting"
+    """Not every counterpart has asked (sender), or none has said anything (receiver)."""
+    MOVING = "moving"
+    OVER = "over"
+    """Complete, or failed."""

@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -30,6 +31,14 @@ Move = Callable[[Connection], None]
 OnEnd = Callable[[KVStoreError | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamTransport:
+    """A transport that sends and receives, and this rank's rail for it."""
+
+    connection: Transport
+    rail: Rail = Rail()
+
+
 class Stream:
     """See the module. Thread-safe. `on_end` of each move is called once, in any thread, when it moves no byte any more."""
 
@@ -50,14 +59,14 @@ class Stream:
         if error is not None:
             on_end(error)
 
-    def connect(self, kind: Transport, metadata: bytes, rail: Rail, ticket: bytes, *, deadline_s: float) -> None:
+    def connect(self, transport: StreamTransport, metadata: bytes, ticket: bytes, *, deadline_s: float) -> None:
         """Open it from the sender's side, in a thread that then serves it. Failure ends the moves that wait."""
 
         def run() -> None:
             connection = None
             try:
                 deadline = Deadline(deadline_s)
-                connection = kind.connect(metadata, rail, deadline)
+                connection = transport.connection.connect(metadata, transport.rail, deadline)
                 connection.send([ticket], deadline)
             except BaseException as error:
                 if connection is not None:
@@ -163,7 +172,7 @@ class StreamListener:
                 del self.arriving[oldest]
             self.arriving[connection] = None
         if oldest is not None:
-            log.warning("%d streams have not shown a ticket (max_strangers): the oldest is closed", self._max_strangers)
+            log.warning("%d streams have not shown a ticket: the oldest is closed", self._max_strangers)
             oldest.close()
         if not _start(partial(self._introduce, connection)):
             with self._lock:

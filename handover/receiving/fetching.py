@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.handover.handles import Receiving
-from kvstore.handover.movements.ending import Ending
-from kvstore.handover.movements.operations import OnEnd
+from kvstore.handover.movements.movement import Ending, OnEnd
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.workers import submit_once

@@ -6,8 +6,7 @@ Sans-I/O: side.py brings events and moves bytes. No clock: deadlines are its own
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvstore.handover.movements.parts import PartId, PartPlan
-from kvstore.handover.state import State
+from kvstore.handover.movements.parts import PartId, PartPlan, State
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 

@@ -1,6 +1,6 @@
 """The taking side of a rank: its requests, and where their parts go. A thin shell around CacheReceiver.
 
-Everything here runs in the reactor's thread; taking.py says what runs elsewhere.
+Everything here runs in the reactor's thread; part_receiver.py says what runs elsewhere.
 """
 
 import logging
@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.handles import Receiving
-from kvstore.handover.movements.ending import Ending
-from kvstore.handover.movements.parts import PartId, PartPlan
-from kvstore.handover.movements.windows import Window
+from kvstore.handover.movements.movement import Ending, Window
+from kvstore.handover.movements.parts import PartId, PartPlan, State
 from kvstore.handover.ranks.links import Answer
+from kvstore.handover.receiving.part_receiver import PartReceiver, choose_way
 from kvstore.handover.receiving.request import CacheReceiver
-from kvstore.handover.receiving.taking import Taking
-from kvstore.handover.receiving.ways import choose_way
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
-from kvstore.handover.state import State
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
@@ -47,7 +44,7 @@ class _Request:
     handle: Receiving
     machine: CacheReceiver
     wanted: Wanted
-    takings: dict[int, Taking]
+    takings: dict[int, PartReceiver]
     ending: Ending
     asked: set[int] = field(default_factory=set)
     window: Window | None = None
@@ -95,7 +92,7 @@ class ReceiverSide:
             return
         self._settle(request)
 
-    def _takings(self, wanted: Wanted) -> dict[int, Taking]:
+    def _takings(self, wanted: Wanted) -> dict[int, PartReceiver]:
         """For each sender rank that gives something, or that only this one tells that it does not."""
         resources, source = self._resources, wanted.source
         remapping = remapping_of(source.layout, resources.layout, source_dp=wanted.source_dp, destination_dp=resources.dp)
@@ -104,9 +101,11 @@ class ReceiverSide:
             way = choose_way(resources, source.ranks[rank], remapping)
             extent = {"first_token": wanted.first_token, "tokens": wanted.tokens, "part_bytes": way.part_bytes}
             plan = plan_of(remapping, rank, resources.rank, **extent)
-            takings[rank] = Taking(resources, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns)
+            takings[rank] = PartReceiver(resources, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns)
         for rank in self._spared(remapping, wanted.source_dp):
-            takings[rank] = Taking(resources, source.ranks[rank], None, remapping, NOTHING, wanted.blocks, deadline_ns=wanted.deadline_ns)
+            takings[rank] = PartReceiver(
+                resources, source.ranks[rank], None, remapping, NOTHING, wanted.blocks, deadline_ns=wanted.deadline_ns
+            )
         return takings
 
     def _spared(self, remapping: Remapping, source_dp: int) -> list[int]:
@@ -125,7 +124,7 @@ class ReceiverSide:
                 assert resources.engine is not None
                 request.window = Window(resources.engine, resources.regions, writable=True)
 
-    def _ask(self, request: _Request, taking: Taking) -> None:
+    def _ask(self, request: _Request, taking: PartReceiver) -> None:
         wanted = request.wanted
         ask = Ask(request.handle.request_id, wanted.tokens, wanted.first_token, [], PUSH, [], dp=wanted.source_dp)
 
@@ -191,7 +190,7 @@ class ReceiverSide:
         else:
             fail()
 
-    def _find(self, info: RankInfo, request_id: bytes) -> tuple[_Request, Taking]:
+    def _find(self, info: RankInfo, request_id: bytes) -> tuple[_Request, PartReceiver]:
         request = self._requests.get(request_id)
         taking = request.takings.get(info.rank) if request is not None else None
         if request is None or taking is None or taking.info.instance != info.instance:

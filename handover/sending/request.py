@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.handover.config import MAX_SLOTS
-from kvstore.handover.movements.parts import PartId, PartPlan
-from kvstore.handover.state import State
+from kvstore.handover.movements.parts import PartId, PartPlan, State
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 

@@ -1,6 +1,6 @@
 """The giving side of a rank: its requests, and asks that came before their request. A thin shell around CacheSender.
 
-Everything here runs in the reactor's thread; giving.py says what runs elsewhere.
+Everything here runs in the reactor's thread; part_sender.py says what runs elsewhere.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from kvstore.handover.description import Counterpart, RankInfo
 from kvstore.handover.handles import Sending
-from kvstore.handover.movements.ending import Ending
+from kvstore.handover.movements.movement import Ending
+from kvstore.handover.movements.parts import State
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
-from kvstore.handover.sending.giving import Giving
+from kvstore.handover.sending.part_sender import PartSender
 from kvstore.handover.sending.request import CacheSender, Offer
-from kvstore.handover.state import State
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import Ask, Done, Part, Show
 
@@ -34,7 +34,7 @@ class _Request:
     to: Counterpart | None
     ending: Ending
     asked: dict[int, RankInfo] = field(default_factory=dict)
-    givings: dict[int, Giving] = field(default_factory=dict)
+    givings: dict[int, PartSender] = field(default_factory=dict)
 
 
 class SenderSide:
@@ -149,7 +149,7 @@ class SenderSide:
             plan = plan_of(remapping, resources.rank, info.rank, first_token=ask.first_token, tokens=ask.tokens, part_bytes=ask.part_bytes)
             request.machine.asked(info.rank, plan, slots=ask.slots)
             deadline_ns = min(until_ns, request.deadline_ns)
-            giving = Giving(resources, info, ask, remapping, plan, request.blocks, deadline_ns=deadline_ns)
+            giving = PartSender(resources, info, ask, remapping, plan, request.blocks, deadline_ns=deadline_ns)
             request.givings[info.rank] = giving
             if plan.unit_count:
                 self._open(request, giving)
@@ -166,12 +166,12 @@ class SenderSide:
         if any(asked.layout != info.layout or asked.dp != info.dp for asked in request.asked.values()):
             raise InvalidArgument("ranks with different layouts ask for this request: they are not of one executor")
 
-    def _open(self, request: _Request, giving: Giving) -> None:
+    def _open(self, request: _Request, giving: PartSender) -> None:
         giving.open()
         if (message := giving.show()) is not None:
             self._tell(request, giving, message, lambda: None)
 
-    def _tell(self, request: _Request, giving: Giving, message: Show | Part | Done, on_ok: Callable[[], None]) -> None:
+    def _tell(self, request: _Request, giving: PartSender, message: Show | Part | Done, on_ok: Callable[[], None]) -> None:
         def on_answer(error: KVStoreError | None) -> None:
             if error is not None:
                 self._fail(request, error)
@@ -189,7 +189,7 @@ class SenderSide:
             self._go(request, request.givings[offer.rank], offer)
         self._settle(request)
 
-    def _go(self, request: _Request, giving: Giving, offer: Offer) -> None:
+    def _go(self, request: _Request, giving: PartSender, offer: Offer) -> None:
         """Have a part moved, and the receiver told."""
         message = giving.message(offer)
 

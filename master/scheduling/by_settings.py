@@ -10,8 +10,7 @@ from kvstore.master.scheduling.scheduling import FindPrefixes, Replicate, Schedu
 from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.admission import make_admission
 from kvstore.scheduler.baselines import make_dispatcher
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 
 NS_PER_US = 1000
 

@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 from kvstore.master.scheduling.reports import MAX_SAMPLES, Samples
 from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.least_squares import FitReport
+from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.estimators.online import REFIT_SAMPLES, OnlineDecode, OnlinePrefill
-from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
+from kvstore.scheduler.estimators.regression import FitReport
 
 GUESSED_PREFILL_TOKENS_PER_S: Final = 10_000.0
 """About what eight A800 compute of a prompt of Llama 2 70B."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvstore.master.scheduling.reports import check_report
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
+from kvstore.scheduler.request import DecodeInstance, PrefillInstance
 
 NS_PER_S: Final = 1_000_000_000
 MAX_PROMISED: Final = 65_536

@@ -22,10 +22,8 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.scheduler.admission import Admission, AdmitAll
-from kvstore.scheduler.decision import Decision, Rejection
-from kvstore.scheduler.decode_selection import broken_slo
-from kvstore.scheduler.dispatcher import Dispatcher
-from kvstore.scheduler.request import Request, Slo
+from kvstore.scheduler.dispatcher import Dispatcher, broken_slo
+from kvstore.scheduler.request import Decision, Rejection, Request, Slo
 
 MAX_PROMPT_BLOCKS: Final = 65_536
 MAX_TOKENS: Final = 1 << 27

@@ -13,14 +13,11 @@ from aiohttp import web
 from kvstore.client.instances.reporter import Reporter
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
-from kvstore.router.problems import problem_of
-from kvstore.router.requests import COMPLETIONS, parse_json
+from kvstore.router.answer_reader import done, event
+from kvstore.router.openai_api import COMPLETIONS, parse_json, problem_of
 from kvstore.router.serving import hang_up
-from kvstore.router.sse import done, event
 from kvstore.router.standin.blocks import BlockStore
-from kvstore.router.standin.decode import DecodeEngine, Joined
-from kvstore.router.standin.prefill import PrefillEngine, load
-from kvstore.router.standin.tokens import continuation, text_of
+from kvstore.router.standin.compute import DecodeEngine, Joined, PrefillEngine, continuation, load, text_of
 
 MAX_BODY_BYTES: Final = 64 << 20
 DEFAULT_MAX_TOKENS: Final = 16

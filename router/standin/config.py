@@ -1,9 +1,9 @@
 """The settings of stand-in engines."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
-from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
 from kvstore.security.tls.config import TlsSettings
 
@@ -18,7 +18,6 @@ class StandinSettings(TlsSettings):
 
     role: str = setting(PREFILL, "What the engine does: prefill or decode.", choices=(PREFILL, DECODE))
     listen: str = setting("127.0.0.1:0", "HOST:PORT for requests (HTTP).")
-    advertise: str = setting("", "The URL that others send requests to; default: http:// and the address listened on.")
     master: str = setting("127.0.0.1:7440", "Addresses of the masters, HOST:PORT, comma separated.", variable=MASTER)
     tenant: str = setting("", "The tenant whose blocks these are.")
     token: str = setting("", "The tenant's token.")
@@ -29,10 +28,13 @@ class StandinSettings(TlsSettings):
     name: str = setting("", "Name of the instance; default: the role and the address listened on.")
     model: str = setting("llama3-8b", "Model whose times are kept, and of the blocks' namespace.")
     gpu: str = setting("A100-80G", "GPU whose times are kept.")
-    gpus: int = setting(1, "GPUs that share the model.", minimum=1)
     speedup: float = setting(1.0, "The engine's time passes this many times faster. What it reports is in its own time.", minimum=0.001)
-    dtype: str = setting("bfloat16", "Element type of the blocks' namespace.")
     block_tokens: int = setting(512, "Tokens in a block.", minimum=1, maximum=65_536)
-    block_bytes: Size = setting(Size(4 << 10), "Bytes that stand for a block in the store.", minimum=1, maximum=1 << 30)
-    capacity_tokens: int = setting(0, "Decode: tokens of cache that fit; 0: as many as the GPUs have room for.", minimum=0)
-    drain_s: float = setting(1.0, "Time that running requests have to end after SIGTERM.", minimum=0)
+
+    # Constants: no operator has had a reason to change them.
+    dtype: ClassVar[str] = "bfloat16"
+    """Element type of the blocks' namespace."""
+    block_bytes: ClassVar[int] = 4 << 10
+    """Bytes that stand for a block in the store."""
+    drain_s: ClassVar[float] = 1.0
+    """Time that running requests have to end after SIGTERM."""

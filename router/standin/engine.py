@@ -23,12 +23,10 @@ from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import load_settings, options
 from kvstore.router.serving import serve
 from kvstore.router.standin.blocks import BlockStore, TiedClient
+from kvstore.router.standin.compute import DecodeEngine, PrefillEngine
 from kvstore.router.standin.config import PREFILL, SECTION, StandinSettings
-from kvstore.router.standin.decode import DecodeEngine
-from kvstore.router.standin.prefill import PrefillEngine
 from kvstore.rpc.daemon import begin_logging, on_hangup, say
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.security.tls.config import tls_of
 from kvstore.telemetry.http.listening import host_port, listening
 
@@ -58,8 +56,7 @@ class Standin:
     def __init__(self, settings: StandinSettings) -> None:
         """Raises ConfigError: no such model or GPU, or one does not fit in the other."""
         self._settings = settings
-        self._times = AnalyticModel(find_model(settings.model), find_gpu(settings.gpu), gpus=settings.gpus)
-        self._capacity_tokens = settings.capacity_tokens or self._times.cache_tokens
+        self._times = AnalyticModel(find_model(settings.model), find_gpu(settings.gpu))
         self._namespace = Namespace(model=settings.model, dtype=settings.dtype, block_tokens=settings.block_tokens)
 
     async def run(self) -> None:
@@ -71,9 +68,9 @@ class Standin:
         fixed = InstanceReport(
             name=name,
             role=Role.PREFILL if settings.role == PREFILL else Role.DECODE,
-            address=settings.advertise or f"http://{listen}",
+            address=f"http://{listen}",
             node=settings.node,
-            capacity_tokens=self._capacity_tokens,
+            capacity_tokens=self._times.cache_tokens,
         )
         of_master = ClientSettings(
             master=settings.master,
@@ -110,7 +107,7 @@ class Standin:
         def on_step(batch: int, context_tokens: int, duration_s: float) -> None:
             reporter.decoded(batch=batch, context_tokens=context_tokens, duration_s=duration_s)
 
-        engine = DecodeEngine(self._times, speedup=self._settings.speedup, capacity_tokens=self._capacity_tokens, on_step=on_step)
+        engine = DecodeEngine(self._times, speedup=self._settings.speedup, capacity_tokens=self._times.cache_tokens, on_step=on_step)
         reporter = Reporter(scheduler, lambda: replace(fixed, batch=engine.batch, context_tokens=engine.context_tokens))
         return DecodeApp(engine, reporter, blocks, self._namespace).web, reporter
 

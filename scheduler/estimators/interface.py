@@ -1,9 +1,14 @@
-"""What a scheduler has to foresee, as interfaces. analytic.py computes it from a model and a GPU, regression.py from measurements.
+"""Times that a scheduler has to predict, as interfaces, and the estimator of transfers.
 
-Source: Qin et al., Mooncake, FAST 2025, section 5 and Algorithm 1 (which names the estimators and gives no formula for the transfer).
+analytic.py computes prefill and decode times from a model and a GPU, regression.py from measurements. Algorithm 1 names the estimator of
+transfers and gives no formula: this one is that of the transfer engine's path choice, for a sender as a whole or for a measured pair.
+
+Source: Qin et al., Mooncake, FAST 2025, section 5 and Algorithm 1.
 """
 
 from typing import Protocol
+
+from kvstore.protocol.errors import InvalidArgument
 
 
 class PrefillTime(Protocol):
@@ -32,3 +37,30 @@ class TransferTime(Protocol):
         `size_bytes` / `measured_bytes_per_s`, and is all that is left where that is infinite.
         """
         ...
+
+
+class BandwidthTransfer:
+    """TransferTime (interface.py): `latency_s` + (size_bytes + backlog_bytes) / bytes_per_s, and 0 where there is nothing to send.
+
+    Where the pair's rate was measured, that takes the place of the sender's for `size_bytes`.
+    """
+
+    def __init__(self, *, latency_s: float = 0.0) -> None:
+        """`latency_s`: from the decision to the first byte.
+
+        Raises:
+            InvalidArgument: it is negative.
+        """
+        if not latency_s >= 0:
+            raise InvalidArgument(f"latency_s is {latency_s:g}: it must be 0 or more")
+        self._latency_s = latency_s
+
+    def transfer_s(self, size_bytes: int, *, backlog_bytes: int, bytes_per_s: float, measured_bytes_per_s: float | None = None) -> float:
+        """Infinite from a sender that sends nothing, and where nothing was measured to arrive."""
+        if not size_bytes:
+            return 0.0
+        if bytes_per_s <= 0 or (measured_bytes_per_s is not None and measured_bytes_per_s <= 0):
+            return float("inf")
+        if measured_bytes_per_s is None:
+            return self._latency_s + (size_bytes + backlog_bytes) / bytes_per_s
+        return self._latency_s + backlog_bytes / bytes_per_s + size_bytes / measured_bytes_per_s

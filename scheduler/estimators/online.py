@@ -10,8 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
-from kvstore.scheduler.estimators.least_squares import FitReport
-from kvstore.scheduler.estimators.regression import DecodeRegression, DecodeSample, PrefillRegression, PrefillSample, Regression
+from kvstore.scheduler.estimators.regression import DecodeRegression, DecodeSample, FitReport, PrefillRegression, PrefillSample, Regression
 
 WINDOW_SAMPLES: Final = 512
 """What is fitted to: the latest so many."""
@@ -22,73 +21,54 @@ S = TypeVar("S")
 R = TypeVar("R", bound=Regression)
 
 
-class _Window(Generic[S, R]):
-    """The latest samples and the last fit of them."""
+class _Online(Generic[S, R]):
+    """The latest samples and the last fit of them. Not thread-safe."""
 
-    def __init__(self, fitted: Callable[[Sequence[S]], R], *, window_samples: int, refit_samples: int) -> None:
-        if not 1 <= refit_samples <= window_samples:
-            raise InvalidArgument(f"refit_samples is {refit_samples}: it must be within [1, window_samples], here {window_samples}")
+    def __init__(self, fitted: Callable[[Sequence[S]], R]) -> None:
         self._fitted = fitted
-        self._samples: deque[S] = deque(maxlen=window_samples)
-        self._refit_samples = refit_samples
+        self._samples: deque[S] = deque(maxlen=WINDOW_SAMPLES)
         self._new_samples = 0
-        self.regression: R | None = None
+        self._regression: R | None = None
 
     def add(self, sample: S) -> None:
+        """Learn from a sample. O(1), but for every REFIT_SAMPLES-th: milliseconds."""
         self._samples.append(sample)
         self._new_samples += 1
-        if self._new_samples < self._refit_samples:
+        if self._new_samples < REFIT_SAMPLES:
             return
         self._new_samples = 0
         try:
-            self.regression = self._fitted(list(self._samples))
+            self._regression = self._fitted(list(self._samples))
         except InvalidArgument:
             return  # too few, or too much alike: the next ones may do
 
+    @property
+    def report(self) -> FitReport | None:
+        """Of the last fit; None: there was none yet."""
+        return self._regression.report if self._regression else None
 
-class OnlinePrefill:
-    """PrefillTime (interface.py), fitted to the samples that were added. Not thread-safe."""
 
-    def __init__(self, initial: PrefillTime, *, window_samples: int = WINDOW_SAMPLES, refit_samples: int = REFIT_SAMPLES) -> None:
-        """`initial` is used until the first fit.
+class OnlinePrefill(_Online[PrefillSample, PrefillRegression]):
+    """PrefillTime (interface.py), fitted to the samples that were added."""
 
-        Raises:
-            InvalidArgument: refit_samples is not within [1, window_samples].
-        """
+    def __init__(self, initial: PrefillTime) -> None:
+        """`initial` is used until the first fit."""
+        super().__init__(PrefillRegression.fitted)
         self._initial = initial
-        self._window = _Window(PrefillRegression.fitted, window_samples=window_samples, refit_samples=refit_samples)
-
-    def add(self, sample: PrefillSample) -> None:
-        """Learn from it, the next time that enough have come together. O(1), but for every refit_samples-th: milliseconds."""
-        self._window.add(sample)
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
         """Seconds to compute a prompt, by the last fit."""
-        return (self._window.regression or self._initial).prefill_s(input_tokens, prefix_tokens)
-
-    @property
-    def report(self) -> FitReport | None:
-        """Of the last fit; None: there was none yet."""
-        return self._window.regression.report if self._window.regression else None
+        return (self._regression or self._initial).prefill_s(input_tokens, prefix_tokens)
 
 
-class OnlineDecode:
-    """DecodeTime (interface.py), fitted to the samples that were added. Not thread-safe."""
+class OnlineDecode(_Online[DecodeSample, DecodeRegression]):
+    """DecodeTime (interface.py), fitted to the samples that were added."""
 
-    def __init__(self, initial: DecodeTime, *, window_samples: int = WINDOW_SAMPLES, refit_samples: int = REFIT_SAMPLES) -> None:
+    def __init__(self, initial: DecodeTime) -> None:
         """As OnlinePrefill."""
+        super().__init__(DecodeRegression.fitted)
         self._initial = initial
-        self._window = _Window(DecodeRegression.fitted, window_samples=window_samples, refit_samples=refit_samples)
-
-    def add(self, sample: DecodeSample) -> None:
-        """As OnlinePrefill.add."""
-        self._window.add(sample)
 
     def tbt_s(self, batch: int, context_tokens: int) -> float:
         """Seconds for one token of each of `batch` sequences, by the last fit."""
-        return (self._window.regression or self._initial).tbt_s(batch, context_tokens)
-
-    @property
-    def report(self) -> FitReport | None:
-        """Of the last fit; None: there was none yet."""
-        return self._window.regression.report if self._window.regression else None
+        return (self._regression or self._initial).tbt_s(batch, context_tokens)

@@ -8,20 +8,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kvstore.scheduler.decision import Decision
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.scheduler.simulator.cache import LocalCache
-from kvstore.scheduler.simulator.coupled import CoupledServer
-from kvstore.scheduler.simulator.decode import DecodeServer
-from kvstore.scheduler.simulator.decode_loop import DecodeLoop
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.gaps import Gaps
-from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.machine import Machine
-from kvstore.scheduler.simulator.orders import Chunked, DecodeFirst, PrefillFirst
-from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Mode, Plan
-from kvstore.scheduler.simulator.prefill import PrefillServer
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance
+from kvstore.scheduler.simulator.coupled import Chunked, CoupledServer, DecodeFirst, PrefillFirst
+from kvstore.scheduler.simulator.decode import DecodeLoop, DecodeServer, Gaps
+from kvstore.scheduler.simulator.job import EventQueue, Job
+from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Machine, Mode, Plan
+from kvstore.scheduler.simulator.prefill import LocalCache, PrefillServer
 from kvstore.tiers.policies.by_name import make_policy
 
 Prompter: TypeAlias = PrefillServer | CoupledServer

@@ -1,9 +1,16 @@
-"""One request on its way through a simulated cluster: where it went and when. A record; the servers write it, the report reads it."""
+"""Requests on their way through a simulated cluster, the queue of events, and the load of both pools that an admission policy sees."""
 
+import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
-from kvstore.scheduler.decision import Decision, Rejection
-from kvstore.scheduler.request import Request
+from kvstore.scheduler.admission import PoolLoad
+from kvstore.scheduler.request import Decision, Rejection, Request
+
+Action: TypeAlias = Callable[[], None]
+NEWEST_SHARE: Final = 0.02
+"""Weight of the sequence that ended last in the mean of how long they are decoded: about the last fifty count."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,3 +65,89 @@ class Job:
         """It is taken off its queue at `now_s`, whose first it has been since `head_s`, or since it came."""
         self.fetch_s = max(0.0, self.ready_s - max(head_s, self.queued_s))
         self.queue_s = now_s - self.queued_s - self.fetch_s
+
+
+class Event:
+    """One action at one time; cancelled, it never happens."""
+
+    __slots__ = ("action", "at_s")
+
+    def __init__(self, at_s: float, action: Action) -> None:
+        self.at_s = at_s
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        """It will not happen. A second call, or one after it happened, changes nothing."""
+        self.action = None
+
+
+class EventQueue:
+    """Actions by time; those of one moment in the order they were asked for, so that a run repeats exactly."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, Event]] = []
+        self._asked = 0
+
+    def at(self, at_s: float, action: Action) -> Event:
+        """`action` will be called at `at_s`, not before now."""
+        assert at_s >= self.now_s, (at_s, self.now_s)
+        event = Event(at_s, action)
+        self._asked += 1
+        heapq.heappush(self._heap, (at_s, self._asked, event))
+        return event
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        heap = self._heap
+        while heap:
+            at_s, _, event = heapq.heappop(heap)
+            if event.action is not None:
+                self.now_s = at_s
+                event.action()
+
+    def __len__(self) -> int:
+        """What is still to happen, the cancelled included."""
+        return len(self._heap)
+
+
+class Pools:
+    """Each job is taken, then decoded, then ended; or rejected in between."""
+
+    def __init__(self, *, decode_instances: int) -> None:
+        self._decode_instances = decode_instances
+        self._prefill_ends_s: dict[int, float] = {}
+        self._decode_begun_s: dict[int, float] = {}
+        self._context_tokens = 0
+        self._decode_s = 0.0
+
+    def load(self, now_s: float) -> PoolLoad:
+        """Of this moment."""
+        decoded = len(self._decode_begun_s)
+        return PoolLoad(
+            now_s=now_s,
+            decode_instances=self._decode_instances,
+            decode_begun_s=list(self._decode_begun_s.values()),
+            prefill_ends_s=sorted(self._prefill_ends_s.values()),
+            decode_s=self._decode_s,
+            context_tokens=self._context_tokens / decoded if decoded else 0.0,
+        )
+
+    def taken(self, job: Job, *, prefill_end_s: float) -> None:
+        """Its first token is expected at that moment."""
+        self._prefill_ends_s[job.number] = prefill_end_s
+
+    def prefilled(self, job: Job) -> None:
+        """Its prefill is over; nothing follows unless `decoded` does."""
+        del self._prefill_ends_s[job.number]
+
+    def decoded(self, job: Job, *, now_s: float) -> None:
+        """From now on."""
+        self._decode_begun_s[job.number] = now_s
+        self._context_tokens += job.request.input_tokens
+
+    def ended(self, job: Job, *, now_s: float) -> None:
+        """Its last token came now."""
+        lasted_s = now_s - self._decode_begun_s.pop(job.number)
+        self._context_tokens -= job.request.input_tokens
+        self._decode_s = self._decode_s + NEWEST_SHARE * (lasted_s - self._decode_s) if self._decode_s else lasted_s

@@ -1,16 +1,84 @@
 """A simulated prefill instance: a queue, one prompt at a time, a prefix cache in its DRAM, rails to send KV caches over.
 
-It computes what it is given and never refuses; who is sent here is the scheduler's choice, where the KV cache goes on to simulation.py's.
+It computes what it is given and never refuses. The scheduler chooses the instance, simulation.py where the KV cache goes next.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
 
-from kvstore.scheduler.simulator.cache import LocalCache
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.machine import Machine
-from kvstore.scheduler.simulator.rails import Rails
+from kvstore.scheduler.prefix_index import PrefixIndex
+from kvstore.scheduler.simulator.job import EventQueue, Job
+from kvstore.scheduler.simulator.plan import Machine
+from kvstore.tiers.policies.interface import EvictionPolicy
+
+Key: TypeAlias = Hashable
+
+
+class LocalCache:
+    """At most `capacity_blocks` blocks; the policy says which leave. Whatever enters or leaves is told to the index as `instance`."""
+
+    def __init__(self, instance: int, capacity_blocks: int, policy: EvictionPolicy[Key], index: PrefixIndex[Key]) -> None:
+        self._instance = instance
+        self._capacity_blocks = capacity_blocks
+        self._policy = policy
+        self._index = index
+
+    def match(self, keys: Sequence[Key]) -> int:
+        """The number of leading blocks of `keys` that are here. No access."""
+        for number, key in enumerate(keys):
+            if key not in self._policy:
+                return number
+        return len(keys)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """They were read."""
+        for key in keys:
+            self._policy.touch(key)
+
+    def insert(self, keys: Sequence[Key], *, first: int) -> None:
+        """The blocks keys[first:] of a prompt are here now. Of a prompt longer than the cache only the leading ones enter: a tail
+        without its head is of no use."""
+        for number in range(first, min(len(keys), self._capacity_blocks)):
+            key = keys[number]
+            if key in self._policy:
+                self._policy.touch(key)
+                continue
+            if len(self._policy) >= self._capacity_blocks:
+                self._evict()
+            self._policy.insert(key, keys[number - 1] if number else None)
+            self._index.add(self._instance, (key,))
+
+    def __len__(self) -> int:
+        return len(self._policy)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._policy
+
+    def _evict(self) -> None:
+        victim = self._policy.victim()
+        assert victim is not None, "nothing is pinned here, so a full cache has a victim"
+        self._policy.remove(victim)
+        self._index.remove(self._instance, (victim,))
+
+
+class Rails:
+    """The sending side of an instance's network. The receiver is taken to be as fast: a prompt has one receiver, a hot block many."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.sent_bytes = 0
+        self._free_at_s = 0.0
+
+    def backlog_bytes(self, now_s: float) -> int:
+        """What was asked for and has not left yet."""
+        return round(max(0.0, self._free_at_s - now_s) * self.bytes_per_s)
+
+    def send(self, size_bytes: int, *, now_s: float) -> float:
+        """When the last of `size_bytes`, asked for now, has arrived."""
+        self._free_at_s = max(self._free_at_s, now_s) + size_bytes / self.bytes_per_s
+        self.sent_bytes += size_bytes
+        return self._free_at_s
 
 
 class PrefillServer:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvstore.scheduler.simulator.cluster import Cluster
-from kvstore.scheduler.simulator.gaps import Gaps
+from kvstore.scheduler.simulator.decode import Gaps
 from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.machine import Machine
-from kvstore.scheduler.simulator.plan import Plan
+from kvstore.scheduler.simulator.plan import Machine, Plan
 
 STAGES: Final = ("schedule", "queue", "transfer", "load cache", "prefill", "decode")
 

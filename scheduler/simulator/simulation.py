@@ -1,32 +1,37 @@
 """The cluster simulator: a trace goes through a dispatcher and an admission policy, the same code as live, into simulated instances.
 
-Event-driven: nothing is computed between two things that happen, and decode steps of an unchanged batch are one event (batch.py).
-Deterministic: nothing here is random, and equal inputs (a dispatcher with the same seed) give equal reports. What the instances do is in
-prefill.py, decode.py and orders.py, what passes between them in cluster.py.
+Event-driven: nothing is computed between two events, and decode steps of an unchanged batch are one event (decode.py). Deterministic:
+equal inputs (a dispatcher with the same seed) give equal reports. The instances are in prefill.py, decode.py and coupled.py, the transfers
+between them in cluster.py. A Scenario describes a simulation by names; the command line and the benchmark run it.
 
-What is left out: output tokens of one turn that the next turn's prompt repeats (the trace names them as blocks of that prompt), failures,
+Left out: output tokens of one turn that the next turn's prompt repeats (the trace names them as blocks of that prompt), failures,
 preemption, and any difference between predicted and true times but that of what interferes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
+from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.traces.mooncake import TraceRequest
-from kvstore.protocol.errors import TraceError
-from kvstore.scheduler.admission import Admission
-from kvstore.scheduler.decision import Decision, Reason, Rejection
-from kvstore.scheduler.dispatcher import Dispatcher
-from kvstore.scheduler.request import Request
+from kvstore.protocol.errors import ConfigError, TraceError
+from kvstore.scheduler.admission import ADMISSIONS, Admission, make_admission
+from kvstore.scheduler.baselines import make_dispatcher
+from kvstore.scheduler.dispatcher import Dispatcher, Estimators
+from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAULT_MFU, AnalyticModel, find_gpu
+from kvstore.scheduler.estimators.interface import BandwidthTransfer
+from kvstore.scheduler.request import Decision, Reason, Rejection, Request, Slo
 from kvstore.scheduler.simulator.cluster import Callbacks, make_cluster
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.machine import Machine
-from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Plan
-from kvstore.scheduler.simulator.pools import Pools
+from kvstore.scheduler.simulator.job import EventQueue, Job, Pools
+from kvstore.scheduler.simulator.plan import BLOCK_TOKENS, Machine, Plan
 from kvstore.scheduler.simulator.report import Report, Sample, make_report
 
 MAX_SAMPLES: Final = 4096
 """Of the load: where more would be needed every second one is dropped, and the interval doubled. A trace may have pauses of years."""
+LOAD_BYTES_PER_S: Final = 25e9
+"""From DRAM to a GPU over PCIe 4.0 x16: of 31.5 GB/s what copies from pinned memory reach."""
+BY_SLO: Final = "slo"
+"""The admission by which nothing but Algorithm 1's own lines 18 and 19 reject."""
 
 
 class Simulation:
@@ -155,3 +160,57 @@ class Simulation:
             del self._samples[1::2]
             self._sample_s *= 2
         self.events.at(self.events.now_s + self._sample_s, self._sample)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything a simulation needs but the trace."""
+
+    plan: Plan = Plan()
+    """`enforced` follows from `admission`."""
+    model: str = "llama2-70b"
+    gpu: str = "A800"
+    gpus: int = 8
+    """Of each instance."""
+    mfu: float = DEFAULT_MFU
+    hbm_efficiency: float = DEFAULT_HBM_EFFICIENCY
+    send_bytes_per_s: float | None = None
+    """Of all rails of an instance; None: what its GPUs' network cards usually are."""
+    load_bytes_per_s: float = LOAD_BYTES_PER_S
+    """From DRAM to each GPU."""
+    dispatcher: str = "kvcache_centric"
+    threshold: float = 1.0
+    admission: str = BY_SLO
+    load_limit: float = 1.0
+    """Share of an SLO that the admission policy lets a pool be loaded to."""
+    seed: int = 0
+
+    def machine(self) -> Machine:
+        """One instance. Raises ConfigError for an unknown model or GPU, or a model that does not fit."""
+        model, gpu = find_model(self.model), find_gpu(self.gpu)
+        times = AnalyticModel(model, gpu, gpus=self.gpus, mfu=self.mfu, hbm_efficiency=self.hbm_efficiency)
+        return Machine(
+            times=times,
+            layers=model.layers,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            capacity_tokens=times.cache_tokens,
+            peak_flops_per_s=times.peak_flops_per_s,
+            send_bytes_per_s=gpu.nic_bytes_per_s * self.gpus if self.send_bytes_per_s is None else self.send_bytes_per_s,
+            load_bytes_per_s=self.load_bytes_per_s * self.gpus,
+        )
+
+    def simulation(self, *, on_progress: Callable[[], None] = lambda: None) -> Simulation:
+        """A new one. Raises ConfigError for an unknown name, InvalidArgument for a figure out of range."""
+        machine = self.machine()
+        estimators = Estimators(machine, machine, BandwidthTransfer(), BLOCK_TOKENS * machine.kv_bytes_per_token)
+        dispatcher = make_dispatcher(self.dispatcher, estimators, threshold=self.threshold, seed=self.seed)
+        is_by_slo = self.admission == BY_SLO
+        if not is_by_slo and self.admission not in ADMISSIONS:
+            raise ConfigError(f"no admission is named {self.admission!r}: take one of {', '.join((BY_SLO, *ADMISSIONS))}")
+        admission = make_admission("all" if is_by_slo else self.admission, machine, load_limit=self.load_limit)
+        plan = replace(self.plan, enforced=self.plan.slo if is_by_slo else Slo())
+        return Simulation(plan, machine, dispatcher, admission, on_progress=on_progress)
+
+    def run(self, requests: Iterable[TraceRequest], *, on_progress: Callable[[], None] = lambda: None) -> Report:
+        """Simulate. Raises as `simulation` does, and TraceError for a trace that is not in order of time."""
+        return self.simulation(on_progress=on_progress).run(requests)

@@ -12,11 +12,12 @@ from kvstore.protocol import transfers
 from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.transfers import Fetch
-from kvstore.transfer.notices import MAX_NOTICES, MAX_NOTICES_BYTES
-from kvstore.transfer.paths.choice import PathState
+from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES
+from kvstore.transfer.paths.path_chooser import PathState
 from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE
 from kvstore.transfer.streams.answering import LAST_WORD_S
-from kvstore.transfer.testing.conformance import AgentConformance, ConnectionConformance
+from kvstore.transfer.testing.agents import AgentConformance
+from kvstore.transfer.testing.connections import ConnectionConformance
 
 pytestmark = pytest.mark.slow
 

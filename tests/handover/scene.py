@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import Counterpart
 from kvstore.handover.handles import Receiving, Sending
+from kvstore.handover.movements.streams import StreamTransport
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -23,6 +24,7 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.waiting import eventually
+from tests.tuned import tuned
 
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=8, dtype="float16", block_tokens=16)
 
@@ -69,7 +71,13 @@ class Rank:
             else:
                 self.regions.append(Region(memoryview(bytearray(size))))
         self.transceiver = CacheTransceiver(
-            layout, rank, self.regions, self.engine, settings, connection=connection, store=store(self) if store is not None else None
+            layout,
+            rank,
+            self.regions,
+            self.engine,
+            settings,
+            streams=StreamTransport(connection) if connection is not None else None,
+            store=store(self) if store is not None else None,
         )
 
     def outcome_of(self, request_id: bytes) -> KVStoreError | None:
@@ -126,7 +134,7 @@ class Executor:
         self.ranks: list[Rank] = []
         try:
             for number in range(layout.parallel.ranks):
-                self.ranks.append(Rank(layout, number, settings or HandoverSettings(deadline_s=10), transports=transports, **how))
+                self.ranks.append(Rank(layout, number, settings or tuned(HandoverSettings, deadline_s=10), transports=transports, **how))
                 self._stack.callback(self.ranks[-1].close)
             self.descriptions = [rank.transceiver.describe() for rank in self.ranks]
             for rank in self.ranks:
@@ -164,7 +172,7 @@ class Executor:
 
 def executor(layout: CacheLayout, way: str, /, **more: Any) -> Executor:
     settings, how = WAYS[way]
-    return Executor(layout, HandoverSettings(**{"deadline_s": 20, **settings, **more}), **how)
+    return Executor(layout, tuned(HandoverSettings, **{"deadline_s": 20, **settings, **more}), **how)
 
 
 def outcomes(executors: Sequence[Executor], request_id: bytes) -> list[KVStoreError | None]:

@@ -19,6 +19,7 @@ from kvstore.transfer.testing.waiting import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.handover.scene import Executor, layout_of
+from tests.tuned import tuned
 
 BLOCKS, TOKENS = [1, 2], 32
 
@@ -27,7 +28,7 @@ class Scene:
     """An honest executor, and a peer that says whatever the test wants."""
 
     def __init__(self, stack: ExitStack, *, way: str = "auto", **how: Any) -> None:
-        settings = HandoverSettings(deadline_s=20, way=way, direct_min_bytes=Size(0))
+        settings = tuned(HandoverSettings, deadline_s=20, way=way, direct_min_bytes=Size(0))
         self.honest = stack.enter_context(Executor(layout_of(), settings, **how))
         self.info = self.honest.counterpart(self.honest).ranks[0]
         self.bad = End(stack.enter_context(running()), 9)
@@ -119,12 +120,6 @@ def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene
     assert isinstance(scene.say(Show(b"r", [], [])), ProtocolError)
     assert isinstance(scene.say(Done(b"r")), ProtocolError)
     assert not receiving.is_over
-
-
-def test_a_peer_that_is_told_of_an_error_says_it_to_the_caller(scene: Scene) -> None:
-    scene.bad.info, scene.bad.answer = _of_engine(scene), InvalidArgument("not with you")
-    with pytest.raises(InvalidArgument, match="not with you"):
-        scene.receive(b"r").wait()
 
 
 def _of_engine(scene: Scene) -> Any:

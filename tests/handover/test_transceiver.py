@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.handover.config import HandoverSettings
-from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import Attention, CacheSpec
-from kvstore.protocol.errors import Cancelled, Closed, ConfigError, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.settings import Size
-from kvstore.transfer.memory.region import Region
 from tests.forks import told_by_child
-from tests.handover.scene import EVERY_WAY, SPEC, Executor, Rank, executor, gathered, layout_of, make_consistent, outcomes
+from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, make_consistent, outcomes
 
 QUANTISED = dataclasses.replace(SPEC, scheme=CacheScheme.parse("int8"))
 LATENT = CacheSpec(layers=4, kv_heads=1, heads=8, head_dim=24, dtype="float16", attention=Attention.MLA)
@@ -87,10 +84,6 @@ def pair() -> Iterator[tuple[Executor, Executor]]:
     """TP 2 to TP 1, over TCP, for tests that leave both as they were."""
     with executor(layout_of(tp=2), "push") as source, executor(layout_of(), "push") as destination:
         yield source, destination
-
-
-def test_what_the_receiver_has_is_not_sent(pair: tuple[Executor, Executor]) -> None:
-    hand_over(*pair, first_token=64, request_id=b"suffix")
 
 
 def test_a_receiver_that_has_everything_takes_nothing_and_lets_the_sender_know(pair: tuple[Executor, Executor]) -> None:
@@ -191,11 +184,6 @@ def test_arguments_out_of_range_are_refused(pair: tuple[Executor, Executor], arg
         pair[0].ranks[0].transceiver.receive(**{**right, **arguments}, source=pair[0].counterpart(pair[1]))
 
 
-def test_a_first_token_behind_the_sequence_is_refused(pair: tuple[Executor, Executor]) -> None:
-    with pytest.raises(InvalidArgument, match="first_token is 17: it must be 0 to 16"):
-        pair[1].receive(b"wrong", [0], 16, pair[0], first_token=17)
-
-
 def test_a_mistake_in_the_middle_of_beginning_ends_the_request_and_no_other(pair: tuple[Executor, Executor]) -> None:
     nobody: Any = 5
     first, second = pair[0].ranks[0].transceiver, pair[1].ranks[0].transceiver
@@ -221,15 +209,6 @@ def test_a_request_that_is_under_way_is_not_begun_again(pair: tuple[Executor, Ex
     assert all(isinstance(error, Cancelled) for error in outcomes(pair[:1], b"twice"))
 
 
-def test_regions_that_are_not_the_layouts_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="1 regions, the first of"):
-        CacheTransceiver(layout_of(), 0, [Region(memoryview(bytearray(10)))], None)
-    with pytest.raises(InvalidArgument, match="given are 0"):
-        CacheTransceiver(layout_of(), 0, [], None)
-    with pytest.raises(InvalidArgument, match="rank 1"):
-        CacheTransceiver(layout_of(), 1, [], None)
-
-
 def test_descriptions_that_are_not_one_executors_are_refused() -> None:
     with Executor(layout_of(tp=2)) as one, Executor(layout_of()) as other:
         transceiver = other.ranks[0].transceiver
@@ -240,21 +219,6 @@ def test_descriptions_that_are_not_one_executors_are_refused() -> None:
             transceiver.connect([b"nonsense"])
         with pytest.raises(InvalidArgument, match="rank 0 of these descriptions is not this one"):
             transceiver.join(one.descriptions)
-
-
-def test_an_address_in_use_is_told_and_nothing_is_left() -> None:
-    with Executor(layout_of()) as one:
-        control = one.counterpart(one).ranks[0].control
-        with pytest.raises(ConfigError, match="in use"):
-            Rank(layout_of(), 0, HandoverSettings(listen=str(control)), transports="tcp")
-
-
-def test_a_transceiver_is_closed_by_its_block() -> None:
-    layout = layout_of()
-    with CacheTransceiver(layout, 0, [Region(memoryview(bytearray(layout.region_bytes(0, 0))))], None) as transceiver:
-        assert transceiver.finished() == []
-    with pytest.raises(Closed):
-        transceiver.finished()
 
 
 def test_after_close_nothing_is_begun_and_what_was_under_way_has_ended() -> None:

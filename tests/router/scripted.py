@@ -12,15 +12,16 @@ from aiohttp.test_utils import TestServer
 from multidict import CIMultiDict
 
 from kvstore.client.instances.client import Placement, Refusal
+from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
-from kvstore.router.requests import CHAT, COMPLETIONS, ApiRequest, parse_request
-from kvstore.router.sse import done, event
-from kvstore.router.standin.tokens import continuation, text_of
+from kvstore.router.openai_api import CHAT, COMPLETIONS, ApiRequest, parse_request
+from kvstore.router.standin.compute import continuation, text_of
 from kvstore.scheduler.request import Slo
+from tests.tuned import tuned
 
 T = TypeVar("T")
 Act = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-SETTINGS = RouterSettings(model="m", block_tokens=4, retry_pause_s=0.001, connect_timeout_s=100.0, tokenize_timeout_s=100.0)
+SETTINGS = tuned(RouterSettings, model="m", block_tokens=4, retry_pause_s=0.001, connect_timeout_s=100.0, tokenize_timeout_s=100.0)
 PROMPT = list(b"one, two, three")
 TEXT = bytes(PROMPT).decode()
 EVENTS = {"Content-Type": "text/event-stream"}

@@ -1,7 +1,6 @@
 """Promises of app.py: HTTP clients and engines on real sockets, a scheduler that says what the test says."""
 
 import asyncio
-import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -18,18 +17,16 @@ from kvstore.client.instances.client import Placement, Refusal
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
+from kvstore.router.answer_reader import DONE, EventParser, event
 from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, RouterApp
 from kvstore.router.config import RouterSettings
-from kvstore.router.counters import Counters
 from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, Engines
+from kvstore.router.metrics import Counters
 from kvstore.router.proxy import StreamingProxy
-from kvstore.router.sse import DONE, EventParser, done, event
-from kvstore.router.standin.tokens import text_of
+from kvstore.router.standin.compute import text_of
 from kvstore.router.tokenizer import PromptTokenizer
-from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (
-    EVENTS,
     PROMPT,
     SETTINGS,
     TEXT,
@@ -46,11 +43,11 @@ from tests.router.scripted import (
     streams,
     well,
 )
+from tests.tuned import tuned
 
 BODY: dict[str, Any] = {"model": "m", "prompt": TEXT, "max_tokens": 5}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 NAMING = NamespaceNaming(Namespace(model="m", dtype="bfloat16", block_tokens=4))
-SOLE = dataclasses.replace(SETTINGS, attempts=1)
 
 
 @dataclass
@@ -128,7 +125,7 @@ def test_an_answer_is_the_engines_own() -> None:
 
 def test_the_scheduler_is_asked_with_the_keys_that_engines_use_and_the_slos_of_the_request() -> None:
     async def test() -> None:
-        async with served(settings=dataclasses.replace(SETTINGS, ttft_slo_s=9.0)) as router:
+        async with served(settings=tuned(SETTINGS, ttft_slo_s=9.0)) as router:
             await router.post({**BODY, "prompt": PROMPT}, x_kvstore_tbt_slo_s="0.5")
             keys = Namespace(model="m", dtype="bfloat16", block_tokens=4).block_keys(PROMPT)
             slo = Slo(ttft_s=9.0, tbt_s=0.5)
@@ -197,21 +194,6 @@ def test_an_answer_that_counts_other_tokens_turns_the_prefix_off() -> None:
             assert routed == ["prefix", "load; mismatch"]
             await idle(router)
             assert router.counters.token_mismatches == 1
-
-    run(test())
-
-
-def test_the_first_engine_is_learned_from_the_first_placement() -> None:
-    async def test() -> None:
-        counters, engines = Counters(), Engines(SETTINGS)
-        with ThreadPoolExecutor(1) as threads:
-            async with ScriptedEngine() as engine:
-                proxy = StreamingProxy(ScriptedScheduler(placement(engine.address, engine.address)), engines, SETTINGS, counters)
-                app = RouterApp(proxy, PromptTokenizer(engines, NAMING, threads, counters), SETTINGS, counters)
-                async with TestClient(TestServer(app.web)) as client:
-                    routed = [(await client.post("/v1/completions", json=BODY)).headers[ROUTED_HEADER] for _ in range(2)]
-                assert routed == ["load; no_engine", "prefix"]
-                await engines.close()
 
     run(test())
 
@@ -287,7 +269,7 @@ def test_models_health_and_counts() -> None:
     ],
 )
 def test_a_request_that_cannot_be_served_gets_one_clear_message(body: Any, status: int, code: str | None, message: str) -> None:
-    settings = dataclasses.replace(SETTINGS, max_body_bytes=type(SETTINGS.max_body_bytes)(2048))
+    settings = tuned(SETTINGS, max_body_bytes=type(SETTINGS.max_body_bytes)(2048))
 
     async def test() -> None:
         async with served(settings=settings) as router:
@@ -308,18 +290,6 @@ def test_a_bad_slo_an_unknown_path_and_a_wrong_method_are_errors_of_the_same_for
             assert (await router.refused(BODY, "/v2/completions"))[0] == 404
             response = await router.client.get("/v1/completions")
             assert (response.status, response.headers["Allow"]) == (405, "POST")
-
-    run(test())
-
-
-def test_a_rejection_is_429_with_reason_value_and_limit() -> None:
-    async def test() -> None:
-        async with served(Refusal(Reason.TTFT, 4.5, 2.0)) as router:
-            status, error, response = await router.refused(BODY)
-            assert (status, error["reason"], error["value"], error["limit"]) == (429, "ttft", 4.5, 2.0)
-            assert response.headers["Retry-After"] == "3"
-            await idle(router)
-            assert router.counters.rejected == {"ttft": 1}
 
     run(test())
 
@@ -366,25 +336,6 @@ def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_tokens_that_were_not_computed_are_counted_as_the_engine_says() -> None:
-    async def test() -> None:
-        async with served() as router:
-            said = says(json.dumps({"choices": [{}], "usage": {"prompt_tokens_details": {"cached_tokens": 4}}}))
-            router.engine.script += [said, well]
-            await (await router.post(BODY)).read()
-            await idle(router)
-            assert router.counters.prefix_tokens == 4, "by the engine that computed the prompt"
-            router.engine.script.append(said)
-            await (await router.post({**BODY, "n": 2})).read()
-            await idle(router)
-            assert router.counters.prefix_tokens == 8
-            await (await router.post(BODY)).read()
-            await idle(router)
-            assert router.counters.prefix_tokens == 16, "as was foreseen, where no engine says"
-
-    run(test())
-
-
 def test_an_engines_refusal_is_the_clients_as_it_is() -> None:
     async def test() -> None:
         async with served() as router:
@@ -408,33 +359,6 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
             assert json.loads(first)["choices"][0]["text"] == "a"
             assert json.loads(error)["error"]["type"] == "service_unavailable_error"
             assert last == DONE
-            await idle(router)
-            assert (router.counters.failed, router.counters.completed) == (1, 0)
-
-    run(test())
-
-
-def test_a_failure_within_a_stream_passes_and_is_counted() -> None:
-    frames = [event(choice([97])), event({"error": {"message": "CUDA error", "code": 500}}), done()]
-
-    async def test() -> None:
-        has_begun = asyncio.Event()
-
-        async def act(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-            response = web.StreamResponse(headers=EVENTS)
-            await response.prepare(request)
-            await response.write(frames[0])
-            await has_begun.wait()
-            for frame in frames[1:]:
-                await response.write(frame)
-            return response
-
-        async with served() as router:
-            router.engine.script += [well, act]
-            response = await router.post({**BODY, "stream": True})
-            first = await response.content.readline()
-            has_begun.set()
-            assert first + await response.read() == b"".join(frames)
             await idle(router)
             assert (router.counters.failed, router.counters.completed) == (1, 0)
 
@@ -478,21 +402,9 @@ def test_a_whole_answer_that_breaks_off_is_made_anew() -> None:
     run(test())
 
 
-def test_a_failure_of_the_last_engine_is_counted_and_passed_on() -> None:
-    async def test() -> None:
-        async with served(settings=SOLE) as router:
-            router.engine.script.append(answers(500, "CUDA error"))
-            response = await router.post(BODY)
-            assert (response.status, await response.json()) == (500, {"error": {"message": "CUDA error"}})
-            await idle(router)
-            assert (router.counters.failed, router.counters.completed) == (1, 0)
-
-    run(test())
-
-
 def test_requests_beyond_the_limit_are_refused_and_a_client_that_hangs_up_frees_its_place() -> None:
     async def test() -> None:
-        async with served(settings=dataclasses.replace(SETTINGS, max_requests=1)) as router:
+        async with served(settings=tuned(SETTINGS, max_requests=1)) as router:
             router.engine.script.append(router.engine.silent)
             waiting = asyncio.create_task(router.post(BODY))
             await router.engine.entered.wait()
@@ -523,7 +435,7 @@ def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine() -> N
 
 def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
     async def test() -> None:
-        async with served(settings=dataclasses.replace(SETTINGS, client_timeout_s=0.5)) as router:
+        async with served(settings=tuned(SETTINGS, client_timeout_s=0.5)) as router:
             much = event({"choices": [{"index": 0, "text": "x" * 60_000}]})
             router.engine.script += [well, streams(*[much] * 400)]
             response = await router.post({**BODY, "stream": True})
@@ -537,41 +449,11 @@ def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
 
 def test_a_body_that_does_not_come_is_408() -> None:
     async def test() -> None:
-        async with served(settings=dataclasses.replace(SETTINGS, client_timeout_s=0.05)) as router:
+        async with served(settings=tuned(SETTINGS, client_timeout_s=0.05)) as router:
             reader, writer = await asyncio.open_connection(router.client.host, router.client.port)
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
             assert b" 408 " in await reader.readline()
             writer.close()
             await writer.wait_closed()
-
-    run(test())
-
-
-def test_a_body_that_does_not_decompress_is_the_clients_error() -> None:
-    async def test() -> None:
-        async with served() as router:
-            headers = {"Content-Encoding": "gzip"}
-            response = await router.client.post("/v1/completions", data=b"no gzip", headers=headers)
-            problem = (await response.json())["error"]
-            assert (response.status, problem["type"]) == (400, "invalid_request_error")
-            assert problem["message"] == "the body of the request is not encoded as its headers say"
-            await idle(router)
-            assert router.counters.failed == 0
-
-    run(test())
-
-
-def test_a_client_that_hangs_up_within_its_body_frees_its_place() -> None:
-    async def test() -> None:
-        async with served() as router:
-            _reader, writer = await asyncio.open_connection(router.client.host, router.client.port)
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
-            while not router.counters.active:
-                await asyncio.sleep(0.001)
-            writer.close()
-            await writer.wait_closed()
-            await idle(router)
-            assert router.counters.hung_up == 1
-            assert (await router.post(BODY)).status == 200
 
     run(test())

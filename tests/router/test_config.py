@@ -7,17 +7,6 @@ from kvstore.protocol.settings import load_settings
 from kvstore.router.config import SECTION, RouterSettings, check_settings
 
 
-def test_settings_come_from_flags_and_environment() -> None:
-    settings = load_settings(
-        RouterSettings,
-        SECTION,
-        flags={"model": "m", "max_body_bytes": "2MiB"},
-        environ={"KVSTORE_ROUTER_TTFT_SLO_S": "1.5", "KVSTORE_ROUTER_MODEL": "x"},
-    )
-    check_settings(settings)
-    assert (settings.model, settings.max_body_bytes, settings.ttft_slo_s) == ("m", 2 << 20, 1.5)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

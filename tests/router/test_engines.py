@@ -1,7 +1,6 @@
 """Promises of engines.py, with engines on real sockets."""
 
 import asyncio
-import dataclasses
 import gzip
 import json
 import os
@@ -17,18 +16,16 @@ from aiohttp import web
 from kvstore.client.instances.client import Placement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
 from kvstore.router import engines as module
+from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, EngineFailed, EngineRefused, Engines, Prefilled
-from kvstore.router.requests import ApiRequest
-from kvstore.router.sse import done, event
+from kvstore.router.openai_api import ApiRequest
 from kvstore.rpc.vanishing import PEER_TIMEOUT_S
-from tests.ports import free_ports
 from tests.router.scripted import (
     SETTINGS,
     Act,
     ScriptedEngine,
     answers,
-    chat,
     choice,
     completion,
     hangs_up,
@@ -38,10 +35,11 @@ from tests.router.scripted import (
     streams,
     well,
 )
+from tests.tuned import tuned
 
 FIRST = Prefilled({"blocks": 3}, None)
 STREAMED = completion(stream=True)
-QUICK = dataclasses.replace(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5, answer_timeout_s=0.5, tokenize_timeout_s=0.5)
+QUICK = tuned(SETTINGS, first_token_timeout_s=0.5, next_token_timeout_s=0.5, answer_timeout_s=0.5, tokenize_timeout_s=0.5)
 
 
 @asynccontextmanager
@@ -84,36 +82,6 @@ def test_a_prefill_says_what_was_decided() -> None:
         "prefix_blocks": 2,
     }
     assert (engine.headers[0]["X-Request-Id"], engine.headers[0]["Content-Type"]) == ("abc", "application/json")
-
-
-@pytest.mark.parametrize(("usage", "cached"), [({"prompt_tokens_details": {"cached_tokens": 8}}, 8), ({}, None), (None, None)])
-def test_a_prefill_says_what_it_did_not_compute(usage: Any, cached: int | None) -> None:
-    prefilled, _ = run(prefill(says(json.dumps({**choice([97]), "usage": usage}))))
-    assert prefilled.cached_tokens == cached
-
-
-def test_an_answer_passes_as_it_is_with_its_headers() -> None:
-    body = '{ "choices": [], "novel": 1.0 }'
-    passed, answer = run(decode(says(body, 200, X_Request_Id="abc", Server="secret"), request=completion()))
-    assert passed == body.encode()
-    assert answer.headers == {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body)), "X-Request-Id": "abc"}
-
-
-def test_a_stream_passes_as_it_is() -> None:
-    frames = [b": a comment\r\n\r\n", event(choice([97])), b"event: novel\nid: 1\ndata: {}\n\n", done()]
-    passed, answer = run(decode(streams(*frames)))
-    assert passed == b"".join(frames)
-    assert (answer.is_stream, answer.reader.parts) == (True, 1)
-
-
-def test_a_chat_goes_to_its_own_path() -> None:
-    async def test() -> None:
-        async with ScriptedEngine() as engine, asked(engine.address, SETTINGS) as (engines, where):
-            await drained(await engines.serve(chat(), where))
-            assert engine.paths == ["/v1/chat/completions"]
-            assert await engines.tokenize(engine.address, b'{"prompt": "ab"}', {}) == [97, 98]
-
-    run(test())
 
 
 @pytest.mark.parametrize(
@@ -203,16 +171,6 @@ def test_an_answer_without_an_end_is_not_held_back() -> None:
     run(test())
 
 
-def test_a_compressed_answer_passes_as_it_is() -> None:
-    whole = gzip.compress(json.dumps(choice([97], "length")).encode())
-
-    async def act(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(body=whole, headers={"Content-Encoding": "gzip"})
-
-    passed, answer = run(decode(act, request=completion()))
-    assert (passed, answer.headers["Content-Encoding"]) == (whole, "gzip")
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -229,23 +187,10 @@ def test_a_decode_that_fails_is_unavailable(act: Act, message: str) -> None:
         run(decode(act))
 
 
-def test_an_engine_that_is_not_there_is_unreachable() -> None:
-    async def ask(address: str) -> None:
-        engines = Engines(SETTINGS)
-        try:
-            await engines.prefill(completion(), placement(address, ""))
-        finally:
-            await engines.close()
-
-    for address in (f"http://127.0.0.1:{free_ports(1)[0]}", "no URL", "ftp://127.0.0.1"):
-        with pytest.raises(Unreachable, match="cannot be reached"):
-            run(ask(address))
-
-
 @pytest.mark.parametrize("what", ["prefill", "tokenize", "whole", "first", "next"])
 def test_a_silent_engine_is_given_up_and_hears_of_it(what: str) -> None:
     async def test() -> None:
-        settings = dataclasses.replace(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
+        settings = tuned(SETTINGS, next_token_timeout_s=0.5) if what == "next" else QUICK
         async with ScriptedEngine() as engine, asked(engine.address, settings) as (engines, where):
             engine.tokenizing.append(engine.silent)
             engine.script.append(streams(event(choice([97])), then=engine.silent) if what == "next" else engine.silent)
@@ -341,7 +286,7 @@ def test_a_name_server_that_is_silent_is_an_engine_that_cannot_be_reached(monkey
     async def test() -> None:
         monkeypatch.setattr(socket, "getaddrinfo", looks_up)
         try:
-            async with asked("http://engine.example", dataclasses.replace(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
+            async with asked("http://engine.example", tuned(SETTINGS, connect_timeout_s=0.1)) as (engines, where):
                 with pytest.raises(Unreachable, match="cannot be reached"):
                     await engines.prefill(completion(), where)
         finally:
@@ -427,3 +372,13 @@ def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_on
         assert len(set(opened)) == 1
 
     run(test())
+
+
+def test_a_compressed_answer_passes_as_it_is() -> None:
+    whole = gzip.compress(json.dumps(choice([97], "length")).encode())
+
+    async def act(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(body=whole, headers={"Content-Encoding": "gzip"})
+
+    passed, answer = run(decode(act, request=completion()))
+    assert (passed, answer.headers["Content-Encoding"]) == (whole, "gzip")

@@ -12,8 +12,8 @@ from kvstore.protocol.errors import (
     Unavailable,
     Unreachable,
 )
-from kvstore.router.problems import MAX_RETRY_AFTER_S, problem_of, refusal_problem
-from kvstore.scheduler.decision import Reason
+from kvstore.router.openai_api import MAX_RETRY_AFTER_S, problem_of, refusal_problem
+from kvstore.scheduler.request import Reason
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,3 @@ def test_a_rejection_names_reason_value_and_limit(refusal: Refusal, message: str
     error = problem.body()["error"]
     assert (error["message"], error["code"], error["reason"]) == (message, refusal.reason.value, refusal.reason.value)
     assert (error["value"], error["limit"]) == (refusal.value, refusal.limit)
-
-
-def test_nothing_to_send_to_is_no_fault_of_the_client() -> None:
-    problem = refusal_problem(Refusal(Reason.NO_INSTANCE))
-    assert (problem.status, problem.code, problem.headers()) == (503, "no_instance", {"Retry-After": "1"})

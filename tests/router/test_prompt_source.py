@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.router.prompt_source import NOT_RENDERED, LoadReason, estimate_tokens, prompt_source
-from kvstore.router.requests import EMBEDDINGS, RESPONSES, parse_request
+from kvstore.router.openai_api import parse_request
+from kvstore.router.tokenizer import NOT_RENDERED, LoadReason, estimate_tokens, prompt_source
 from tests.router.scripted import chat, completion
 from tests.router.test_requests import JSON
 
@@ -28,11 +28,6 @@ def test_a_text_is_tokenised_as_a_completion_is(prompt: Any) -> None:
     assert json.loads(source) == {"model": "m", "prompt": "text", "add_special_tokens": False}
 
 
-@pytest.mark.parametrize("prompt", [None, 1, [], {}, [1, "x"], [True], [-1], [1 << 31], [1.5]])
-def test_another_prompt_is_left_to_the_engine(prompt: Any) -> None:
-    assert prompt_source(parse_request("/v1/completions", json.dumps({"prompt": prompt}).encode(), {})) is LoadReason.TOKENIZE
-
-
 def test_a_chat_is_tokenised_with_all_that_may_change_it() -> None:
     answer, parts = {"role": "tool", "tool_call_id": "1", "content": "4"}, [{"type": "text", "text": "Hi"}]
     messages: list[dict[str, Any]] = [CALL, answer, {"role": "user", "content": parts}]
@@ -41,20 +36,6 @@ def test_a_chat_is_tokenised_with_all_that_may_change_it() -> None:
     source = prompt_source(asked)
     assert isinstance(source, bytes)
     assert json.loads(source) == {"model": "m", "messages": messages, **rendered}
-
-
-@pytest.mark.parametrize(
-    ("reasoning", "sent"),
-    [
-        ({"reasoning_content": "y"}, {"reasoning_content": "y", "reasoning": "y"}),
-        ({"reasoning_content": "y", "reasoning": "z"}, {"reasoning_content": "y", "reasoning": "z"}),
-        ({"reasoning_content": None}, {"reasoning_content": None}),
-    ],
-)
-def test_reasoning_has_the_names_of_both_engines(reasoning: dict[str, Any], sent: dict[str, Any]) -> None:
-    source = prompt_source(chat({"role": "assistant", "content": "x", **reasoning}))
-    assert isinstance(source, bytes)
-    assert json.loads(source)["messages"] == [{"role": "assistant", "content": "x", **sent}]
 
 
 @pytest.mark.parametrize(
@@ -73,20 +54,6 @@ def test_reasoning_has_the_names_of_both_engines(reasoning: dict[str, Any], sent
 )
 def test_a_chat_that_tokenize_does_not_know_whole_goes_by_load(members: dict[str, Any], reason: LoadReason) -> None:
     assert prompt_source(chat(**members)) is reason
-
-
-def test_several_prompts_and_other_paths_go_by_load() -> None:
-    assert prompt_source(completion(["a", "b"])) is LoadReason.SEVERAL_PROMPTS
-    assert {prompt_source(parse_request(path, b'{"input": "x"}', {})) for path in (EMBEDDINGS, RESPONSES)} == {LoadReason.API}
-
-
-def test_an_estimate_goes_by_characters_and_ids() -> None:
-    url = "data:image/png;base64," + "A" * 10_000
-    assert estimate_tokens({"prompt": "x" * 40}) == 10
-    assert estimate_tokens({"prompt": [1] * 40}) == 40
-    assert estimate_tokens({"input": ["x" * 20, "y" * 20], "model": "m" * 100}) == 10
-    assert estimate_tokens({"messages": [{"content": [{"image_url": {"url": url}}, {"text": "x" * 40}]}]}) == 10
-    assert estimate_tokens({"messages": [{"content": None}]}) == 1
 
 
 @given(st.dictionaries(st.sampled_from(["prompt", "messages", "tools", "input", "cache_salt"]), JSON))

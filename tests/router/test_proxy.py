@@ -11,15 +11,14 @@ import pytest
 
 from kvstore.client.instances.client import Placement, Refusal
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.router.answer_reader import event
 from kvstore.router.config import RouterSettings
-from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
-from kvstore.router.proxy import Proxied, ResponseEngines, StreamingProxy
-from kvstore.router.requests import RESPONSES, parse_request
-from kvstore.router.sse import event
-from kvstore.router.standin.tokens import text_of
+from kvstore.router.metrics import Counters
+from kvstore.router.openai_api import parse_request
+from kvstore.router.proxy import Proxied, StreamingProxy
+from kvstore.router.standin.compute import text_of
 from kvstore.router.tokenizer import Prompt
-from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.request import Slo
 from tests.router.scripted import (
     PROMPT,
@@ -28,7 +27,6 @@ from tests.router.scripted import (
     ScriptedEngine,
     ScriptedScheduler,
     answers,
-    chat,
     choice,
     completion,
     following,
@@ -38,6 +36,7 @@ from tests.router.scripted import (
     says,
     streams,
 )
+from tests.tuned import tuned
 
 BAD = answers(500, "no")
 PREFIX = Prompt(len(PROMPT), [b"key"])
@@ -115,18 +114,6 @@ def test_an_unsplittable_request_goes_to_the_prefill_engine(members: dict[str, A
     run(test())
 
 
-def test_no_longer_an_answer_is_foreseen_than_is_usual() -> None:
-    async def test() -> None:
-        async with ScriptedEngine() as engine:
-            scheduler = ScriptedScheduler(both(engine.address))
-            async with proxy(scheduler) as served:
-                for asked in (completion(max_tokens=400), chat()):
-                    await read(await served.begin(asked, PREFIX, Slo()))
-            assert {each["output_tokens"] for each in scheduler.asked} == {SETTINGS.predicted_output_tokens}
-
-    run(test())
-
-
 @pytest.mark.parametrize("split", [False, True])
 def test_an_engine_that_refuses_answers_the_client(*, split: bool) -> None:
     async def test() -> None:
@@ -139,17 +126,6 @@ def test_an_engine_that_refuses_answers_the_client(*, split: bool) -> None:
                 assert isinstance(proxied, Proxied)
                 assert proxied.answer.status == 400
             assert (prefill.raw[-1], len(prefill.bodies), decode.bodies) == (completion().body, 1 + split, [])
-
-    run(test())
-
-
-def test_a_rejection_is_handed_on_and_not_tried_again() -> None:
-    async def test() -> None:
-        refusal = Refusal(Reason.TTFT, 5.0, 1.0)
-        scheduler = ScriptedScheduler(refusal)
-        async with proxy(scheduler) as served:
-            assert await served.begin(completion(), PREFIX, Slo()) == refusal
-        assert len(scheduler.asked) == 1
 
     run(test())
 
@@ -188,7 +164,7 @@ def test_a_master_that_is_away_is_asked_again() -> None:
 
 def test_the_last_attempt_gives_the_engines_own_failure() -> None:
     async def test() -> None:
-        settings = dataclasses.replace(SETTINGS, attempts=3)
+        settings = tuned(SETTINGS, attempts=3)
         async with ScriptedEngine(BAD, BAD, answers(503, "last")) as engine:
             counters = Counters()
             async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
@@ -200,22 +176,11 @@ def test_the_last_attempt_gives_the_engines_own_failure() -> None:
     run(test())
 
 
-def test_without_an_answer_the_attempts_end_in_an_error() -> None:
-    async def test() -> None:
-        settings = dataclasses.replace(SETTINGS, attempts=2)
-        async with ScriptedEngine(hangs_up, hangs_up) as engine:
-            async with proxy(ScriptedScheduler(both(engine.address)), None, settings) as served:
-                with pytest.raises(Unavailable, match=r"not served in 2 attempts; the last one: the engine at .* hung up"):
-                    await served.begin(completion(), PREFIX, Slo())
-
-    run(test())
-
-
 def test_a_deadline_is_not_tried_again() -> None:
     async def test() -> None:
         async with ScriptedEngine() as engine:
             engine.script.append(engine.silent)
-            settings = dataclasses.replace(SETTINGS, answer_timeout_s=0.5)
+            settings = tuned(SETTINGS, answer_timeout_s=0.5)
             counters = Counters()
             async with proxy(ScriptedScheduler(both(engine.address)), counters, settings) as served:
                 with pytest.raises(DeadlineExceeded):
@@ -236,23 +201,3 @@ def test_cancelled_it_hangs_up_on_the_engine() -> None:
                 await engine.cancelled.wait()
 
     run(test())
-
-
-@pytest.mark.parametrize("act", [None, BAD])
-def test_one_engine_alone_is_asked_once(act: Act | None) -> None:
-    async def test() -> None:
-        async with ScriptedEngine(*filter(None, [act])) as engine, proxy(ScriptedScheduler(Refusal(Reason.TTFT))) as served:
-            asked = parse_request(RESPONSES, b'{"prompt": "x"}', {})
-            proxied = await served.ask(asked, engine.address, path="/v1/responses/resp_1?a=b")
-            await read(proxied)
-            assert (proxied.answer.status, proxied.placement) == (200 if act is None else 500, None)
-            assert engine.paths == ["/v1/responses/resp_1"]
-
-    run(test())
-
-
-def test_the_oldest_responses_are_forgotten() -> None:
-    responses = ResponseEngines(limit=2)
-    for number in range(3):
-        responses.add(f"r{number}", f"http://{number}")
-    assert [responses.get(f"r{number}") for number in range(3)] == [None, "http://1", "http://2"]

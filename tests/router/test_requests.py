@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.router.requests import (
+from kvstore.router.openai_api import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
@@ -40,18 +40,6 @@ def request(path: str, **members: Any) -> ApiRequest:
 def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match="the body is not JSON: "):
         parse_json(body)
-
-
-def test_json_that_is_no_object_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="the body is not a JSON object"):
-        parse_json(b"[]")
-
-
-def test_the_model_is_a_text_or_left_out() -> None:
-    assert request(CHAT, model="m").model == "m"
-    assert request(CHAT).model is None
-    with pytest.raises(InvalidArgument, match="model is a text"):
-        _ = request(CHAT, model=1).model
 
 
 @pytest.mark.parametrize(
@@ -93,12 +81,6 @@ def test_two_engines_share_only_one_plain_sequence(path: str, members: dict[str,
     assert request(path, **members).is_splittable == is_splittable
 
 
-def test_only_a_response_continues_another_one() -> None:
-    assert request(RESPONSES, previous_response_id="resp_1").previous_response_id == "resp_1"
-    assert request(RESPONSES, previous_response_id=1).previous_response_id is None
-    assert request(CHAT, previous_response_id="resp_1").previous_response_id is None
-
-
 def test_a_prefill_is_the_same_request_for_one_token() -> None:
     asked = chat(stream=True, stream_options={"include_usage": True}, min_tokens=7, max_tokens=9, seed=3, novel={"a": [1]})
     body = json.loads(prefill_body(asked, {"do_remote_decode": True}))
@@ -116,11 +98,6 @@ def test_a_decode_has_the_clients_bytes_and_our_parameters(members: dict[str, An
     made = decode_body(parse_request(CHAT, body, {}), {"blocks": 3})
     assert json.loads(made) == {**members, "kv_transfer_params": {"blocks": 3}}
     assert made.startswith(body.rpartition(b"}")[0])
-
-
-def test_null_of_the_client_is_not_the_last_word() -> None:
-    made = decode_body(parse_request(CHAT, b'{"kv_transfer_params": null, "n": 1}\n', {}), {"blocks": 3})
-    assert json.loads(made) == {"n": 1, "kv_transfer_params": {"blocks": 3}}
 
 
 @given(st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES]), MEMBERS)

@@ -10,11 +10,10 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import InstanceReport, Placement, Refusal, Role, SchedulerClient
 from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from kvstore.router.scheduling import AsyncScheduler
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument
+from kvstore.router.proxy import AsyncScheduler
 from kvstore.rpc.deadline import Deadline
-from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from tests.router.scripted import run
 
 KEYS = Namespace(model="scheduling", dtype="bfloat16", block_tokens=4).block_keys(range(12))
@@ -45,22 +44,6 @@ def test_the_masters_answer_is_handed_on(two_nodes: Cluster) -> None:
 
     with SchedulerClient(ClientSettings(master=two_nodes.address)) as client, ThreadPoolExecutor(2) as threads:
         run(test(client, threads))
-
-
-def test_the_loop_goes_on_while_the_master_is_silent() -> None:
-    async def test() -> None:
-        held: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
-        silent = await asyncio.start_server(lambda _reader, writer: held.set_result(writer), "127.0.0.1", 0)
-        settings = ClientSettings(master=f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", deadline_s=0.3)
-        with SchedulerClient(settings) as client, ThreadPoolExecutor(2) as threads:
-            scheduler = AsyncScheduler(client, threads, block_tokens=4)
-            asking = asyncio.create_task(scheduler.schedule(KEYS, input_tokens=14, output_tokens=5, slo=Slo()))
-            (await held).close()  # only a loop that goes on can accept
-            with pytest.raises(Unavailable):
-                await asking
-        silent.close()
-
-    run(test())
 
 
 def test_a_question_that_waits_for_a_thread_beyond_its_deadline_is_not_asked() -> None:

@@ -102,31 +102,6 @@ def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal
     run(test())
 
 
-def test_what_does_not_end_in_time_is_cancelled() -> None:
-    async def test() -> None:
-        async with served(drain_s=0.01) as (waiting, serving):
-            reader, writer = await waiting.ask()
-            await waiting.entered.wait()
-            os.kill(os.getpid(), signal.SIGTERM)
-            await serving
-            assert waiting.cancelled.is_set()
-            assert await reader.read() == b""
-            writer.close()
-
-    run(test())
-
-
-def test_hanging_up_ends_the_connection_without_an_answer() -> None:
-    async def test() -> None:
-        async with served() as (waiting, _):
-            reader, writer = await waiting.ask("/hang-up")
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
-
-    run(test())
-
-
 def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with served() as (waiting, _):

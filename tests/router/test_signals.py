@@ -9,9 +9,8 @@ import pytest
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.protocol.errors import Unavailable
-from kvstore.router import signals
-from kvstore.router.counters import Counters
-from kvstore.router.signals import add_router_signals, readings
+from kvstore.router import metrics as signals
+from kvstore.router.metrics import Counters, add_router_signals, readings
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import ROUTER
 from tests.credentials import tokens_file
@@ -29,21 +28,6 @@ class Scheduler:
     def check(self) -> None:
         if not self.is_there:
             raise Unavailable("no master can be reached")
-
-
-def test_what_is_told_is_what_is_listed() -> None:
-    counters = Counters(active=1, requests=5, hung_up=2)
-    counters.rejected["busy"] += 3
-    counters.routed_by_load["salt"] += 4
-    counters.durations.observe(3_000_000_000, 1)
-    found = readings(counters, {("exported",): 4})
-    assert found.keys() == {metric.name for metric in ROUTER}
-    assert found["kvstore_router_routed_by_load"] == {("salt",): 4}
-    assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
-    told = found["kvstore_router_request_duration_seconds"]
-    assert isinstance(told, Mapping)
-    assert told[()] == counters.durations.counts()
-    assert found["kvstore_router_trace_spans"] == {("exported",): 4}
 
 
 def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +65,18 @@ def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and_with_
                         await asyncio.to_thread(server.close)
 
     run(test())
+
+
+def test_what_is_told_is_what_is_listed() -> None:
+    counters = Counters(active=1, requests=5, hung_up=2)
+    counters.rejected["busy"] += 3
+    counters.routed_by_load["salt"] += 4
+    counters.durations.observe(3_000_000_000, 1)
+    found = readings(counters, {("exported",): 4})
+    assert found.keys() == {metric.name for metric in ROUTER}
+    assert found["kvstore_router_routed_by_load"] == {("salt",): 4}
+    assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
+    told = found["kvstore_router_request_duration_seconds"]
+    assert isinstance(told, Mapping)
+    assert told[()] == counters.durations.counts()
+    assert found["kvstore_router_trace_spans"] == {("exported",): 4}

@@ -1,8 +1,7 @@
 """Promises of tokenizer.py, with engines on real sockets."""
 
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -10,16 +9,14 @@ import pytest
 
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
-from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
-from kvstore.router.prompt_source import LoadReason
-from kvstore.router.tokenizer import MAX_ADDRESSES, Prompt, PromptCache, PromptTokenizer
+from kvstore.router.metrics import Counters
+from kvstore.router.tokenizer import LoadReason, Prompt, PromptCache, PromptTokenizer
 from tests.ports import free_ports
-from tests.router.scripted import PROMPT, SETTINGS, TEXT, Act, ScriptedEngine, answers, chat, completion, hangs_up, prompt_tokens, run, says
+from tests.router.scripted import PROMPT, SETTINGS, Act, ScriptedEngine, answers, chat, completion, hangs_up, prompt_tokens, run, says
 
 NAMING = NamespaceNaming(Namespace(model="m", dtype="bfloat16", block_tokens=4))
 KEYS = NAMING.block_keys(PROMPT)
-Test = Callable[[PromptTokenizer, ScriptedEngine, Counters], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -48,31 +45,12 @@ def test_a_chat_has_the_tokens_that_the_engine_gives() -> None:
     run(test())
 
 
-def test_token_ids_need_no_engine() -> None:
-    async def test() -> None:
-        async with tokenizer(learn=False) as (tokens, engine, _):
-            assert await tokens.prompt(completion(PROMPT)) == Prompt(len(PROMPT), KEYS)
-            assert engine.tokenized == []
-
-    run(test())
-
-
 def test_the_whole_request_is_remembered_and_no_part_of_it() -> None:
     async def test() -> None:
         async with tokenizer() as (tokens, engine, _):
             for asked in (chat(), chat(seed=1), chat(tools=[]), chat({"role": "user", "content": "Hi!"}), chat(stream=True)):
                 await tokens.prompt(asked)
             assert len(engine.tokenized) == 3
-
-    run(test())
-
-
-def test_without_a_known_engine_a_text_is_routed_by_load() -> None:
-    async def test() -> None:
-        async with tokenizer(learn=False) as (tokens, engine, counters):
-            prompt = await tokens.prompt(completion())
-            assert prompt == Prompt(len(TEXT) // 4, load_reason=LoadReason.NO_ENGINE)
-            assert (counters.routed_by_load, engine.tokenized) == ({"no_engine": 1}, [])
 
     run(test())
 
@@ -113,17 +91,6 @@ def test_another_engine_is_asked_where_one_is_gone() -> None:
     run(test())
 
 
-def test_the_oldest_engines_are_forgotten() -> None:
-    async def test() -> None:
-        async with tokenizer() as (tokens, engine, _):
-            for number in range(MAX_ADDRESSES):
-                tokens.learn(f"http://127.0.0.1:{number}")
-            assert (await tokens.prompt(completion())).load_reason is LoadReason.TOKENIZE
-            assert engine.tokenized == []
-
-    run(test())
-
-
 def test_a_mismatch_turns_exact_tokenising_off(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with tokenizer() as (tokens, _, counters):
@@ -142,18 +109,6 @@ def test_a_mismatch_turns_exact_tokenising_off(caplog: pytest.LogCaptureFixture)
         run(test())
     assert len(caplog.records) == 1
     assert "counts 16 tokens in a prompt for which its /tokenize gave 15" in caplog.text
-
-
-def test_a_request_without_exact_tokens_is_counted() -> None:
-    async def test() -> None:
-        async with tokenizer() as (tokens, _, counters):
-            image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}]}
-            prompt = await tokens.prompt(chat(image))
-            assert prompt.load_reason is LoadReason.CONTENT
-            assert prompt.tokens < 20, "an image's bytes are no text"
-            assert json.loads(json.dumps(counters.as_dict()))["routed_by_load"] == {"content": 1}
-
-    run(test())
 
 
 def test_a_cache_of_prompts_evicts_the_least_recently_used() -> None:

@@ -12,13 +12,12 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.traceparent import TraceParent
+from kvstore.router.answer_reader import event
 from kvstore.router.app import RouterApp
-from kvstore.router.counters import Counters
 from kvstore.router.engines import Engines
+from kvstore.router.metrics import Counters
 from kvstore.router.proxy import StreamingProxy
-from kvstore.router.sse import event
 from kvstore.router.tokenizer import PromptTokenizer
-from kvstore.router.tracing import fail, step, tell, trace_headers
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.spans import Tracing
 from tests.router.scripted import (
@@ -113,15 +112,6 @@ def test_what_is_not_sampled_goes_on_as_it_came_and_what_cannot_be_read_does_not
     run(test())
 
 
-def test_who_traces_nothing_hands_on_what_others_trace() -> None:
-    async def test() -> None:
-        async with router(None) as (client, engine):
-            await client.post("/v1/completions", json={**BODY, **WHOLE}, headers={"traceparent": PARENT.text()})
-        assert [headers["traceparent"] for headers in engine.headers] == [PARENT.text()]
-
-    run(test())
-
-
 def test_chance_begins_traces_of_requests_that_name_none(collector: Collector) -> None:
     async def test() -> None:
         async with router(to(collector, sample_ratio=1)) as (client, engine):
@@ -158,25 +148,3 @@ def test_a_stream_that_breaks_off_and_an_engine_that_refuses_are_errors(collecto
         assert errors == {"", "Unavailable"}
 
     run(test())
-
-
-def test_a_request_that_is_cancelled_ends_its_span(collector: Collector) -> None:
-    async def test() -> None:
-        async with router(to(collector, sample_ratio=1)) as (client, engine):
-            engine.script.append(engine.silent)
-            asked = asyncio.create_task(client.post("/v1/completions", json=BODY))
-            await engine.entered.wait()
-            asked.cancel()
-            await engine.cancelled.wait()
-        spans = collector.spans("kvstore.router.completions", "kvstore.router.prefill")
-        assert {spans[f"kvstore.router.{name}"].error for name in ("completions", "prefill")} == {"CancelledError"}
-
-    run(test())
-
-
-def test_outside_a_traced_request_nothing_is_told() -> None:
-    tell("kvstore.prompt_tokens", 1)
-    fail(ValueError())
-    with step("schedule") as part:
-        assert part is None
-        assert trace_headers() == {}

@@ -5,10 +5,8 @@ Two things are ours: what an instance computes sooner than it fetches it, it com
 
 from collections.abc import Hashable, Sequence
 
-from kvstore.scheduler.decision import Decision, Reason, Rejection
 from kvstore.scheduler.dispatcher import Estimators
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
-from kvstore.scheduler.request import Request
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request
 
 INF = float("inf")
 

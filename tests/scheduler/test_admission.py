@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.admission import ADMISSIONS, Admission, PoolLoad, expected_decoding, make_admission, uniformly_decoding
-from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Rejection, Slo
 from tests.scheduler.simulator.two_stages import Course, OneSecondEach, run
 
 SLO = Slo(ttft_s=4, tbt_s=3)
@@ -76,27 +75,10 @@ def test_what_slipped_through_is_rejected_before_it_is_decoded(name: str) -> Non
     assert admission(name).on_decode(load(decoding=3), SLO) == DECODE_LOAD
 
 
-def test_sequences_are_spread_over_the_instances() -> None:
-    assert arriving("early", load(decoding=5, instances=2)) is None
-    assert arriving("early", load(decoding=6, instances=2)) == DECODE_LOAD
-
-
 def test_a_limit_below_one_leaves_room_under_both_slos() -> None:
     careful = admission("early", load_limit=0.5)
     assert careful.on_arrival(load(), SLO, ttft_s=2.5) == Rejection(Reason.PREFILL_LOAD, 2.5, 2)
     assert careful.on_arrival(load(decoding=1), SLO, ttft_s=2) == Rejection(Reason.DECODE_LOAD, 2, 1.5)
-
-
-def test_context_is_that_of_an_average_sequence() -> None:
-    asked: list[tuple[int, int]] = []
-
-    class Recording:
-        def tbt_s(self, batch: int, context_tokens: int) -> float:
-            asked.append((batch, context_tokens))
-            return 0.0
-
-    make_admission("early", Recording()).on_arrival(load(decoding=3), SLO, ttft_s=1)
-    assert asked == [(4, 200)]
 
 
 @pytest.mark.parametrize("load_limit", [0, -1, float("nan")])

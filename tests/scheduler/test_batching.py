@@ -2,41 +2,10 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.scheduler.batching import RunningBatch
-
-
-def test_it_counts_its_tokens_and_who_ends_first_and_last() -> None:
-    batch: RunningBatch[str] = RunningBatch()
-    assert (len(batch), batch.context_tokens, batch.longest_steps) == (0, 0, 0)
-    batch.join("a", context_tokens=100, steps=2)
-    batch.join("b", context_tokens=50, steps=5)
-    assert (batch.steps_to_next_end, batch.longest_steps) == (2, 5)
-    assert batch.advance() == []
-    assert (batch.context_tokens, batch.longest_steps) == (152, 4)
-    batch.join("c", context_tokens=10, steps=1)
-    assert (batch.steps_to_next_end, batch.members()) == (1, ["a", "b", "c"])
-    assert batch.advance() == ["a", "c"]
-    assert (len(batch), batch.context_tokens, batch.longest_steps) == (1, 52, 3)
-
-
-def test_one_that_leaves_lacks_what_it_has_not_got() -> None:
-    batch: RunningBatch[str] = RunningBatch()
-    batch.join("a", context_tokens=10, steps=3)
-    batch.join("b", context_tokens=20, steps=9)
-    batch.advance(2)
-    assert batch.leave("b") == 7
-    assert batch.leave("a") == 1
-    assert (len(batch), batch.context_tokens) == (0, 0)
-
-
-def test_nobody_joins_for_nothing() -> None:
-    with pytest.raises(AssertionError):
-        RunningBatch[str]().join("a", context_tokens=1, steps=0)
-
 
 Step = tuple[str, int, int]
 steps = st.lists(st.tuples(st.sampled_from(["join", "leave", "advance"]), st.integers(1, 20), st.integers(1, 9)), max_size=60)

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.decode_selection import Decoding, broken_slo, decodings, select_decoding_instance
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
-from kvstore.scheduler.request import Request, Slo
+from kvstore.scheduler.dispatcher import Decoding, broken_slo, decodings, select_decoding_instance
+from kvstore.scheduler.request import DecodeInstance, PrefillInstance, Reason, Rejection, Request, Slo
 
 REQUEST = Request((), input_tokens=100, block_tokens=16, output_tokens=20)
 
@@ -31,31 +29,15 @@ def test_the_least_tbt_after_admission_wins() -> None:
     assert estimator.asked == [(4, 100), (2, 5100), (3, 600)]
 
 
-def test_equal_tbt_goes_to_the_least_context_then_to_the_first() -> None:
-    decode = [DecodeInstance("a", 1, 300), DecodeInstance("b", 1, 200), DecodeInstance("c", 1, 200)]
-    assert select_decoding_instance(REQUEST, decode, Counting(0)) == Decoding(1, 2.0)
-
-
 def test_equal_loads_are_estimated_once() -> None:
     estimator = Counting()
     select_decoding_instance(REQUEST, [DecodeInstance(str(i)) for i in range(9)], estimator)
     assert len(estimator.asked) == 1
 
 
-def test_a_full_cache_is_passed_over() -> None:
-    decode = [DecodeInstance("full", 0, 881, 1000), DecodeInstance("fits", 5, 880, 1000)]
-    found = select_decoding_instance(REQUEST, decode, Counting())
-    assert isinstance(found, Decoding)
-    assert found.instance == 1
-
-
 def test_without_room_anywhere_the_answer_says_how_much_there_is() -> None:
     decode = [DecodeInstance("a", 0, 950, 1000), DecodeInstance("b", 0, 900, 1000)]
     assert select_decoding_instance(REQUEST, decode, Counting()) == Rejection(Reason.CAPACITY, 120, 100)
-
-
-def test_without_instances_there_is_none() -> None:
-    assert select_decoding_instance(REQUEST, [], Counting()) == Rejection(Reason.NO_INSTANCE)
 
 
 @pytest.mark.parametrize("whose", [0, 1])
@@ -94,10 +76,6 @@ def test_without_room_after_any_the_answer_is_the_largest_there_is(own: list[int
     assert decodings(REQUEST, pool, decode, Counting())[2] == Rejection(Reason.CAPACITY, 120, 110)
 
 
-def test_a_placement_on_the_limit_keeps_it() -> None:
-    assert broken_slo(Slo(2, 1), ttft_s=2, tbt_s=1) is None
-
-
 def test_a_placement_that_breaks_an_slo_says_which() -> None:
     assert broken_slo(Slo(2, 1), ttft_s=2.5, tbt_s=1.5) == Rejection(Reason.TTFT, 2.5, 2)
     assert broken_slo(Slo(2, 1), ttft_s=2, tbt_s=1.5) == Rejection(Reason.TBT, 1.5, 1)
@@ -113,9 +91,3 @@ def test_what_is_prefilled_where_it_is_decoded_stays_there() -> None:
     decode = [DecodeInstance("b"), DecodeInstance("both", 3, capacity_tokens=120, is_own=True)]
     found = decodings(REQUEST, [PrefillInstance("both", decodes_at=1), PrefillInstance("p")], decode, Counting(0))
     assert dict(found) == {0: Decoding(1, 4.0), 1: Decoding(0, 1.0)}
-
-
-def test_where_all_are_decoded_elsewhere_it_is_the_same_for_each() -> None:
-    pool = [PrefillInstance("a"), PrefillInstance("b")]
-    assert dict(decodings(REQUEST, pool, [DecodeInstance("d")], Counting(0))) == {0: Decoding(0, 1.0), 1: Decoding(0, 1.0)}
-    assert dict(decodings(REQUEST, pool, [], Counting())) == {0: Rejection(Reason.NO_INSTANCE), 1: Rejection(Reason.NO_INSTANCE)}

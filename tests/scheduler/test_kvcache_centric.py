@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.decision import Decision, Reason, Rejection
 from kvstore.scheduler.dispatcher import Estimators
-from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
+from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.kvcache_centric import KVCacheCentric
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.scheduler.request import Request, Slo
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, Request, Slo
 from tests.scheduler.naive_algorithm import algorithm_1, prefix_match
 
 BLOCK_TOKENS = 10
@@ -70,64 +68,6 @@ def test_when_the_holder_is_busy_the_prefix_goes_to_another() -> None:
     found = decided(KVCacheCentric(estimators()), request(), [1, 4], prefill(0, 5))
     assert (found.prefill, found.prefix_blocks, found.transfer_from, found.transfer_blocks) == (0, 4, 1, 3)
     assert (found.transfer_s, found.queue_s, found.prefill_s) == pytest.approx((0.3, 0, 0.1))
-
-
-def test_below_the_threshold_an_instance_makes_do_with_what_it_has() -> None:
-    """4 / 3 is not more than 1.5: lines 10 and 11."""
-    found = decided(KVCacheCentric(estimators(), kvcache_balancing_threshold=1.5), request(), [3, 4], prefill(0, 5))
-    assert (found.prefill, found.prefix_blocks, found.transfer_from, found.transfer_blocks) == (0, 3, None, 0)
-    assert (found.transfer_s, found.prefill_s) == pytest.approx((0, 1.1))
-
-
-def test_a_ratio_that_is_the_threshold_does_not_exceed_it() -> None:
-    assert decided(KVCacheCentric(estimators(), kvcache_balancing_threshold=2), request(), [2, 4], prefill(0, 9)).transfer_from is None
-
-
-def test_an_instance_without_any_prefix_is_infinitely_far_behind() -> None:
-    found = decided(KVCacheCentric(estimators(), kvcache_balancing_threshold=1e300), request(), [0, 1], prefill(0, 9))
-    assert (found.prefill, found.transfer_from, found.transfer_blocks) == (0, 1, 1)
-
-
-def test_an_infinite_threshold_never_sends() -> None:
-    found = decided(KVCacheCentric(estimators(), kvcache_balancing_threshold=inf), request(), [0, 4], prefill(0, 9))
-    assert (found.prefill, found.prefix_blocks, found.transfer_from) == (0, 0, None)
-
-
-def test_a_prefix_that_nobody_has_is_sent_by_nobody() -> None:
-    found = decided(KVCacheCentric(estimators()), request(), [0, 0], prefill(1, 0))
-    assert (found.prefill, found.prefix_blocks, found.transfer_from) == (1, 0, None)
-
-
-def test_of_two_holders_the_one_that_can_send_sooner_sends() -> None:
-    pool = prefill(9, 9, 0)
-    pool[0].send_backlog_bytes = 10_000
-    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 0], pool).transfer_from == 1
-
-
-def test_the_senders_backlog_counts() -> None:
-    pool = prefill(3, 0)
-    pool[0].send_backlog_bytes = 2_900
-    found = decided(KVCacheCentric(estimators()), request(), [4, 0], pool)
-    assert (found.prefill, found.transfer_from) == (0, None)  # 3.1 s there, 3.3 s + 0.1 s here
-    pool[0].send_backlog_bytes = 2_000
-    assert decided(KVCacheCentric(estimators()), request(), [4, 0], pool).prefill == 1
-
-
-def test_equal_instances_are_taken_from_the_first() -> None:
-    assert decided(KVCacheCentric(estimators()), request(), [0, 0, 0], prefill(1, 1, 1)).prefill == 0
-
-
-def test_a_late_first_token_is_rejected_with_what_it_would_have_been() -> None:
-    found = KVCacheCentric(estimators()).dispatch(request(slo=Slo(ttft_s=2)), [0], prefill(1), DECODE)
-    assert isinstance(found, Rejection)
-    assert found == Rejection(Reason.TTFT, found.value, 2)
-    assert found.value == pytest.approx(5.1)
-
-
-def test_slow_tokens_are_rejected_with_what_they_would_have_been() -> None:
-    decode = [DecodeInstance("d0", batch=4), DecodeInstance("d1", batch=3)]
-    found = KVCacheCentric(estimators()).dispatch(request(slo=Slo(tbt_s=3.5)), [0], prefill(0), decode)
-    assert found == Rejection(Reason.TBT, 4.0, 3.5)
 
 
 def test_what_a_gpu_alone_has_is_used_there_and_not_sent() -> None:
@@ -241,27 +181,6 @@ def test_a_slow_way_keeps_a_prefix_from_travelling_by_it() -> None:
     pool[0].received_bytes_per_s = {"b": 50.0}
     found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
     assert (found.prefill, found.transfer_from) == (1, None), "8.1 s, and 4.1 s to compute it"
-
-
-def test_who_sends_depends_on_the_way_to_who_receives() -> None:
-    pool = prefill(9, 9, 9, 0)
-    for place, instance in zip("abcd", pool, strict=True):
-        instance.place = place
-    pool[3].received_bytes_per_s = {"a": 100.0}
-    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool).transfer_from == 1, "the first that nothing bad is known of"
-    pool[3].received_bytes_per_s = {"a": 100.0, "c": 5000.0}
-    found = decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool)
-    assert (found.transfer_from, round(found.transfer_s, 6)) == (2, 0.08)
-    pool[3].received_bytes_per_s = {"a": 100.0, "b": 300.0, "c": 200.0}
-    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 4, 0], pool).transfer_from == 1
-
-
-def test_a_way_by_which_nothing_arrives_is_not_taken() -> None:
-    pool = prefill(9, 9, 0)
-    for place, instance in zip("abc", pool, strict=True):
-        instance.place = place
-    pool[2].received_bytes_per_s = {"a": 0.0, "b": 125.0}
-    assert decided(KVCacheCentric(estimators()), request(), [4, 4, 0], pool).transfer_from == 1
 
 
 class Blocks(BandwidthTransfer):

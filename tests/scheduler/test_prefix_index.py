@@ -25,34 +25,6 @@ def test_a_match_is_the_leading_run_of_each_instances_set(steps: list[tuple[str,
     assert len(index) == len(set().union(*sets))
 
 
-def test_instances_beyond_those_asked_for_are_left_out() -> None:
-    index: PrefixIndex[str] = PrefixIndex()
-    index.add(0, "ab")
-    index.add(3, "abc")
-    assert index.match("abc", 2) == [2, 0]
-    assert index.match("abc", 0) == []
-
-
-def test_what_nobody_holds_takes_no_memory() -> None:
-    index: PrefixIndex[str] = PrefixIndex()
-    index.add(0, "ab")
-    index.add(1, "b")
-    index.remove(0, "ab")
-    assert len(index) == 1
-    index.remove(1, "bz")
-    assert len(index) == 0
-
-
-def test_blocks_added_together_share_one_set_of_holders() -> None:
-    """What makes a match of a long prompt quick."""
-    index: PrefixIndex[int] = PrefixIndex()
-    index.add(7, range(100))
-    index.add(200, range(50))
-    holders = index._holders
-    assert len({id(holders[block]) for block in range(50)}) == 1
-    assert len({id(holders[block]) for block in range(50, 100)}) == 1
-
-
 def test_nothing_is_read_beyond_the_longest_run() -> None:
     holders = iter([0b11, 0b01, 0, 0b11])
     assert leading_blocks(holders, 2) == [2, 1]

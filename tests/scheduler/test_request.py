@@ -12,14 +12,6 @@ def test_an_impossible_slo_is_refused_by_name(ttft_s: float, tbt_s: float, name:
         Slo(ttft_s, tbt_s)
 
 
-def test_without_a_promise_everything_is_in_time() -> None:
-    assert Slo() == Slo(float("inf"), float("inf"))
-
-
 @pytest.mark.parametrize(("blocks", "tokens"), [(0, 0), (1, 16), (2, 31), (9, 31)])
 def test_the_last_token_needs_a_prefill(blocks: int, tokens: int) -> None:
     assert Request((), input_tokens=32, block_tokens=16).prefix_tokens(blocks) == tokens
-
-
-def test_of_an_empty_prompt_nothing_is_cached() -> None:
-    assert Request((), input_tokens=0, block_tokens=16).prefix_tokens(3) == 0

@@ -17,6 +17,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import eventually
 from tests.store.engines import LOOPBACK
+from tests.tuned import tuned
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
 
 
 def test_a_node_forgets_others_that_it_copies_nothing_from_any_more(tmp_path: Path) -> None:
-    with running(tmp_path, TransferSettings(peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
+    with running(tmp_path, tuned(TransferSettings, peer_ttl_s=0.001)) as node, TransferEngine("other", LOOPBACK) as other:
         engine = node._storage.engine
         assert engine is not None
         engine.connect(other.describe())

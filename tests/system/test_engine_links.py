@@ -33,7 +33,7 @@ def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
     """A master and a node on host 0, whose engine uses these rails: the master's address. Both are reached by the first rail."""
     await_links(hosts, "rail0")
     config = folder / "node.toml"
-    config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\nlink_poll_interval_s = 0.05\n')
+    config.write_text(f'[transfer]\nrails = "{rails}"\nlisten_port = {ENGINE_PORT}\n')
     here, address = hosts.names[0], hosts.rails[0].addresses[0]
     public = ["--allow-unauthenticated", "--listen"]
     master = [*public, f"{address}:{MASTER}", "--control", "127.0.0.1:7442", "--run-dir", str(folder / "m"), "--catalog", "memory:"]

@@ -18,7 +18,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.protocol import control_pb2 as pb
-from kvstore.router.standin.tokens import continuation, text_of
+from kvstore.router.standin.compute import continuation, text_of
 from tests.forked import Forked
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 
@@ -62,7 +62,6 @@ class Fleet:
             name,
             "kvstore.router.standin.engine",
             *("--role", role, "--node", node, "--name", name, "--gpu", "A100-80G", "--speedup", "10"),
-            *("--block-bytes", "256"),
         )
 
     def kill_engines(self) -> None:
@@ -117,7 +116,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         ending.callback(running.kill_engines)
         for name in ENGINES:
             running.start_engine(name)
-        router = running.start("router", "kvstore.router.daemon", "--retry-pause-s", "0.1", "--attempts", "9", "--max-body-bytes", "100KiB")
+        router = running.start("router", "kvstore.router.daemon", "--attempts", "9", "--max-body-bytes", "100KiB")
         ending.callback(router.kill)
         for name in ("n0", "n1"):
             system.start_node(name, "--dram", "32MiB")

@@ -16,6 +16,7 @@ from kvstore.transfer.paths.transfers import Transfer
 from kvstore.transfer.testing.waiting import eventually
 from tests.line_child import LineChild
 from tests.transfer.signal_storm import SIZE, Storm
+from tests.tuned import tuned
 
 LONGEST_S = 0.0004
 """Of the time to the next signal: a submit takes about as long."""
@@ -24,7 +25,7 @@ LONGEST_S = 0.0004
 def main() -> None:
     transports, count = sys.argv[1], int(sys.argv[2])
     storm = Storm(TransferEngine.submit, count, longest_s=LONGEST_S)
-    settings = TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
+    settings = tuned(TransferSettings, transports=transports, rails="lo", slice_bytes=Size(64 << 10), shm_slice_bytes=Size(64 << 10))
     came_out = left = 0
     with LineChild("tests.transfer.engine_child", transports) as child, TransferEngine("struck", settings) as engine:
         description, shared, *_ = (bytes.fromhex(text) for text in child.answer())

@@ -48,18 +48,6 @@ def a_request(**fields: object) -> Request:
     return Request(Direction.READ, "peer", pieces, Deadline(PATIENCE_S), **fields)  # type: ignore[arg-type]
 
 
-def test_a_request_knows_its_size() -> None:
-    assert a_request().size_bytes == 50
-
-
-def test_a_request_that_is_over_is_not_waited_for() -> None:
-    request = a_request()
-    request.finish()
-    request.wait(Deadline(0))
-    assert request.is_over
-    assert request.error is None
-
-
 def test_whoever_waits_is_told_of_the_end() -> None:
     request = a_request()
     waiting = [in_background(lambda: request.wait(Deadline(PATIENCE_S))) for _ in range(2)]
@@ -75,20 +63,6 @@ def test_waiting_ends_at_the_deadline_though_the_request_goes_on() -> None:
     with within(SHORT_S), pytest.raises(DeadlineExceeded):
         request.wait(Deadline(SHORT_S))
     assert not request.is_over
-
-
-def test_a_request_is_over_once() -> None:
-    request = a_request()
-    request.finish()
-    with pytest.raises(AssertionError):
-        request.finish()
-
-
-def test_the_callback_sees_the_result() -> None:
-    seen: list[tuple[bool, object]] = []
-    error = Unreachable("gone")
-    a_request(callback=lambda request: seen.append((request.is_over, request.error))).finish(error)
-    assert seen == [(True, error)]
 
 
 def test_transfer_returns_when_it_is_over_and_holds_the_memory_until_then() -> None:

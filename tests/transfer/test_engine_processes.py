@@ -12,9 +12,10 @@ from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.spans import Span
-from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
+from kvstore.transfer.paths.batch import Span
+from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, within
 from tests.line_child import LineChild
+from tests.tuned import tuned
 
 
 class Child(LineChild):
@@ -46,7 +47,7 @@ REAL = pytest.mark.parametrize("transports", ["shm", "tcp", "shm,tcp"])
 
 
 def real_engine(transports: str, name: str = "me") -> TransferEngine:
-    return TransferEngine(name, TransferSettings(transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
+    return TransferEngine(name, tuned(TransferSettings, transports=transports, rails="lo", slice_bytes=Size(64 << 10)))
 
 
 @REAL
@@ -139,11 +140,3 @@ def test_a_closed_engine_leaves_no_descriptors_and_no_threads() -> None:
 
     use()
     assert_nothing_is_left(use)
-
-
-def test_served_bytes_are_counted() -> None:
-    with Child("tcp") as child, real_engine("tcp") as engine:
-        remote = engine.import_region(engine.connect(child.description), child.shared)
-        engine.transfer([(remote, bytearray(1000), 1000)])
-        eventually(lambda: child.ask("served") == ["1000", "1"], "1000 bytes served by 1 connection")
-        assert (engine.served_bytes, engine.served_connections) == (0, 0)

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES
-from kvstore.transfer.notices import MAX_NOTICES, MAX_NOTICES_BYTES, Notices
+from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, Notices
 
 
 def test_they_are_told_once_in_order_with_their_sender() -> None:

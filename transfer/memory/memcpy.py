@@ -1,7 +1,7 @@
 """Copies between this process's buffers and mapped slabs, by several threads when there is much to copy.
 
 One thread does not fill a memory bus; the copies and the hashing run without the GIL, so a few threads together do. The caller copies
-along: whoever is free takes the next part. No call returns or raises while a thread touches what it was given (gate.py).
+along: whoever is free takes the next part. No call returns or raises while a thread touches what it was given (signal_safety.py).
 
 Beside a thread that computes in Python, what one thread copies alone is copied with the GIL (rpc/gil_contention.py).
 """
@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from kvstore.rpc.gil_contention import GilContention
-from kvstore.transfer.memory.gate import Gate, begin_thread
+from kvstore.transfer.memory.signal_safety import Gate, begin_thread
 
 R = TypeVar("R")
 Pair = tuple[memoryview, memoryview]

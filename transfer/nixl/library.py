@@ -28,7 +28,7 @@ PROGRESS_PERIOD_US: Final = 10_000
 ENVIRONMENT: Final = {
     # The wheel's module for Amazon's EFA needs the system's libefa, whose libnl and the wheel's own mix: the process then crashes at exit.
     "UCX_MODULES": "^efa",
-    # Giving up a stalled peer leaves operations behind, of each of which UCX warns in a line of its own.
+    # PartSender up a stalled peer leaves operations behind, of each of which UCX warns in a line of its own.
     "UCX_LOG_LEVEL": "fatal",
     # Each of its errors reaches the caller as an error.
     "NIXL_LOG_LEVEL": "FATAL",

@@ -21,7 +21,7 @@ from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.workers import not_given
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.answering import LAST_WORD_S, Answering
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.streams.servers import Servers
@@ -164,7 +164,7 @@ class Target:
                 if is_first:  # the dispatcher looks after its time
                     os.eventfd_write(self._wake_fd, 1)
         if displaced is not None:
-            log.warning("%d connections have not said who they are (max_handshakes): the oldest is closed", self._settings.max_handshakes)
+            log.warning("%d connections have not said who they are: the oldest is closed", self._settings.max_handshakes)
             self._drop(displaced)
         if not is_welcome:
             connection.close()
@@ -365,7 +365,7 @@ class Target:
                 log.warning("refusing a peer: %d connections are open (max_connections)", len(self._peers))
                 raise Unavailable(f"all {self._settings.max_connections} connections of {self._name} are in use (max_connections)")
             if peer.is_dropped:  # its time was over a moment ago
-                raise ProtocolError("it took too long to say who it is (handshake_timeout_s)")
+                raise ProtocolError("it took too long to say who it is")
             self._peers[key] = peer
             peer.key = key
             self._strangers.remove(peer)

@@ -6,7 +6,7 @@ from kvstore.client.tools.planning import Setup
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.models.spec import CacheSpec
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import find_gpu
 from kvstore.scheduler.pressure.load import Load
 from kvstore.scheduler.pressure.strategies import LowerTier
 

@@ -15,7 +15,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Mode, Plan
 from kvstore.scheduler.simulator.report import Report
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 from tests.scheduler.simulator.parts import asked
 
 SMALL = ("--prefill", "2", "--decode", "2")

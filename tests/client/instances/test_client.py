@@ -22,9 +22,8 @@ from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
 from kvstore.rpc.address import is_here, why_not_here
 from kvstore.rpc.deadline import Deadline
-from kvstore.scheduler.decision import Reason
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.credentials import ENGINE, tokens_file

@@ -24,8 +24,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.lab.jobs import Job
 from kvstore.lab.replay import Replay
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.pressure.load import Load
 from kvstore.scheduler.pressure.strategies import STRATEGIES, LowerTier
 from tests.client.cli.planned import GB, setup

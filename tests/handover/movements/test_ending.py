@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.handover.movements.ending import Ending
-from kvstore.handover.movements.windows import Window
+from kvstore.handover.movements.movement import Ending, Window
 from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.config import TransferSettings
@@ -62,16 +61,6 @@ def test_what_moves_is_awaited_and_after_a_failure_cancelled() -> None:
     scene.reactor.close()
 
 
-def test_after_success_what_still_moves_is_not_cancelled() -> None:
-    scene, moving = Scene(), Moving()
-    scene.ending.track(moving, lambda error: None)
-    scene.ending.begin([], is_failed=False)
-    assert not moving.is_cancelled
-    moving.on_end(None)
-    assert scene.told == [True]
-    scene.reactor.close()
-
-
 def test_peers_that_are_at_the_memory_are_awaited() -> None:
     with TransferEngine("owner", TransferSettings(transports="tcp", rails="lo")) as engine:
         scene, window = Scene(), Window(engine, [Region(memoryview(bytearray(8)))], writable=True)
@@ -118,14 +107,3 @@ def test_the_deadline_is_told_of_unless_it_ended_before() -> None:
         scene.pass_time(5)
         assert expired.is_set() == is_late
         scene.reactor.close()
-
-
-def test_what_cannot_be_cancelled_has_its_own_time_and_the_fences() -> None:
-    scene, moving = Scene(), Moving()
-    scene.ending.track(moving, lambda error: None)
-    scene.ending.begin([], is_failed=True, moves_until_ns=20_000_000_000)
-    scene.pass_time(29.9)
-    assert scene.told == []
-    scene.pass_time(0.1)
-    assert scene.told == [False]
-    scene.reactor.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.handover.movements.operations import Movement, Operation, StreamOperation
+from kvstore.handover.movements.movement import Movement, Operation, StreamOperation
 from kvstore.handover.movements.streams import Stream
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, Unreachable
 from kvstore.rpc.reactor import Reactor
@@ -60,14 +60,6 @@ def test_bytes_are_prepared_moved_and_followed_in_this_order(scene: Scene) -> No
     assert steps == [bytes(4), b"data"]
 
 
-def test_without_anything_to_move_the_rest_is_done(scene: Scene) -> None:
-    steps: list[int] = []
-    assert ended(scene.operation(list, lambda: steps.append(1)))[0] is None
-    assert ended(scene.operation(list))[0] is None
-    assert ended(Operation(scene.reactor, scene.worker, None, lambda: [(b"", b"", 0)], deadline_s=1))[0] is None
-    assert steps == [1]
-
-
 def test_what_fails_is_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     error, _ = ended(scene.operation(lambda: [(b"x", scene.remote, 5000)]))
     assert isinstance(error, InvalidArgument)
@@ -82,13 +74,6 @@ def test_what_fails_is_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> N
     assert "a hand-over failed" in caplog.text
 
 
-def test_one_that_is_cancelled_before_it_began_moves_nothing(scene: Scene) -> None:
-    operation = scene.operation(lambda: [(b"x", scene.remote, 1)])
-    operation.cancel()
-    assert isinstance(ended(operation)[0], Cancelled)
-    assert scene.region.memory[0] == 0
-
-
 def test_one_that_is_cancelled_while_it_is_prepared_or_moves_ends(scene: Scene) -> None:
     def prepare() -> list[Any]:
         operation.cancel()
@@ -97,11 +82,6 @@ def test_one_that_is_cancelled_while_it_is_prepared_or_moves_ends(scene: Scene) 
     operation = scene.operation(prepare, lambda: None)
     assert isinstance(ended(operation)[0], Cancelled | None)
     operation.cancel()  # over: changes nothing
-
-
-def test_without_a_worker_it_ends(scene: Scene) -> None:
-    scene.worker.shutdown()
-    assert isinstance(ended(scene.operation(list))[0], Closed)
 
 
 def test_one_that_got_no_thread_has_ended_and_does_not_begin_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from kvstore.handover.movements import streams
-from kvstore.handover.movements.streams import Move, Stream, StreamListener
+from kvstore.handover.movements.streams import Move, Stream, StreamListener, StreamTransport
 from kvstore.protocol.errors import Cancelled, Closed, Full, KVStoreError, Unreachable
 from kvstore.protocol.handover_messages import TICKET_BYTES
 from kvstore.rpc.deadline import Deadline
@@ -47,7 +47,7 @@ def listener() -> Iterator[StreamListener]:
 def connected(listener: StreamListener, ticket: bytes = TICKET) -> Stream:
     """The sender's end."""
     stream = Stream()
-    stream.connect(TcpConnection, listener.metadata(), Rail(), ticket, deadline_s=10)
+    stream.connect(StreamTransport(TcpConnection), listener.metadata(), ticket, deadline_s=10)
     return stream
 
 
@@ -129,7 +129,7 @@ class Wrong(TcpConnection):
 def test_a_plugin_that_cannot_open_a_stream_ends_its_moves_and_leaves_no_connection(listener: StreamListener) -> None:
     stream = Stream()
     ended = put(stream, sending(b"x"))
-    stream.connect(Wrong, listener.metadata(), Rail(), TICKET, deadline_s=10)
+    stream.connect(StreamTransport(Wrong), listener.metadata(), TICKET, deadline_s=10)
     assert str(ended.result(10)) == "internal error: ZeroDivisionError: a mistake"
     assert [connection.is_open for connection in Wrong.made] == [False]
 
@@ -142,7 +142,7 @@ def test_a_thread_that_cannot_be_had_ends_the_moves(listener: StreamListener, mo
     ended = put(stream, sending(b"x"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        stream.connect(TcpConnection, listener.metadata(), Rail(), TICKET, deadline_s=10)
+        stream.connect(StreamTransport(TcpConnection), listener.metadata(), TICKET, deadline_s=10)
         assert isinstance(ended.result(0), Full)
         with pytest.raises(Unreachable):
             TcpConnection.connect(listener.metadata(), Rail(), Deadline(10)).recv_into([memoryview(bytearray(1))], Deadline(10))
@@ -150,18 +150,6 @@ def test_a_thread_that_cannot_be_had_ends_the_moves(listener: StreamListener, mo
     ours = connected(listener)
     assert put(ours, sending(b"x")).result(10) is None
     theirs.close()
-
-
-def test_a_stream_that_cannot_be_opened_ends_its_moves(listener: StreamListener) -> None:
-    metadata = listener.metadata()
-    listener.close()
-    stream, second = Stream(), Stream()
-    ended = put(stream, sending(b"x"))
-    stream.connect(TcpConnection, metadata, Rail(), TICKET, deadline_s=10)
-    assert isinstance(ended.result(10), Unreachable)
-    assert isinstance(put(stream, sending(b"x")).result(10), Unreachable)
-    second.close()
-    assert isinstance(put(second, sending(b"x")).result(10), Cancelled)
 
 
 def test_a_wrong_ticket_or_one_that_is_used_or_forgotten_is_hung_up_on(listener: StreamListener) -> None:
@@ -199,18 +187,6 @@ def test_of_too_many_strangers_the_oldest_is_closed() -> None:
         assert not listener.arriving
         for stream in (ours, theirs):
             stream.close()
-
-
-def test_a_second_connection_for_a_stream_is_closed(listener: StreamListener) -> None:
-    theirs = listener.expect(TICKET)
-    ours = connected(listener)
-    assert put(ours, sending(b"x")).result(10) is None
-    assert put(theirs, receiving(bytearray(1))).result(10) is None
-    second = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
-    theirs.serve(second)
-    assert not second.is_open
-    for stream in (ours, theirs):
-        stream.close()
 
 
 def test_close_hangs_up_on_who_is_arriving_and_leaves_nothing() -> None:

@@ -5,11 +5,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvstore.handover.movements.windows import Window
-from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
+from kvstore.handover.movements.movement import Window
+from kvstore.protocol.errors import Denied, StaleHandle
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.region import Region
 from kvstore.transfer.testing.waiting import eventually
 
 
@@ -57,18 +56,3 @@ def test_readers_may_map_but_not_write(engines: tuple[TransferEngine, TransferEn
     with pytest.raises(StaleHandle):
         peer.transfer([(remote, found, 4)])
     pool.close()
-
-
-def test_it_is_not_closed_while_somebody_is_at_it(engines: tuple[TransferEngine, TransferEngine]) -> None:
-    window = Window(engines[0], [Region(memoryview(bytearray(10))), Region(memoryview(bytearray(10)))], writable=True)
-    window.regions[0].hold()
-    assert not window.close()
-    assert all(region.is_closed for region in window.regions)
-    window.regions[0].release()
-    assert window.close()
-
-
-def test_memory_that_cannot_be_shown_leaves_nothing_shown() -> None:
-    with TransferEngine("reader", TransferSettings(transports="tcp", rails="lo"), serves=False) as engine:
-        with pytest.raises(InvalidArgument, match="serves no peers"):
-            Window(engine, [Region(memoryview(bytearray(10)))], writable=True)

@@ -7,9 +7,8 @@ import pytest
 
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Sending
-from kvstore.handover.ranks import executor as module
-from kvstore.handover.ranks.executor import Executor
-from kvstore.handover.ranks.roll_call import GRACE_NS, Outcome
+from kvstore.handover.ranks import completion_tracker as module
+from kvstore.handover.ranks.completion_tracker import GRACE_NS, Executor, Outcome
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import Report, Verdict
@@ -80,12 +79,6 @@ def test_a_request_is_finished_everywhere_once_it_is_over_everywhere() -> None:
     assert scene.failed == [[], [], []]
 
 
-def test_a_rank_alone_decides_alone() -> None:
-    for scene in (Scene(), Scene(tp=2, joins=False)):
-        scene.over(0)
-        assert scene.finished()[0] == [Outcome(b"r", None)]
-
-
 def test_a_failure_is_told_to_all_and_finished_where_it_is_over() -> None:
     scene = Scene(pp=3)
     scene.over(1)
@@ -115,12 +108,6 @@ def test_what_has_failed_elsewhere_while_its_end_was_waited_for_is_finished_with
     assert scene.finished() == [[], []], "once each"
 
 
-def test_groups_hear_of_their_own_requests_only() -> None:
-    scene = Scene(tp=4, dp=2)
-    scene.over(2, Cancelled("enough"))
-    assert [len(told) for told in scene.failed] == [1, 0, 1, 1]
-
-
 def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EARLY", 2)
     scene, stranger = Scene(pp=2, joins=False), Scene(pp=3).infos[2]
@@ -133,14 +120,6 @@ def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.Mo
     assert scene.finished() == [[], []]
     scene.over(0)
     assert scene.finished() == [[Outcome(b"r", None)]] * 2
-
-
-def test_failures_are_remembered_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-    [one] = Scene().executors
-    for number in range(3):
-        one.remember(bytes([number]), Cancelled(""))
-    assert [one.failure_of(bytes([number])) is not None for number in range(3)] == [False, True, True]
 
 
 def test_a_rank_that_dies_fails_what_it_had_not_finished() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import RankInfo
-from kvstore.handover.receiving.ways import choose_way
+from kvstore.handover.receiving.part_receiver import choose_way
 from kvstore.handover.resources import RankResources
 from kvstore.kvcache.layouts.formatter import remap
 from kvstore.protocol.errors import ConfigError, KVStoreError, Unreachable
@@ -17,6 +17,7 @@ from kvstore.protocol.handover_messages import PULL, PUSH, STREAM
 from kvstore.protocol.settings import Size
 from kvstore.transfer.streams.tcp import TcpConnection
 from tests.handover.scene import Rank, layout_of
+from tests.tuned import tuned
 
 Make = Callable[..., Rank]
 
@@ -27,7 +28,7 @@ def make() -> Iterator[Make]:
     with ExitStack() as stack:
 
         def one(transports: str = "tcp", *, way: str = "auto", direct_min_bytes: int = 0, **how: Any) -> Rank:
-            settings = HandoverSettings(way=way, direct_min_bytes=Size(direct_min_bytes))
+            settings = tuned(HandoverSettings, way=way, direct_min_bytes=Size(direct_min_bytes))
             rank = Rank(layout_of(), 0, settings, transports=transports, **how)
             stack.callback(rank.close)
             return rank
@@ -71,11 +72,6 @@ def test_the_way_is_what_both_have_and_the_settings_want(
     make: Make, ours: dict[str, Any], theirs: dict[str, Any], way: tuple[int, bool]
 ) -> None:
     assert chosen(make(**ours), info_of(make(**theirs))) == way
-
-
-def test_shared_memory_of_another_host_is_none(make: Make) -> None:
-    receiver, sender = make("shm,tcp"), make("shm,tcp")
-    assert chosen(receiver, info_of(sender, host="another")) == (PUSH, False)
 
 
 @pytest.mark.parametrize(

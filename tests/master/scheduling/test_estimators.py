@@ -5,8 +5,7 @@ import pytest
 from kvstore.kvcache.models.named import find_model
 from kvstore.master.scheduling.estimators import LinearGuess, LiveEstimators
 from kvstore.master.scheduling.reports import MAX_SAMPLES, Samples
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.estimators.online import REFIT_SAMPLES, WINDOW_SAMPLES
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from tests.master.blocks import S

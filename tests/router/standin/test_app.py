@@ -14,14 +14,12 @@ from kvstore.client.instances.client import InstanceReport, Role, SchedulerClien
 from kvstore.client.instances.reporter import Reporter
 from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
+from kvstore.router.answer_reader import DONE, EventParser
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import Engines
-from kvstore.router.sse import DONE, EventParser
 from kvstore.router.standin.app import DecodeApp, PrefillApp
 from kvstore.router.standin.blocks import BlockStore, TiedClient
-from kvstore.router.standin.decode import DecodeEngine
-from kvstore.router.standin.prefill import PrefillEngine
-from kvstore.router.standin.tokens import text_of
+from kvstore.router.standin.compute import DecodeEngine, PrefillEngine, text_of
 from tests.router.scripted import completion, following, placement, run
 
 PROMPT = list(range(18))
@@ -65,30 +63,6 @@ def test_the_router_gets_from_both_what_it_asks_for(two_nodes: Cluster) -> None:
             assert "".join(piece["choices"][0]["text"] for piece in pieces) == text_of(following(PROMPT, 6))
             assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * 5 + ["length"]
             await engines.close()
-
-    run(test())
-
-
-def test_a_text_has_a_token_a_byte_and_a_whole_answer_its_usage(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with apps(two_nodes, "text") as (_, decode), TestClient(TestServer(decode)) as client:
-            tokens = await (await client.post("/tokenize", json={"prompt": "one, two"})).json()
-            assert tokens == {"count": 8, "tokens": list(b"one, two")}
-            answer = await (await client.post("/v1/completions", json={**BODY, "prompt": "one, two"})).json()
-            assert answer["choices"][0]["text"] == text_of(following(list(b"one, two"), 3))
-            assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
-
-    run(test())
-
-
-def test_an_answer_says_how_much_was_cached(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with apps(two_nodes, "cached") as (prefill, _), TestClient(TestServer(prefill)) as client:
-            cached = []
-            for prefix_blocks in (0, 4):
-                response = await client.post("/v1/completions", json={**BODY, "kv_transfer_params": {"prefix_blocks": prefix_blocks}})
-                cached.append((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
-            assert cached == [0, 16]
 
     run(test())
 

@@ -47,20 +47,6 @@ def test_blocks_go_to_the_node_that_the_client_is_tied_to(two_nodes: Cluster, no
     run(test())
 
 
-@pytest.mark.parametrize("node", ["", "no such node"])
-def test_without_that_node_blocks_go_where_there_is_room(two_nodes: Cluster, node: str) -> None:
-    of = namespace(f"without {node}")
-    keys = of.block_keys(range(5))
-
-    async def test() -> None:
-        async with TiedClient(two_nodes.address, node, tenant="", token="") as client:
-            blocks = BlockStore(client, of, 100)
-            await blocks.store(keys, 0)
-            assert await blocks.load(keys) == 5
-
-    run(test())
-
-
 def test_wrong_bytes_are_found_out(two_nodes: Cluster) -> None:
     of = namespace("corrupt")
     keys = of.block_keys(range(3))

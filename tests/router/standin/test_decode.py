@@ -2,10 +2,7 @@
 
 import asyncio
 
-import pytest
-
-from kvstore.protocol.errors import InvalidArgument
-from kvstore.router.standin.decode import DecodeEngine, Joined
+from kvstore.router.standin.compute import DecodeEngine, Joined
 from tests.router.scripted import following, run
 
 
@@ -29,30 +26,6 @@ async def made(of: DecodeEngine, sequence: Joined, count: int) -> list[int]:
         of.leave(sequence)
 
 
-def test_a_sequence_gets_the_tokens_that_follow_its_prompt() -> None:
-    async def test() -> None:
-        decode, steps = engine()
-        assert await made(decode, decode.join([1, 2], 3), 3) == following([1, 2], 3)
-        assert steps == [(1, 2, 1.0), (1, 3, 1.0), (1, 4, 1.0)]
-        assert (decode.batch, decode.context_tokens) == (0, 0)
-        assert await made(decode, decode.join([3], 2), 2) == following([3], 2), "after a rest"
-
-    run(test())
-
-
-def test_sequences_share_steps() -> None:
-    async def test() -> None:
-        decode, steps = engine()
-        first, second = decode.join([1] * 10, 3), decode.join([2] * 20, 2)
-        assert (decode.batch, decode.context_tokens) == (2, 30)
-        of_first, of_second = await asyncio.gather(made(decode, first, 3), made(decode, second, 2))
-        assert of_first == following([1] * 10, 3)
-        assert of_second == following([2] * 20, 2)
-        assert steps == [(2, 30, 2.0), (2, 32, 2.0), (1, 12, 1.0)]
-
-    run(test())
-
-
 def test_what_does_not_fit_waits_in_line() -> None:
     async def test() -> None:
         decode, steps = engine(capacity_tokens=30)
@@ -62,13 +35,6 @@ def test_what_does_not_fit_waits_in_line() -> None:
         assert [batch for batch, _, _ in steps] == [1, 1, 2, 2], "the short one has not overtaken the long one"
 
     run(test())
-
-
-def test_what_can_never_fit_is_refused() -> None:
-    decode, _ = engine(capacity_tokens=30)
-    with pytest.raises(InvalidArgument, match="31 tokens do not fit: the cache holds 30"):
-        decode.join([1] * 30, 1)
-    assert decode.batch == 0
 
 
 def test_one_that_leaves_makes_room() -> None:

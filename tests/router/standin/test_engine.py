@@ -51,7 +51,7 @@ def test_without_a_master_it_serves_and_ends_with_a_signal(tmp_path: Path) -> No
 
 
 def test_its_reports_say_what_it_is(two_nodes: Cluster, tmp_path: Path) -> None:
-    flags = ("--role", "decode", "--node", "node-1", "--name", "told", "--advertise", "http://elsewhere:1", "--capacity-tokens", "5000")
+    flags = ("--role", "decode", "--node", "node-1", "--name", "told")
     engine = Process("kvstore.router.standin.engine", *flags, "--master", two_nodes.address, log=tmp_path / "log")
     try:
         with SchedulerClient(ClientSettings(master=two_nodes.address)) as scheduler:
@@ -61,8 +61,8 @@ def test_its_reports_say_what_it_is(two_nodes: Cluster, tmp_path: Path) -> None:
 
             until(lambda: bool(reports()), "its first report")
             [report] = reports()
-            assert (report.role, report.address, report.node) == (pb.ROLE_DECODE, "http://elsewhere:1", "node-1")
-            assert (report.capacity_tokens, report.batch) == (5000, 0)
+            assert (report.role, report.address, report.node) == (pb.ROLE_DECODE, f"http://{engine.ready['listen']}", "node-1")
+            assert report.capacity_tokens > 0
             assert engine.stop(signal.SIGTERM) == 0
             assert reports() == []
     finally:

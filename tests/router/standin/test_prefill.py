@@ -11,7 +11,7 @@ from kvstore.client.tools.cluster import Cluster
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.router.standin.blocks import BlockStore, TiedClient
-from kvstore.router.standin.prefill import Clock, PrefillEngine
+from kvstore.router.standin.compute import Clock, PrefillEngine
 from tests.router.scripted import run
 
 NOBODY = "127.0.0.1:1"
@@ -61,17 +61,6 @@ def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: C
     run(test())
 
 
-def test_blocks_that_have_gone_are_computed(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        async with engine(two_nodes.address, "gone") as (prefill, blocks, namespace):
-            tokens = list(range(16))
-            await blocks.store(namespace.block_keys(tokens)[:2], 0)
-            done = await prefill.run(tokens, prefix_blocks=4, on_queued=nothing)
-            assert (done.prefix_tokens, done.blocks, done.duration_s) == (8, 4, 0.8)
-
-    run(test())
-
-
 def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: Cluster) -> None:
     async def test() -> None:
         async with engine(two_nodes.address, "queue", clock=lambda: 0.0) as (prefill, _, _):
@@ -85,37 +74,6 @@ def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes:
                     await asyncio.sleep(0)
                 assert queued == [50, 100, 150]
             assert prefill.queue_s == 0
-
-    run(test())
-
-
-def test_a_queue_is_never_below_nothing(two_nodes: Cluster) -> None:
-    """A sum that is kept by adding and taking away may end a little below 0, which the master refuses."""
-
-    async def test() -> None:
-        async with engine(two_nodes.address, "residue", clock=lambda: 0.0) as (prefill, _, _):
-            seen: list[float] = []
-            async with asyncio.TaskGroup() as group:
-                for length in (1, 7, 2, 3, 1, 6, 4):
-                    group.create_task(prefill.run([1] * length, prefix_blocks=0, on_queued=lambda: seen.append(prefill.queue_s)))
-            assert min(seen) > 0
-            assert prefill.queue_s == 0
-
-    run(test())
-
-
-def test_a_running_prefill_is_waited_for_as_long_as_it_still_takes(two_nodes: Cluster) -> None:
-    async def test() -> None:
-        now_s = 100.0
-        async with engine(two_nodes.address, "rest", speedup=10.0, clock=lambda: now_s) as (prefill, _, _):
-            running = asyncio.create_task(prefill.run([1] * 40_000, prefix_blocks=0, on_queued=nothing))
-            await begun(prefill)
-            now_s += 300.0
-            assert prefill.queue_s == 1000.0
-            now_s += 300.0
-            assert prefill.queue_s == 0
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
     run(test())
 

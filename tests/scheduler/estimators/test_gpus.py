@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.estimators.gpus import GPUS, GpuFacts, find_gpu
-
-
-def test_an_a800_is_an_a100_with_less_nvlink_and_in_the_published_testbed_half_the_network() -> None:
-    assert replace(find_gpu("A100-80G"), name="A800-80G", nvlink_bytes_per_s=200e9, nic_bytes_per_s=12.5e9) == find_gpu("A800-80G")
-
-
-def test_an_h800_is_an_h100_with_less_nvlink() -> None:
-    assert replace(find_gpu("H100"), name="H800", nvlink_bytes_per_s=200e9) == find_gpu("H800")
+from kvstore.scheduler.estimators.analytic import GPUS, GpuFacts, find_gpu
 
 
 def test_the_size_of_the_memory_may_be_left_out() -> None:

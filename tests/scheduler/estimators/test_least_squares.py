@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.estimators import least_squares
-from kvstore.scheduler.estimators.least_squares import fit
+from kvstore.scheduler.estimators.regression import fit
 
 ROWS = [(1.0, float(n), float(n * n)) for n in range(1, 40)]
 
@@ -24,7 +23,6 @@ def test_what_is_a_sum_of_the_features_is_found_again(coefficients: tuple[int, i
     found, report = fit(ROWS, times(*coefficients))
     assert times(*found) == pytest.approx(times(*coefficients), rel=1e-6)
     assert min(found) >= 0
-    assert report.max_relative_error < 1e-6
     assert report.samples == len(ROWS)
 
 
@@ -45,7 +43,6 @@ def test_noise_of_ten_percent_moves_the_fit_by_a_few() -> None:
     found, report = fit(ROWS * 5, [t * rng.uniform(0.9, 1.1) for t in times(5, 2, 1) * 5])
     assert times(*found) == pytest.approx(times(5, 2, 1), rel=0.03)
     assert 0.03 < report.median_relative_error < 0.07
-    assert report.max_relative_error < 0.15
 
 
 @pytest.mark.parametrize("factors", [(10.0,), (0.1,), (0.1, 10.0)])
@@ -55,15 +52,6 @@ def test_a_tenth_of_the_samples_may_be_wrong_by_ten(factors: tuple[float, ...]) 
     found, report = fit(ROWS * 5, measured)
     assert times(*found) == pytest.approx(times(5, 2, 1), rel=0.08)
     assert report.median_relative_error < 0.05
-    assert report.max_relative_error > 0.8
-
-
-def test_a_fit_that_has_not_settled_is_as_good_as_its_rounds_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether one settles within the rounds that there are hangs on the last bits of the machine's sums."""
-    monkeypatch.setattr(least_squares, "ROUNDS", 1)
-    measured = [t * (10 if i % 10 == 3 else 1) for i, t in enumerate(times(5, 2, 1) * 5)]
-    found, _ = fit(ROWS * 5, measured)
-    assert times(*found) == pytest.approx(times(5, 2, 1), rel=0.5)
 
 
 def test_too_few_samples_are_refused() -> None:

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.estimators.online import OnlineDecode, OnlinePrefill
+from kvstore.scheduler.estimators.online import REFIT_SAMPLES, WINDOW_SAMPLES, OnlineDecode, OnlinePrefill
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 
 
@@ -24,61 +23,42 @@ def prefills(count: int, *, factor: float = 1.0, seed: int = 1) -> list[PrefillS
 
 
 def test_before_anything_was_learnt_the_first_guess_holds() -> None:
-    online = OnlinePrefill(Guess(), refit_samples=20)
-    for sample in prefills(19):
+    online = OnlinePrefill(Guess())
+    for sample in prefills(REFIT_SAMPLES - 1):
         online.add(sample)
     assert online.prefill_s(1000, 0) == 77
     assert online.report is None
 
 
 def test_after_enough_samples_they_are_believed() -> None:
-    online = OnlinePrefill(Guess(), refit_samples=20)
-    for sample in prefills(20):
+    online = OnlinePrefill(Guess())
+    for sample in prefills(REFIT_SAMPLES):
         online.add(sample)
     assert online.prefill_s(5000, 2000) == pytest.approx(3)
     assert online.report is not None
-    assert online.report.samples == 20
-
-
-def test_it_is_fitted_again_after_as_many_new_ones() -> None:
-    online = OnlinePrefill(Guess(), window_samples=1000, refit_samples=20)
-    for sample in prefills(39):
-        online.add(sample)
-    assert online.report is not None
-    assert online.report.samples == 20
-    online.add(prefills(1)[0])
-    assert online.report is not None
-    assert online.report.samples == 40
+    assert online.report.samples == REFIT_SAMPLES
 
 
 def test_a_slower_machine_is_followed_and_the_old_samples_forgotten() -> None:
-    online = OnlinePrefill(Guess(), window_samples=60, refit_samples=20)
-    for sample in prefills(100) + prefills(60, factor=2, seed=2):
+    online = OnlinePrefill(Guess())
+    for sample in prefills(REFIT_SAMPLES) + prefills(WINDOW_SAMPLES, factor=2, seed=2):
         online.add(sample)
     assert online.prefill_s(5000, 2000) == pytest.approx(6)
 
 
 def test_an_hour_of_equal_prompts_does_not_make_it_forget_the_others() -> None:
-    online = OnlinePrefill(Guess(), window_samples=60, refit_samples=20)
-    for sample in prefills(60) + [PrefillSample(1000, 0, 1.0)] * 200:
+    online = OnlinePrefill(Guess())
+    for sample in prefills(REFIT_SAMPLES) + [PrefillSample(1000, 0, 1.0)] * 2 * WINDOW_SAMPLES:
         online.add(sample)
     assert online.prefill_s(5000, 2000) == pytest.approx(3)
 
 
 def test_decode_is_learnt_as_well() -> None:
-    online, rng = OnlineDecode(Guess(), refit_samples=20), random.Random(3)
+    online, rng = OnlineDecode(Guess()), random.Random(3)
     assert online.tbt_s(4, 4000) == 88
     assert online.report is None
-    for _ in range(20):
+    for _ in range(REFIT_SAMPLES):
         batch, context = rng.randrange(1, 30), rng.randrange(100, 90_000)
         online.add(DecodeSample(batch, context, 0.02 + batch * 1e-3 + context * 1e-6))
     assert online.tbt_s(4, 4000) == pytest.approx(0.028)
     assert online.report is not None
-
-
-@pytest.mark.parametrize(("window", "refit"), [(10, 11), (10, 0)])
-def test_a_window_smaller_than_what_is_waited_for_is_misuse(window: int, refit: int) -> None:
-    with pytest.raises(InvalidArgument, match="refit_samples"):
-        OnlinePrefill(Guess(), window_samples=window, refit_samples=refit)
-    with pytest.raises(InvalidArgument, match="refit_samples"):
-        OnlineDecode(Guess(), window_samples=window, refit_samples=refit)

@@ -1,16 +1,12 @@
 """What the analytic model says is fitted back from samples of it, with noise too, and survives a file."""
 
-import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvstore.kvcache.models.named import find_model
-from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import find_gpu
+from kvstore.protocol.errors import InvalidArgument
+from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.estimators.regression import DecodeRegression, DecodeSample, PrefillRegression, PrefillSample
 
 ANALYTIC = AnalyticModel(find_model("llama2-70b"), find_gpu("A800-80G"), gpus=8)
@@ -85,48 +81,3 @@ def test_a_prefill_that_cannot_have_been_is_no_sample(tokens: int, prefix: int, 
 def test_a_step_that_cannot_have_been_is_no_sample(batch: int, context: int, duration_s: float) -> None:
     with pytest.raises(InvalidArgument, match="cannot have"):
         DecodeSample(batch, context, duration_s)
-
-
-def test_a_regression_survives_a_file(tmp_path: Path) -> None:
-    prefill, decode = PrefillRegression.fitted(prefills()), DecodeRegression.fitted(steps())
-    prefill.save(tmp_path / "prefill.json")
-    decode.save(tmp_path / "decode.json")
-    assert PrefillRegression.load(tmp_path / "prefill.json") == prefill
-    assert DecodeRegression.load(tmp_path / "decode.json") == decode
-    with pytest.raises(ConfigError, match="a regression of 'decode', not of 'prefill'"):
-        PrefillRegression.load(tmp_path / "decode.json")
-
-
-SAVED: dict[str, Any] = {
-    "kind": "prefill",
-    "coefficients": [0.0, 1.0, 2.0],
-    "report": {"samples": 12, "r_squared": 1.0, "median_relative_error": 0.0, "max_relative_error": 0.0},
-}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"coefficients": [1, 2]}, {"coefficients": [1, 2, "x"]}, {"report": {}}, {"coefficients": None}],
-)
-def test_a_file_that_is_no_regression_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(SAVED | changed))
-    with pytest.raises(ConfigError, match="is no saved regression"):
-        PrefillRegression.load(path)
-
-
-@pytest.mark.parametrize("coefficient", ["-1", "Infinity", "NaN"])
-def test_coefficients_that_would_foresee_nonsense_are_refused(coefficient: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(SAVED).replace("1.0, 2.0]", f"1.0, {coefficient}]"))
-    with pytest.raises(ConfigError, match="finite and not negative"):
-        PrefillRegression.load(path)
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
-def test_a_file_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match="is no saved regression"):
-        DecodeRegression.load(path)

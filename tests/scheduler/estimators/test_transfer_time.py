@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.estimators.transfer_time import BandwidthTransfer, PathCounters, SenderLoad, from_counters
+from kvstore.scheduler.estimators.interface import BandwidthTransfer
 
 
 def test_bytes_wait_for_those_before_them() -> None:
@@ -29,17 +29,3 @@ def test_a_sender_that_sends_nothing_never_arrives() -> None:
 def test_a_negative_latency_is_misuse(latency_s: float) -> None:
     with pytest.raises(InvalidArgument, match="latency_s"):
         BandwidthTransfer(latency_s=latency_s)
-
-
-def test_rails_add_up_and_paths_of_one_rail_do_not() -> None:
-    paths = [PathCounters("mlx5_0", 10e9, 5), PathCounters("mlx5_0", 20e9, 7), PathCounters("mlx5_1", 25e9, 0)]
-    assert from_counters(paths) == SenderLoad(45e9, 12)
-
-
-def test_a_path_that_rests_delivers_nothing_but_what_is_on_it_still_waits() -> None:
-    paths = [PathCounters("mlx5_0", 10e9, 5, is_usable=False), PathCounters("mlx5_1", 25e9, 1)]
-    assert from_counters(paths, queued_bytes=100) == SenderLoad(25e9, 106)
-
-
-def test_without_paths_nothing_is_delivered() -> None:
-    assert from_counters([]) == SenderLoad(0, 0)

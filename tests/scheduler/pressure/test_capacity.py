@@ -8,7 +8,7 @@ from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.models.named import MODELS, find_model
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.pressure.capacity import DEFAULT_RESERVE_BYTES, hbm_capacity, sequences_in, tier_capacities, tokens_in
+from kvstore.scheduler.pressure.capacity import hbm_capacity, sequences_in, tier_capacities, tokens_in
 
 GB = 10**9
 LLAMA3_70B = CacheSpec.named("llama3-70b")
@@ -23,19 +23,6 @@ def test_llama3_70b_on_two_h100_as_the_chapter_reckons() -> None:
     assert found.tokens == pytest.approx(50_000, rel=0.03)
     assert found.tokens / 5000 == pytest.approx(10, rel=0.03)
     assert found.sequences(5000) == 9  # and 4,000 tokens beside them: 10 with a KB of 1,000 bytes
-
-
-def test_practice_of_the_chapter_16_gb_of_two_gpus_at_2k_a_user() -> None:
-    found = hbm_capacity(LLAMA3_70B, weight_bytes=140 * GB, hbm_bytes=80 * GB, tp=2)
-    assert found.cache_bytes == 16 * GB
-    assert found.sequences(2048) == 23
-
-
-def test_weights_counted_matrix_by_matrix_leave_a_little_less() -> None:
-    """141.1 GB, where the chapter has 2 bytes for each of 70 billion."""
-    found = hbm_capacity(LLAMA3_70B, weight_bytes=find_model("llama3-70b").weight_bytes, hbm_bytes=80 * GB, tp=2)
-    assert found.weight_bytes == pytest.approx(70.55 * GB, rel=1e-3)
-    assert found.tokens == pytest.approx(45_500, rel=0.01)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_number_that_does() -> None:
@@ -126,7 +113,3 @@ def test_what_cannot_be_divided_or_is_negative_is_refused() -> None:
         hbm_capacity(LLAMA3_70B, weight_bytes=1, hbm_bytes=80 * GB, reserve_bytes=-1)
     with pytest.raises(InvalidArgument, match="context_tokens is 0: it must be at least 1"):
         sequences_in(LLAMA3_70B, 1, 0)
-
-
-def test_the_default_reserve_is_the_chapters() -> None:
-    assert DEFAULT_RESERVE_BYTES == 2 * GB

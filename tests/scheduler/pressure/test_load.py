@@ -60,10 +60,6 @@ def test_without_spread_all_are_alike_and_nothing_is_shorter_than_a_token() -> N
     assert min(request.prompt_tokens for request in tiny) == 1
 
 
-def test_a_full_cache_is_the_prompt_and_all_tokens_but_the_last() -> None:
-    assert Generation(0, 0, 0.0, prompt_tokens=10, output_tokens=5).most_cached_tokens == 14
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

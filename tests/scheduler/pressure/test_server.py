@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.scheduler.pressure.load import FinishReason, Generation
 from kvstore.scheduler.pressure.server import PressedServer, Work
-from tests.scheduler.pressure.pressed import Asked, Script, dram, serve, server, strategy
+from tests.scheduler.pressure.pressed import Asked, dram, serve, server
 
 COMPLETED, REJECTED, EVICTED = FinishReason.COMPLETED, FinishReason.REJECTED, FinishReason.EVICTED
 ALL = ("reject", "queue", "evict", "recompute", "offload", "queue+recompute")
@@ -51,12 +51,6 @@ def test_a_prefill_stalls_the_batch_and_starts_alternate_with_steps(name: str) -
     assert pressed.work == Work(prefilled_tokens=8, prefill_s=8.0, decode_s=0.375, decoded_tokens=4)
 
 
-def test_an_answer_of_one_token_is_over_with_its_prefill() -> None:
-    pressed = serve(server(4), "queue", [Asked(0.0, 4, 1), Asked(0.0, 4, 1)])
-    assert ended_s(pressed) == [4.0, 8.0]
-    assert pressed.work.decoded_tokens == 0
-
-
 # Room for 10 tokens; two requests of 6 + 3 - 1 = 8, the second at 1.0, when the first is in its prefill.
 BOTH = [Asked(0.0, 6, 3), Asked(1.0, 6, 3)]
 
@@ -66,11 +60,6 @@ def test_reject_turns_the_newcomer_away() -> None:
     assert endings(pressed) == [COMPLETED, REJECTED]
     assert ended_s(pressed) == [6.25, 6.125]
     assert pressed.work.prefilled_tokens == 6
-
-
-def test_reject_takes_the_next_that_fits() -> None:
-    pressed = serve(server(10), "reject", [*BOTH, Asked(2.0, 2, 1)])
-    assert endings(pressed) == [COMPLETED, REJECTED, COMPLETED]
 
 
 def test_queue_lets_the_newcomer_wait_until_the_whole_answer_has_room() -> None:
@@ -159,11 +148,3 @@ def test_who_waits_and_displaces_nobody_leaves_a_watermark_free() -> None:
     assert [request.wait_s for request in by_number(close)] == [0.0, 100.25]
     beside = serve(server(200), "queue+recompute", [Asked(0.0, 100, 3), Asked(0.0, 97, 3)])
     assert [request.wait_s for request in by_number(beside)] == [0.0, 100.125]
-
-
-def test_time_passes_until_somebody_asks() -> None:
-    pressed = PressedServer(server(10), strategy("queue"), Script(Asked(5.0, 1, 1)))
-    assert pressed.step()
-    assert pressed.now_s == 5.0
-    assert pressed.step()
-    assert not pressed.step()

@@ -16,12 +16,6 @@ def test_the_five_and_their_best_known_combination_differ_in_what_they_do() -> N
         assert strategy.newcomers is not Newcomers.REJECTED or strategy.displaced is Displaced.NOBODY
 
 
-def test_a_tier_may_be_empty_and_a_server_may_have_none() -> None:
-    empty = LowerTier(name="DRAM", capacity_bytes=0, bytes_per_s=1.0)
-    assert Server(times=RoundTimes(), cache_tokens=1, kv_bytes_per_token=0.5, lower_tiers=[empty]).lower_tiers == [empty]
-    assert Server(times=RoundTimes(), cache_tokens=1, kv_bytes_per_token=0.5).lower_tiers == ()
-
-
 @pytest.mark.parametrize(("capacity_bytes", "bytes_per_s"), [(-1, 1.0), (1, 0.0), (1, float("nan"))])
 def test_a_tier_that_cannot_be_is_refused(capacity_bytes: int, bytes_per_s: float) -> None:
     with pytest.raises(InvalidArgument, match="the tier NVMe must have a capacity of 0 or more and a bandwidth above 0"):

@@ -4,9 +4,8 @@ import pytest
 
 from kvstore.kvcache.models.named import find_model
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.estimators.analytic import AnalyticModel
-from kvstore.scheduler.estimators.gpus import GPUS, find_gpu
-from kvstore.scheduler.pressure.times import QuantisedTimes
+from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, find_gpu
+from kvstore.scheduler.pressure.strategies import QuantisedTimes
 
 PLAIN = AnalyticModel(find_model("llama3-8b"), find_gpu("L4"))
 

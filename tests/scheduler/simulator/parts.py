@@ -7,9 +7,9 @@ from typing import Any
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.scheduler.prefix_index import PrefixIndex
 from kvstore.scheduler.request import Request
-from kvstore.scheduler.simulator.cache import LocalCache
 from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.machine import Machine
+from kvstore.scheduler.simulator.plan import Machine
+from kvstore.scheduler.simulator.prefill import LocalCache
 from kvstore.tiers.policies.lru import LRU
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.scheduler.prefix_index import PrefixIndex
-from kvstore.scheduler.simulator.cache import LocalCache
+from kvstore.scheduler.simulator.prefill import LocalCache
 from kvstore.tiers.policies.lru import LRU
 
 
@@ -24,14 +24,6 @@ def test_a_match_ends_at_the_first_block_that_is_not_there() -> None:
     assert cache.match([]) == 0
 
 
-def test_only_what_lies_behind_the_first_is_inserted() -> None:
-    cache, index = make(10)
-    cache.insert([1, 2, 3], first=2)
-    assert 3 in cache
-    assert 2 not in cache
-    assert index.match([3], 2) == [0, 1]
-
-
 def test_the_policy_says_which_leaves_and_the_index_hears_of_it() -> None:
     cache, index = make(3)
     cache.insert([1, 2, 3], first=0)
@@ -42,15 +34,6 @@ def test_the_policy_says_which_leaves_and_the_index_hears_of_it() -> None:
     # One that is there already is a use of it.
     cache.insert([3, 5], first=0)
     assert [key in cache for key in (1, 3, 4, 5)] == [False, True, True, True]
-
-
-def test_of_a_prompt_longer_than_the_cache_the_head_stays() -> None:
-    cache, _ = make(3)
-    cache.insert(range(10), first=0)
-    assert cache.match(range(10)) == 3
-    nothing, index = make(0)
-    nothing.insert([1], first=0)
-    assert (len(nothing), len(index)) == (0, 0)
 
 
 @pytest.mark.no_cover

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.scheduler.decision import Decision
-from kvstore.scheduler.instances import DecodeInstance, PrefillInstance
+from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance
 from kvstore.scheduler.simulator.cluster import Callbacks, Cluster, make_cluster
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.job import Job
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from kvstore.scheduler.simulator.plan import Mode, Plan
 from tests.scheduler.simulator.parts import job, machine
 
@@ -61,14 +59,6 @@ def test_a_single_token_is_not_decoded(overlap: bool) -> None:
     assert [view.batch for view in played.cluster.decode_views()] == [0, 0]
 
 
-def test_who_may_not_be_decoded_goes_no_further() -> None:
-    played = Played(may_decode=False)
-    played.start(job(tokens=1024, output=5))
-    played.events.run()
-    assert played.ended == []
-    assert played.cluster.decode_views() == [DecodeInstance(f"decode {number}", 0, 0, 1_000_000) for number in range(2)]
-
-
 def test_blocks_of_another_are_fetched_first_and_stay_where_they_came() -> None:
     played = Played()
     played.start(job(0, keys=[1, 2, 3], tokens=1536))
@@ -82,16 +72,6 @@ def test_blocks_of_another_are_fetched_first_and_stay_where_they_came() -> None:
     played.events.run()
     assert (found.fetch_s, found.prefix_blocks, found.first_token_s) == (1.5, 3, 1.5 + 1.5 + 0.5 + 3 / 32 / 4)
     assert played.cluster.match([1, 2, 3, 4]) == [3, 4]
-
-
-def test_only_the_blocks_behind_those_that_are_there_are_fetched() -> None:
-    played = Played()
-    played.start(job(0, keys=[1, 2], tokens=1024))
-    played.start(job(1, keys=[1], tokens=512), prefill=1)
-    played.events.run()
-    found = played.start(job(2, keys=[1, 2, 3], tokens=1536), prefill=1, prefix_blocks=2, transfer_from=0, transfer_blocks=1)
-    played.events.run()
-    assert (played.cluster.fetched_bytes, found.prefix_blocks) == (512 * 1024, 2)
 
 
 def test_a_promise_is_seen_before_the_cache_arrives() -> None:

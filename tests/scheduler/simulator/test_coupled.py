@@ -1,10 +1,8 @@
 """Promises of coupled.py, by the plainest order there is: prefill first."""
 
-from kvstore.scheduler.simulator.coupled import CoupledServer
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.gaps import Gaps
-from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.orders import DecodeFirst, PrefillFirst
+from kvstore.scheduler.simulator.coupled import CoupledServer, PrefillFirst
+from kvstore.scheduler.simulator.decode import Gaps
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from tests.scheduler.simulator.parts import cache, job, machine
 
 
@@ -34,15 +32,6 @@ class Served:
         found.queued_s = at_s
         found.ready_s = max(at_s, found.ready_s)
         self.events.at(at_s, lambda: self.server.give(found))
-
-
-def test_a_prompt_of_one_token_ends_with_its_prefill() -> None:
-    served = Served()
-    served.give_at(0.0, job(0, keys=[1, 2], output=1))
-    served.events.run()
-    assert served.ended == [(0, 1.0, 1.0)]
-    assert (served.server.used_tokens, served.server.busy_s, served.server.flops) == (0, 1.0, 1_024_000.0)
-    assert served.server.cache.match([1, 2]) == 2
 
 
 def test_what_waits_and_what_is_decoded_counts_as_load() -> None:
@@ -90,11 +79,3 @@ def test_who_may_not_be_decoded_leaves_after_its_prefill() -> None:
     served.events.run()
     assert served.ended == [(1, 2.0, 2.0 + 5 / 64)]
     assert served.server.used_tokens == 0
-
-
-def test_an_order_that_does_not_yield_is_not_interrupted() -> None:
-    served = Served(order=DecodeFirst)
-    served.give_at(0.0, job(0, output=5))
-    served.give_at(1.0 + 1 / 64, job(1, output=1))
-    served.events.run()
-    assert served.ended == [(0, 1.0, 1.0 + 20 / 64), (1, 2.0 + 20 / 64, 2.0 + 20 / 64)]

@@ -1,9 +1,7 @@
 """Promises of decode.py. A step takes 1/16 s and 1/64 s more a sequence."""
 
-from kvstore.scheduler.simulator.decode import DecodeServer
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.gaps import Gaps
-from kvstore.scheduler.simulator.job import Job
+from kvstore.scheduler.simulator.decode import DecodeServer, Gaps
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from tests.scheduler.simulator.parts import job, machine
 
 

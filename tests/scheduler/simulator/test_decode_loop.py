@@ -2,10 +2,8 @@
 
 import pytest
 
-from kvstore.scheduler.simulator.decode_loop import DecodeLoop
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.gaps import Gaps
-from kvstore.scheduler.simulator.job import Job
+from kvstore.scheduler.simulator.decode import DecodeLoop, Gaps
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from tests.scheduler.simulator.parts import job, machine
 
 
@@ -74,19 +72,3 @@ def test_a_stall_is_a_gap_of_those_who_waited() -> None:
     owner.events.run()
     assert owner.gaps.points() == [(5 / 64, 1 / 3), (1.0, 2 / 3), (4 + 5 / 64, 1.0)]
     assert owner.loop.busy_s == 0.25 + 2 * 5 / 64
-
-
-def test_cutting_nothing_changes_nothing() -> None:
-    owner = Owner(job(output=2))
-    owner.loop.cut()
-    assert owner.loop.context_tokens() == 1025
-    assert len(owner.events) == 0
-
-
-def test_nobody_joins_and_nothing_begins_while_it_runs() -> None:
-    owner = Owner(job(output=2))
-    owner.loop.run()
-    with pytest.raises(AssertionError):
-        owner.loop.join(job())
-    with pytest.raises(AssertionError):
-        owner.loop.run()

@@ -1,12 +1,6 @@
 """Promises of events.py."""
 
-import pytest
-
-from kvstore.scheduler.simulator.events import EventQueue
-
-
-def void(_: object) -> None:
-    """An action gives nothing."""
+from kvstore.scheduler.simulator.job import EventQueue
 
 
 def test_what_is_asked_for_happens_in_order_of_time_and_then_of_asking() -> None:
@@ -19,13 +13,6 @@ def test_what_is_asked_for_happens_in_order_of_time_and_then_of_asking() -> None
     assert len(events) == 0
 
 
-def test_what_happens_may_ask_for_more() -> None:
-    events, seen = EventQueue(), list[float]()
-    events.at(1.0, lambda: void(events.at(1.5, lambda: seen.append(events.now_s))))
-    events.run()
-    assert seen == [1.5]
-
-
 def test_what_is_cancelled_does_not_happen_and_takes_no_time() -> None:
     events, seen = EventQueue(), list[int]()
     late = events.at(9.0, lambda: seen.append(9))
@@ -35,10 +22,3 @@ def test_what_is_cancelled_does_not_happen_and_takes_no_time() -> None:
     events.run()
     assert seen == [1]
     assert events.now_s == 1.0
-
-
-def test_nothing_is_asked_for_in_the_past() -> None:
-    events = EventQueue()
-    events.at(1.0, lambda: void(events.at(0.5, lambda: None)))
-    with pytest.raises(AssertionError):
-        events.run()

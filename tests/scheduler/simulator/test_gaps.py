@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.scheduler.simulator.gaps import Gaps
+from kvstore.scheduler.simulator.decode import Gaps
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 

@@ -15,10 +15,3 @@ def test_what_a_request_waited_for_is_told_apart() -> None:
     found.begin_prefill(head_s=8.0, now_s=9.0)
     assert (found.queue_s, found.fetch_s) == (8.0, 0.0)
     assert found.cache_tokens == 105
-
-
-def test_tokens_are_timed_from_the_first() -> None:
-    found = job(output=5)
-    found.first_token_s, found.finish_s = 2.0, 4.0
-    assert (found.ttft_s, found.tokens_s) == (2.0, 0.5)
-    assert job(output=1).tokens_s == 0.0

@@ -1,13 +1,12 @@
 """Promises of orders.py, by cases small enough to add up: a prompt of 1024 tokens takes 1 s, a decode step 4/64 s and 1/64 s more a
-sequence. In one step with a chunk only the sequences' own share is added."""
+sequence. In one step with a chunk only the sequences' own share is added.
+"""
 
 import pytest
 
-from kvstore.scheduler.simulator.coupled import CoupledServer
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.gaps import Gaps
-from kvstore.scheduler.simulator.job import Job
-from kvstore.scheduler.simulator.orders import Chunked, DecodeFirst, PrefillFirst
+from kvstore.scheduler.simulator.coupled import Chunked, CoupledServer, DecodeFirst, PrefillFirst
+from kvstore.scheduler.simulator.decode import Gaps
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from tests.scheduler.simulator.parts import cache, job, machine
 
 MS = 1 / 64

@@ -1,9 +1,7 @@
 """Promises of pools.py."""
 
-import pytest
-
 from kvstore.scheduler.admission import PoolLoad
-from kvstore.scheduler.simulator.pools import Pools
+from kvstore.scheduler.simulator.job import Pools
 from tests.scheduler.simulator.parts import job
 
 
@@ -23,14 +21,3 @@ def test_jobs_are_counted_where_they_are() -> None:
     pools.prefilled(three)
     pools.ended(two, now_s=14.5)
     assert pools.load(15.0) == PoolLoad(15.0, 3, [5.5], [], 10.0, 100.0)
-
-
-def test_how_long_decoding_lasts_follows_the_latest() -> None:
-    pools = Pools(decode_instances=1)
-    for number, lasted_s in enumerate([10.0] + [20.0] * 200):
-        found = job(number)
-        pools.taken(found, prefill_end_s=0.0)
-        pools.prefilled(found)
-        pools.decoded(found, now_s=0.0)
-        pools.ended(found, now_s=lasted_s)
-    assert pools.load(0.0).decode_s == pytest.approx(20.0, abs=0.2)

@@ -1,7 +1,6 @@
 """Promises of prefill.py. A new token takes 1/1024 s, loading a cached one 1/16384 s, of which a quarter shows."""
 
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.job import Job
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from kvstore.scheduler.simulator.prefill import PrefillServer
 from tests.scheduler.simulator.parts import cache, job, machine
 

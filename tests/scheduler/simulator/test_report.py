@@ -2,11 +2,9 @@
 
 import math
 
-from kvstore.scheduler.decision import Reason, Rejection
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Rejection, Slo
 from kvstore.scheduler.simulator.cluster import Callbacks, Cluster, make_cluster
-from kvstore.scheduler.simulator.events import EventQueue
-from kvstore.scheduler.simulator.job import Job
+from kvstore.scheduler.simulator.job import EventQueue, Job
 from kvstore.scheduler.simulator.plan import Plan
 from kvstore.scheduler.simulator.report import STAGES, Report, Sample, Spread, make_report
 from tests.scheduler.simulator.parts import job, machine

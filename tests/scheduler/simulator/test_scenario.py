@@ -7,10 +7,9 @@ import pytest
 
 from kvstore.kvcache.traces.conversations import generate
 from kvstore.protocol.errors import ConfigError, InvalidArgument
-from kvstore.scheduler.decision import Reason
-from kvstore.scheduler.request import Slo
+from kvstore.scheduler.request import Reason, Slo
 from kvstore.scheduler.simulator.plan import Plan
-from kvstore.scheduler.simulator.scenario import Scenario
+from kvstore.scheduler.simulator.simulation import Scenario
 from tests.scheduler.simulator.parts import asked
 
 TRACE = [asked(100 * number, [0, number + 1], output=20) for number in range(20)]
@@ -21,12 +20,6 @@ def test_names_make_a_machine() -> None:
     assert (machine.layers, machine.kv_bytes_per_token) == (80, 327_680)
     assert (machine.send_bytes_per_s, machine.load_bytes_per_s, machine.peak_flops_per_s) == (100e9, 200e9, 8 * 312e12)
     assert Scenario(send_bytes_per_s=5e9).machine().send_bytes_per_s == 5e9
-
-
-def test_it_runs_and_tells_of_each_request() -> None:
-    told: list[int] = []
-    report = Scenario().run(TRACE, on_progress=lambda: told.append(1))
-    assert report.finished == len(told) == 20
 
 
 def test_algorithm_1_rejects_by_the_slo_only_where_nothing_else_decides() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.scheduler.batching import RunningBatch
-from kvstore.scheduler.simulator.stretches import Stretch, next_stretch
+from kvstore.scheduler.simulator.decode import Stretch, next_stretch
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,3 @@ def test_a_moment_belongs_to_the_step_that_runs(first_s: float, growth_s: float,
     assert 1 <= found <= steps
     assert stretch.duration_s(found) >= elapsed_s or found == steps
     assert found == 1 or stretch.duration_s(found - 1) < elapsed_s
-
-
-@pytest.mark.parametrize(("elapsed_s", "steps"), [(0.0, 1), (0.5, 1), (1.0, 1), (1.25, 2), (3.0, 2), (3.5, 3), (6.0, 3), (99.0, 3)])
-def test_the_end_of_a_step_belongs_to_it(elapsed_s: float, steps: int) -> None:
-    assert Stretch(3, 1.0, 1.0).steps_after(elapsed_s) == steps
-
-
-def test_a_rounded_root_is_put_right() -> None:
-    # 0.1 * 3 is above 0.3 in binary: the quotient says 3 steps where the sum says so too, and one more where it does not.
-    stretch = Stretch(10, 0.1, 0.0)
-    for steps in range(1, 11):
-        assert stretch.steps_after(stretch.duration_s(steps)) == steps

@@ -4,8 +4,7 @@ import pytest
 
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.protocol.transfers import Fetch, Store
-from kvstore.transfer.memory.exports import Exports, release
-from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.region import Exports, Region
 from tests.rpc.raw_peers import Columns, fetch, make_region, shown, store
 
 
@@ -19,27 +18,6 @@ def region(exports: Exports) -> Region:
     region = make_region(100, bytes(range(100)))
     exports.add(region)
     return region
-
-
-def test_pieces_of_several_regions_come_in_their_order(exports: Exports, region: Region) -> None:
-    other = make_region(50, b"\xaa")
-    exports.add(other)
-    views, held = exports.hold(fetch([(shown(region), 5, 2), (shown(other), 0, 1), (shown(region), 0, 0), (shown(region), 99, 1)]))
-    assert [bytes(view) for view in views] == [b"\x05\x06", b"\xaa", b"", b"\x63"]
-    assert (region.users, other.users) == (1, 1)
-    release(held)
-    assert (region.users, other.users) == (0, 0)
-
-
-def test_pieces_to_write_are_the_memory_itself(exports: Exports, region: Region) -> None:
-    views, held = exports.hold(store([(shown(region), 10, 3)]))
-    views[0][:] = b"abc"
-    release(held)
-    assert bytes(region.memory[9:14]) == b"\x09abc\x0d"
-
-
-def test_no_pieces_hold_nothing(exports: Exports) -> None:
-    assert exports.hold(Fetch([], [], [], [])) == ([], [])
 
 
 def test_the_read_key_lets_read_and_the_write_key_both(exports: Exports, region: Region) -> None:
@@ -87,23 +65,3 @@ def test_a_region_is_out_of_reach_once_it_is_closed_or_was_never_exported(export
     assert isinstance(refused(exports, region, request), StaleHandle)
     assert isinstance(refused(exports, region, fetch([(shown(make_region(1)), 0, 1)])), StaleHandle)
     assert not exports._regions
-
-
-class ClosesWhenAsked(Region):
-    """Is closed by another thread just after it was found."""
-
-    def hold(self) -> None:
-        self.close()
-        super().hold()
-
-
-def test_a_region_closed_at_that_moment_is_stale(exports: Exports, region: Region) -> None:
-    closing = ClosesWhenAsked(memoryview(bytearray(10)))
-    exports.add(closing)
-    assert isinstance(refused(exports, region, fetch([(shown(region), 0, 1), (shown(closing), 0, 1)])), StaleHandle)
-
-
-def test_exporting_again_changes_nothing(exports: Exports, region: Region) -> None:
-    for _ in range(100):
-        exports.add(region)
-    assert len(region._on_close) == 1

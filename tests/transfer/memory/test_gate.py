@@ -2,8 +2,7 @@
 
 import threading
 
-from kvstore.transfer.memory.gate import Gate
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.transfer.memory.signal_safety import Gate
 
 
 def test_a_gate_that_is_shut_lets_nobody_in() -> None:
@@ -33,30 +32,3 @@ def test_shutting_waits_for_all_who_are_inside() -> None:
     assert left == [1, 1]
     for thread in threads:
         thread.join()
-
-
-def test_who_leaves_by_an_exception_has_left() -> None:
-    gate = Gate()
-    raised: list[BaseException] = []
-
-    def fail() -> None:
-        try:
-            gate.pass_through(lambda: 1 / 0)  # type: ignore[arg-type]
-        except ZeroDivisionError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=fail)
-    thread.start()
-    thread.join()
-    gate.shut()
-    assert len(raised) == 1
-
-
-def test_who_entered_in_one_thread_may_leave_in_another() -> None:
-    gate = Gate()
-    assert gate.enter()
-    shutting = in_background(gate.shut)
-    assert is_quiet(shutting)
-    gate.leave()
-    shutting.result(PATIENCE_S)
-    assert not gate.enter()

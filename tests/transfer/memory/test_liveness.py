@@ -1,6 +1,5 @@
 """Promises of liveness.py, seen through a mapping as peers have it."""
 
-import fcntl
 import mmap
 import os
 import resource
@@ -12,9 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from kvstore.protocol.errors import Full
-from kvstore.transfer.memory import liveness
-from kvstore.transfer.memory.liveness import CLOSED_COUNT, LiveRegions
 from kvstore.transfer.memory.mapping import map_slab
+from kvstore.transfer.shm.target import CLOSED_COUNT, LiveRegions
 
 
 @pytest.fixture
@@ -52,17 +50,6 @@ def test_open_regions_stand_at_their_place_and_closed_ones_do_not(regions: LiveR
     assert [int(table[place]) for place in places] == [0, 8]
 
 
-def test_each_close_is_counted(regions: LiveRegions) -> None:
-    table = as_seen(regions)
-    for count in range(3):
-        assert table[CLOSED_COUNT] == count
-        regions.remove(regions.add(1))
-
-
-def test_no_place_is_the_count(regions: LiveRegions) -> None:
-    assert CLOSED_COUNT not in [regions.add(region_id) for region_id in (1, 2, 3)]
-
-
 def test_a_full_table_says_so_and_takes_another_once_one_is_closed(regions: LiveRegions) -> None:
     places = [regions.add(region_id) for region_id in (1, 2, 3)]
     with pytest.raises(Full, match="close some"):
@@ -71,16 +58,6 @@ def test_a_full_table_says_so_and_takes_another_once_one_is_closed(regions: Live
     assert regions.add(4) == places[1]
     with pytest.raises(Full):
         regions.add(5)
-
-
-def test_after_close_every_region_is_closed_for_those_who_still_look(regions: LiveRegions) -> None:
-    table = as_seen(regions)
-    regions.add(1)
-    regions.add(2)
-    regions.close()
-    regions.close()
-    assert regions.fd == -1
-    assert table.tolist() == [1, 0, 0, 0]
 
 
 def test_whoever_has_a_read_only_descriptor_cannot_write_to_the_table_by_any_way(regions: LiveRegions) -> None:
@@ -97,14 +74,6 @@ def test_whoever_has_a_read_only_descriptor_cannot_write_to_the_table_by_any_way
             os.ftruncate(again, size_bytes)
     os.close(again)
     os.close(fd)
-
-
-def test_where_the_kernel_lacks_that_seal_there_is_a_table_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "F_SEAL_FUTURE_WRITE", 1 << 20)
-    regions = LiveRegions(1)
-    assert not fcntl.fcntl(regions.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
-    assert as_seen(regions)[regions.add(5)] == 5
-    regions.close()
 
 
 def test_without_a_descriptor_left_it_says_so() -> None:

@@ -1,13 +1,12 @@
 """Where memory lies, as this host's kernel says."""
 
-import ctypes
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstore.transfer.memory import location
-from kvstore.transfer.memory.location import ANYWHERE, location_of, node_of
+from kvstore.transfer.memory import region as location
+from kvstore.transfer.memory.region import ANYWHERE, location_of, node_of
 
 
 def nodes(folder: Path, *names: str) -> Path:
@@ -25,15 +24,6 @@ def test_the_kernel_names_a_node_that_this_host_has_or_does_not_tell() -> None:
     memory = np.zeros(1 << 20, np.uint8)
     found = node_of(memory.ctypes.data)
     assert found is None or Path(f"/sys/devices/system/node/node{found}").exists()
-
-
-def test_nothing_is_said_of_what_is_not_mapped() -> None:
-    assert node_of(1) is None
-
-
-def test_a_processor_whose_calls_are_not_known_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "unknown")
-    assert node_of(ctypes.addressof(ctypes.c_int())) is None
 
 
 def test_with_one_node_memory_is_there_and_with_several_where_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

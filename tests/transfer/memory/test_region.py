@@ -4,13 +4,11 @@ import signal
 import threading
 from array import array
 
-import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.transfer.memory.location import location_of
 from kvstore.transfer.memory.region import PlainRegion, Region, RemoteRegion, on_rail
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 
@@ -26,45 +24,6 @@ def make_region(size_bytes: int = 100) -> Region:
 def test_memory_that_is_not_flat_bytes_is_refused(memory: memoryview) -> None:
     with pytest.raises(InvalidArgument):
         Region(memory)
-
-
-def test_a_region_knows_where_its_memory_is() -> None:
-    array = np.zeros(64, np.uint8)
-    region = Region(memoryview(array), location="cpu:1", fd=5)  # type: ignore[arg-type]
-    assert (region.address, region.size_bytes, region.location, region.fd) == (array.ctypes.data, 64, "cpu:1", 5)
-
-
-def test_ids_and_keys_are_a_regions_own_and_stay() -> None:
-    one, other = make_region(), make_region()
-    assert one.region_id != other.region_id
-    assert len({one.read_key, one.write_key, other.read_key, other.write_key}) == 4
-    assert (one.read_key, one.write_key) == (one.read_key, one.write_key)
-
-
-def test_a_part_is_a_view() -> None:
-    region = make_region()
-    region.part(10, 3)[:] = b"abc"
-    assert bytes(region.memory[9:14]) == b"\x09abc\x0d"
-    assert len(region.part(0, 100)) == 100
-    assert len(region.part(100, 0)) == 0
-
-
-@pytest.mark.parametrize(("offset", "size"), [(-1, 5), (0, 101), (100, 1), (5, -1), (2**64, 1)])
-def test_a_part_outside_the_region_is_refused(offset: int, size: int) -> None:
-    with pytest.raises(InvalidArgument):
-        make_region().part(offset, size)
-
-
-def test_users_are_counted() -> None:
-    region = make_region()
-    region.hold()
-    region.hold()
-    assert region.users == 2
-    region.release()
-    region.release()
-    assert region.users == 0
-    with pytest.raises(AssertionError):
-        region.release()
 
 
 def test_close_waits_for_the_last_user_and_refuses_new_ones() -> None:
@@ -147,13 +106,6 @@ def test_a_rail_is_reached_by_what_its_agent_said_or_all_of_its_transport() -> N
     assert region.by_rail("rdma", "a") == RemoteRegion(1, 10, 7, {"rdma": b"A"})
     assert region.by_rail("tcp", "b").descriptors == {"tcp": b""}
     assert region.by_rail("rdma", "b").descriptors == {}
-
-
-def test_a_region_says_where_it_lies_named_or_asked() -> None:
-    memory = memoryview(bytearray(8))
-    assert Region(memory, location="cpu:5").location == "cpu:5"
-    region = Region(memory)
-    assert region.location == location_of(region.address)
 
 
 def test_the_end_of_a_plain_region_is_not_cut_short_by_what_a_shield_keeps() -> None:

@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
-from kvstore.transfer.memory import shield as module
-from kvstore.transfer.memory.shield import Shield, shielded
+from kvstore.transfer.memory import signal_safety as module
+from kvstore.transfer.memory.signal_safety import Shield, shielded
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 
 
@@ -58,14 +58,6 @@ def test_what_is_raised_comes_at_the_end_and_once(handler: Handler) -> None:
         strike()
 
 
-def test_a_handler_that_raises_nothing_changes_nothing(handler: Handler) -> None:
-    handler.raises = False
-    with Shield() as shield:
-        strike()
-        assert shield.raised is None
-    assert handler.calls == [signal.SIGUSR1]
-
-
 def test_the_inner_shield_raises_first_and_the_outer_goes_on(handler: Handler) -> None:
     with Shield() as outer:
         with pytest.raises(Struck), Shield():
@@ -108,14 +100,6 @@ def test_where_no_thread_is_to_be_had_to_cancel_it_the_work_goes_on(handler: Han
         strike()
         steps.append("went on")
     assert steps == ["went on"]
-
-
-def test_what_was_raised_before_the_work_could_be_cancelled_cancels_it_at_once(handler: Handler) -> None:
-    calls = []
-    with pytest.raises(Struck), Shield() as shield:
-        strike()
-        shield.cancels(lambda: calls.append(1))
-        assert calls == [1]
 
 
 def test_a_handler_that_chooses_its_successor_is_succeeded_by_it(handler: Handler) -> None:

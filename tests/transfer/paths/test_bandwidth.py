@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.transfer.paths.bandwidth import SAMPLE_BYTES, Bandwidth, Measured
+from kvstore.transfer.paths.path_chooser import SAMPLE_BYTES, Bandwidth, Measured
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
@@ -16,15 +16,6 @@ def deliver(bandwidth: Bandwidth, *, bytes_s: float, begin_ns: int, took_s: floa
         now_ns = begin_ns + int(number * size_bytes / bytes_s * 1e9)
         bandwidth.delivered(size_bytes, now_ns, is_idle=False)
     return now_ns
-
-
-def test_what_is_assumed_holds_until_something_is_measured() -> None:
-    bandwidth = Bandwidth(5e9)
-    assert bandwidth.bytes_s == 5e9
-    assert bandwidth.measured_ns == -1
-    deliver(bandwidth, bytes_s=1e8, begin_ns=7, took_s=0.011)
-    assert bandwidth.bytes_s == pytest.approx(1e8)
-    assert bandwidth.measured_ns == 7 + int(MIB / 1e8 * 1e9)
 
 
 def test_what_was_measured_is_told_with_what_it_rests_on_once_that_is_enough() -> None:
@@ -81,10 +72,3 @@ def test_a_few_bytes_alone_may_raise_the_rate_and_not_lower_it() -> None:
     bandwidth.restart(ended_ns + SECOND_NS)
     bandwidth.delivered(few_bytes, ended_ns + SECOND_NS + 1000, is_idle=True)
     assert bandwidth.bytes_s > 1.01e8
-
-
-def test_bytes_that_arrive_in_no_time_do_not_break_it() -> None:
-    bandwidth = Bandwidth(1e9)
-    bandwidth.restart(5)
-    bandwidth.delivered(MIB, 5, is_idle=True)
-    assert bandwidth.bytes_s == MIB * 1e9

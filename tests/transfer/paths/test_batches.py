@@ -7,11 +7,10 @@ import pytest
 from kvstore.protocol.errors import Closed, InvalidArgument, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.gate import Gate
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.batches import begin_transfer
+from kvstore.transfer.memory.signal_safety import Gate
+from kvstore.transfer.paths.batch import Copy, Span, begin_transfer
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Copy, Span
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 from tests.transfer.faulty import FAULTY, WAIT, agents, settings, topology
@@ -28,7 +27,7 @@ class Scene:
         [self.agent] = agents(self.engine)
 
     def begin(self, *batch: Copy, gate: Gate | None = None) -> Transfer:
-        carrier = self.engine._carrier
+        carrier = self.engine._dispatcher
         return begin_transfer(batch, carrier, self.engine, deadline=Deadline(PATIENCE_S), priority=Priority.FOREGROUND, gate=gate)
 
 
@@ -53,16 +52,6 @@ def test_memory_is_held_once_and_the_gate_entered_until_all_slices_are_over(scen
     assert region.users == 0
 
 
-def test_what_goes_both_ways_holds_what_it_reads_and_what_it_writes(scene: Scene) -> None:
-    scene.agent.default = WAIT
-    source, destination = scene.engine.allocate(10), scene.engine.allocate(10)
-    transfer = scene.begin((source, scene.remote, 10), (Span(scene.remote, 10), destination, 10))
-    assert (source.users, destination.users) == (1, 1)
-    scene.agent.end_all()
-    assert transfer.is_over
-    assert (source.users, destination.users) == (0, 0)
-
-
 def test_where_the_peer_is_gone_nothing_is_begun_nor_held(scene: Scene) -> None:
     region, gate = scene.engine.allocate(10), Gate()
     scene.engine.disconnect(scene.remote.peer)
@@ -72,16 +61,6 @@ def test_where_the_peer_is_gone_nothing_is_begun_nor_held(scene: Scene) -> None:
         scene.begin((scene.remote, region, 10), gate=gate)
     gate.shut()
     assert region.users == 0
-
-
-@pytest.mark.parametrize("batch", [[], [(b"12", None, 0)]])
-def test_nothing_to_move_is_over_at_once_and_told_all_the_same(scene: Scene, batch: list[Copy]) -> None:
-    engine, remote = scene.engine, scene.remote
-    done: list[Transfer] = []
-    transfer = engine.submit([(source, remote, 0) for source, _, _ in batch], on_done=done.append)
-    assert done == [transfer]
-    transfer.wait()
-    assert not scene.agent.begun
 
 
 @pytest.mark.parametrize(

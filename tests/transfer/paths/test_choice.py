@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.paths.choice import LATENCY_BUCKETS, UNKNOWN_SPEED_BYTES_S, Path, PathChooser, PathFacts
+from kvstore.transfer.paths.path_chooser import Path, PathChooser, PathFacts
+from tests.tuned import tuned
 
 MIB = 1 << 20
 MS_NS = 1_000_000
 SECOND_NS = 1_000_000_000
 GBIT_S = 125e6
 """Bytes per second."""
-SETTINGS = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
-NO_PROBES = TransferSettings(cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
+SETTINGS = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
+NO_PROBES = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
 
 
 def path(rail: str, transport: str = "tcp") -> Path:
@@ -148,30 +149,6 @@ def test_when_all_rails_stop_they_are_tried_at_the_wake_ups() -> None:
     assert sum(rails.run(1.0).values()) >= 0.9 * 2 * GBIT_S
 
 
-def test_an_unknown_speed_is_taken_to_be_high() -> None:
-    paths = PathChooser(NO_PROBES, random.Random(1))
-    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), B: PathFacts()})
-    assert paths.choose(MIB, 0) == B
-    assert paths.states[B].bandwidth.bytes_s == UNKNOWN_SPEED_BYTES_S
-
-
-def test_equal_paths_take_turns() -> None:
-    paths = chooser(A, B, C)
-    assert [paths.choose(MIB, 0) for _ in range(6)] == [A, B, C, A, B, C]
-
-
-def test_the_path_that_would_deliver_first_is_chosen() -> None:
-    paths = PathChooser(NO_PROBES, random.Random(1))
-    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), B: PathFacts(speed_bytes_s=3.5 * GBIT_S)})
-    taken = []
-    for _ in range(5):
-        chosen = paths.choose(MIB, 0)
-        assert chosen is not None
-        paths.begun(chosen, MIB, 0)
-        taken.append(chosen)
-    assert taken == [B, B, B, A, B]
-
-
 def test_a_rail_of_another_numa_node_counts_as_slower_for_each_end() -> None:
     paths = PathChooser(NO_PROBES, random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=3.9 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
@@ -194,7 +171,7 @@ def test_a_later_transport_is_used_only_while_no_path_of_an_earlier_one_is_usabl
 
 
 def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
-    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
+    paths = PathChooser(tuned(TransferSettings, probe_share=0.5), random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S), C: PathFacts(speed_bytes_s=GBIT_S)})
     chosen = []
     for number in range(400):
@@ -210,16 +187,6 @@ def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
     assert all(first != second for first, second in pairwise(probes))
 
 
-def test_no_probe_goes_to_a_path_that_has_something_in_flight() -> None:
-    """It may have stalled, and probes would pile up on it."""
-    paths = PathChooser(TransferSettings(probe_share=0.5), random.Random(1))
-    paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
-    paths.begun(B, MIB, 0)
-    assert {paths.choose(MIB, number) for number in range(100)} == {A}
-    paths.succeeded(B, MIB, 0, MS_NS)
-    assert {paths.choose(MIB, number) for number in range(100)} == {A, B}
-
-
 def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
     paths, now_ns = chooser(A), 0
     for rest_s in (0.5, 1, 2, 4, 8, 8, 8):
@@ -229,22 +196,6 @@ def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
         assert paths.choose(MIB, until_ns - 1) is None
         now_ns = until_ns
         assert paths.choose(MIB, now_ns) == A
-
-
-def test_a_rest_is_never_cut_below_the_first_one() -> None:
-    paths = chooser(A, settings=TransferSettings(cooldown_s=5.0, cooldown_max_s=1.0))
-    fail(paths, A, 0)
-    assert paths.next_wakeup_ns() == 5 * SECOND_NS
-
-
-def test_slices_that_fail_together_are_one_failure() -> None:
-    paths = chooser(A)
-    for _ in range(3):
-        paths.begun(A, MIB, 0)
-    for now_ns in (10, 20, 30):
-        paths.failed(A, MIB, now_ns)
-    assert paths.next_wakeup_ns() == 10 + SECOND_NS // 2
-    assert paths.states[A].failed_slices == 3
 
 
 def test_after_a_rest_one_slice_at_a_time_is_tried_first_of_all_until_one_arrives() -> None:
@@ -323,25 +274,6 @@ def test_the_rate_of_all_paths_together_is_measured_while_any_has_something_in_f
     measured = paths.bandwidth.measured()
     assert measured is not None
     assert measured.bytes_s == pytest.approx(1 << 20, rel=1e-6), "what failed, and its time, count for nothing"
-
-
-def test_counters_tell_what_went_on() -> None:
-    paths = chooser(A)
-    for took_us in (0, 1, 3, 700, 1 << 40):
-        paths.begun(A, 100, 0, is_retry=took_us == 3)
-        paths.succeeded(A, 100, 0, took_us * 1000)
-    fail(paths, A, 0)
-    paths.begun(A, 7, 0)
-    state = paths.states[A]
-    assert (state.delivered_bytes, state.delivered_slices, state.failed_slices, state.retried_slices) == (500, 5, 1, 1)
-    assert (state.in_flight_bytes, state.in_flight_slices) == (7, 1)
-    assert {bucket: count for bucket, count in enumerate(state.latency_counts) if count} == {
-        0: 1,
-        1: 1,
-        2: 1,
-        10: 1,
-        LATENCY_BUCKETS - 1: 1,
-    }
 
 
 class AgainstList(RuleBasedStateMachine):

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError, ProtocolError
+from kvstore.protocol.errors import ProtocolError
 from kvstore.rpc.address import network_id
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.choice import Path, PathFacts
+from kvstore.transfer.memory.region import Exports, Region
+from kvstore.transfer.paths.path_chooser import Path
 from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.paths.rails import Rails
-from kvstore.transfer.paths.transports import Maker
+from kvstore.transfer.paths.rails import Maker, Rails
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.model import Nic
 from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent, settings, topology
@@ -73,11 +71,6 @@ def names(rails: Rails) -> list[tuple[str, str]]:
     return [(agent.transport, agent.rail.device) for agent in rails.agents]
 
 
-def test_there_is_an_agent_for_each_transport_and_rail_the_preferred_first(opened: Opened) -> None:
-    rails = opened(f"{SPARE},{FAULTY}", "rail0", "rail1")
-    assert names(rails) == [("spare", "rail0"), ("spare", "rail1"), ("faulty", "rail0"), ("faulty", "rail1")]
-
-
 def test_agents_come_and_go_with_their_links_and_the_others_stay(opened: Opened) -> None:
     rails = opened(f"{SPARE},{FAULTY}", "rail0", "rail1")
     stays = rails.agents[1], rails.agents[3]
@@ -88,15 +81,6 @@ def test_agents_come_and_go_with_their_links_and_the_others_stay(opened: Opened)
     assert rails.change(topology("rail1", "rail2")) == ([], False)
     for agent in leaves:
         agent.close()
-
-
-def test_another_speed_is_the_same_place_and_another_address_is_not(opened: Opened) -> None:
-    rails = opened(FAULTY, "rail0")
-    links = topology("rail0")
-    [before] = rails.agents
-    assert rails.change(replace(links, nics=(replace(links.nics[0], speed_gbit_s=10.0),))) == ([], False)
-    assert rails.change(replace(links, nics=(replace(links.nics[0], addresses=("127.0.1.9",)),))) == ([before], True)
-    before.close()
 
 
 def test_a_new_rail_that_cannot_be_used_is_logged_and_tried_with_the_next_change(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,23 +95,12 @@ def test_a_new_rail_that_cannot_be_used_is_logged_and_tried_with_the_next_change
     assert "rail far" in caplog.text
 
 
-def test_agents_that_cannot_be_made_at_the_start_are_an_error(opened: Opened) -> None:
-    with pytest.raises(ConfigError, match="no_such_module"):
-        opened(f"{FAULTY},no_such_module:Agent", "rail0")
-
-
 def test_every_pair_that_can_speak_to_each_other_is_a_route(opened: Opened) -> None:
     rails = opened(f"{SPARE},{FAULTY}", "rail0", "rail1")
     routes = rails.routes(described(entry(0), entry(7, "spare"), entry(1, "other")), None)
     assert list(routes) == [Path("spare", f"rail{n}", "rail7") for n in (0, 1)] + [Path("faulty", f"rail{n}", "rail0") for n in (0, 1)]
     assert [route.facts.preference for route in routes.values()] == [0, 0, 1, 1]
     assert rails.routes(described(entry(0), host="another"), None) == {}, "the loopback leads to no other host"
-
-
-def test_the_slower_end_says_how_fast_a_path_is(opened: Opened) -> None:
-    rails = opened(FAULTY, "rail0")
-    [route] = rails.routes(described(entry(0, speed_gbit_s=8.0)), None).values()
-    assert route.facts == PathFacts(0, 1e9)
 
 
 def test_shared_memory_leads_to_this_host_only(opened: Opened) -> None:
@@ -176,13 +149,6 @@ def test_an_agent_that_was_replaced_loads_its_peers_anew(opened: Opened) -> None
     assert route.remote is not next(iter(peer.routes.values())).remote
     for agent in gone + more:
         agent.close()
-
-
-def test_of_two_rails_of_a_peer_with_one_name_the_first_counts(opened: Opened) -> None:
-    rails = opened(FAULTY, "rail0")
-    routes = rails.routes(described(entry(0), entry(0, metadata=b'["faulty", "peer", "twin"]')), None)
-    assert [route.remote.device for route in routes.values()] == ["rail0"]
-    assert loaded(rails) == 1
 
 
 def test_metadata_that_is_malformed_leaves_nothing_loaded(opened: Opened) -> None:

@@ -13,17 +13,12 @@ from kvstore.transfer.agent import Direction
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.paths.batch import MAX_COPY_BYTES, Copy, Runs, Span, flat, groups_of, piece_of
 from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.paths.spans import MAX_COPY_BYTES, Copy, Runs, Span, flat, groups_of, piece_of
 
 PEER = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
 REMOTE = PeerRegion(PEER, RemoteRegion(1, 100, 7, {}))
 LOCAL = Region(memoryview(bytearray(50)))
-
-
-def test_from_a_peer_is_a_read_and_to_it_a_write() -> None:
-    assert piece_of((Span(REMOTE, 60), Span(LOCAL, 10), 40)) == (PEER, Direction.READ, (LOCAL, 10, REMOTE.remote, 60, 40))
-    assert piece_of((LOCAL, REMOTE, 50)) == (PEER, Direction.WRITE, (LOCAL, 0, REMOTE.remote, 0, 50))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +83,6 @@ def test_what_is_no_contiguous_buffer_is_refused(buffer: Any) -> None:
         flat(buffer)
 
 
-def test_a_flat_view_is_taken_as_it_is() -> None:
-    view = memoryview(bytearray(4))
-    assert flat(view).obj is view.obj
-
-
 # --- runs ---
 
 OTHER = PeerRegion(PEER, RemoteRegion(2, 60, 7, {}))
@@ -113,18 +103,6 @@ def test_runs_are_the_copies_that_their_rows_are() -> None:
         [(peer, direction, expected)] = groups_of(copies)
         [(found_peer, found_direction, found)] = groups_of(runs)
         assert (found_peer, found_direction, list(found)) == (peer, direction, list(expected))
-
-
-def test_columns_of_any_integers_will_do() -> None:
-    ones = np.broadcast_to(np.uint8(1), (3,))
-    [(_, _, found)] = groups_of(Runs([LOCAL], [REMOTE, OTHER], np.zeros(3, np.int32), ones, ones, np.arange(3, dtype=np.uint64), [4] * 3))
-    assert list(found) == [(LOCAL, 1, OTHER.remote, at, 4) for at in range(3)]
-
-
-def test_no_runs_are_no_pieces() -> None:
-    nothing = np.empty(0, np.int64)
-    [(_, _, found)] = groups_of(Runs([LOCAL], [REMOTE], *[nothing] * 5))
-    assert not len(found)
 
 
 @pytest.mark.parametrize(

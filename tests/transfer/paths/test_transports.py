@@ -12,15 +12,14 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.paths.transports import Maker, chosen_transports, first_of_each
-from kvstore.transfer.shm.agent import SharedMemoryAgent
+from kvstore.transfer.memory.region import Exports
+from kvstore.transfer.paths.rails import Maker, chosen_transports
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.model import INFINIBAND, LOOPBACK, Nic, Topology
 from tests.ports import free_ports
 from tests.security.tls.certified import certificates, shared
-from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, SpareAgent
+from tests.transfer.faulty import FAULTY, FaultyAgent
 
 LOOP = Nic("lo", LOOPBACK, "lo", ("127.0.0.1", "::1"))
 ETH = Nic("eth0", interface="eth0", addresses=("192.0.2.1", "2001:db8::1"), numa_node=1, speed_gbit_s=25.0)
@@ -78,11 +77,6 @@ def test_over_tcp_an_agent_of_certificates_speaks_tls(maker: Makers) -> None:
         assert b" tls1 kvstore://node/one 127.0.0.1:" in b" " + made.metadata().partition(b"tcp ")[2]
 
 
-def test_auto_is_shared_memory_and_tcp_without_rdma(maker: Makers, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, "nixl", "ucxx")
-    assert maker().transports(USUAL) == ["shm", "tcp"]
-
-
 @pytest.mark.parametrize(
     ("modules", "expected"),
     [
@@ -99,30 +93,12 @@ def test_auto_with_rdma_takes_what_is_installed(
     assert maker().transports(CLUSTER) == expected
 
 
-def test_named_transports_keep_their_order(maker: Makers) -> None:
-    assert maker(f" tcp, {FAULTY} ,shm,tcp,").transports(USUAL) == ["tcp", FAULTY, "shm"]
-
-
 @pytest.mark.parametrize(
     ("transports", "reason"), [("tcp,rdma", "'rdma'"), ("", "empty"), (" , ", "empty"), ("ucx,tcp,nixl", "choose one")]
 )
 def test_names_of_no_transport_are_refused(maker: Makers, transports: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         maker(transports).transports(USUAL)
-
-
-def test_tcp_has_a_rail_for_each_nic_with_an_address_ipv4_first(maker: Makers) -> None:
-    assert maker().rails("tcp", USUAL) == [Rail("eth0", "192.0.2.1", 1, 25.0), Rail("eth1", "2001:db8::2")]
-    assert maker().rails("tcp", CLUSTER) == [Rail("eth0", "192.0.2.1", 1, 25.0), Rail("mlx5_1", "192.0.2.9", 0, 400.0)]
-    assert maker().rails(FAULTY, ALONE) == [Rail("lo", "127.0.0.1")]
-    assert maker().rails("tcp", Topology("no NIC is seen")) == [Rail("lo", "127.0.0.1")]
-
-
-def test_rails_that_settings_name_are_used_while_they_are_up(maker: Makers) -> None:
-    assert [rail.device for rail in maker(rails="lo,eth0").rails("tcp", USUAL)] == ["lo", "eth0"]
-    assert maker(rails="eth2").rails("tcp", USUAL) == [Rail("lo", "127.0.0.1")]
-    with pytest.raises(ConfigError, match="eth9"):
-        maker(rails="eth9").rails("tcp", USUAL)
 
 
 def test_ucx_prefers_rdma_and_the_host_is_one_rail_for_shm_and_nixl(maker: Makers) -> None:
@@ -158,13 +134,6 @@ def test_two_transports_listen_with_one_fixed_port(maker: Makers) -> None:
         for transport in ("tcp", "kvstore.transfer.streams.tcp:TcpConnection"):
             for rail in made.rails(transport, ALONE):
                 stack.enter_context(closing(made.make(transport, rail)))
-
-
-def test_our_own_agents(maker: Makers) -> None:
-    with closing(maker().make("shm", Rail())) as shared, closing(maker().make("tcp", Rail("lo", "127.0.0.1"))) as tcp:
-        assert isinstance(shared, SharedMemoryAgent)
-        assert isinstance(tcp, ConnectionAgent)
-        assert (shared.transport, tcp.transport, tcp.rail.device) == ("shm", "tcp", "lo")
 
 
 @pytest.mark.parametrize(("transport", "module", "kind"), [("ucx", "ucx.connection", "UcxConnection"), ("nixl", "nixl.agent", "NixlAgent")])
@@ -215,11 +184,3 @@ def test_what_is_no_plug_in_is_a_clear_error(
     with pytest.raises(ConfigError, match=reason):
         maker().make(path, Rail())
     assert "broken_plug_in" not in sys.modules
-
-
-def test_one_agent_of_each_transport_speaks_for_the_others() -> None:
-    made: list[FaultyAgent] = [FaultyAgent("me", Rail("rail0")), FaultyAgent("me", Rail("rail1")), SpareAgent("me", Rail("rail0"))]
-    assert first_of_each(made) == {"faulty": made[0], "spare": made[2]}
-    assert SPARE.endswith(type(made[2]).__name__)
-    for agent in made:
-        agent.close()

@@ -22,21 +22,18 @@ from kvstore.protocol.errors import (
     ConfigError,
     Denied,
     Full,
-    InvalidArgument,
     ProtocolError,
     StaleHandle,
     Unavailable,
 )
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags, Hello, Ok
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, SERVER_AGENT, Attach, Notice
-from kvstore.rpc.address import Address, socket_id
+from kvstore.protocol.transfers import ROLE_AGENT, Attach, Notice
+from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer import notices
-from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate, map_slab
-from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.shm.target import SharedTarget
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
@@ -91,11 +88,6 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 # --- who comes in ---
-
-
-def test_it_says_who_it_is(target: SharedTarget, channel: Channel) -> None:
-    welcome = channel.welcome
-    assert (welcome.server, welcome.name, welcome.host_id, welcome.unix) == (SERVER_AGENT, "owner", socket_id(target.path), target.path)
 
 
 def test_its_folder_is_for_this_user_alone() -> None:
@@ -155,12 +147,6 @@ def test_messages_of_others_and_payloads_are_refused_and_the_connection_serves_o
 # --- descriptors of regions ---
 
 
-def test_the_write_key_gets_memory_to_read_and_write(channel: Channel, region: Region) -> None:
-    slab = map_slab(attach(channel, region.region_id, region.write_key, writable=True), SIZE, writable=True)
-    slab.memory[:3] = b"abc"
-    assert bytes(region.memory[:3]) == b"abc"
-
-
 @pytest.mark.parametrize("with_write_key", [False, True])
 def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: Channel, region: Region, with_write_key: bool) -> None:
     fd = attach(channel, region.region_id, region.write_key if with_write_key else region.read_key)
@@ -194,14 +180,6 @@ def test_memory_that_is_read_only_at_its_owner_is_never_given_for_writing(target
         attach(channel, region.region_id, region.write_key, writable=True)
     region.close()
     whole.close()
-
-
-def test_unknown_and_closed_regions_are_stale(channel: Channel, region: Region) -> None:
-    with pytest.raises(StaleHandle):
-        attach(channel, region.region_id + 1, 0)
-    region.close()
-    with pytest.raises(StaleHandle):
-        attach(channel, region.region_id, region.read_key)
 
 
 def test_exported_memory_that_is_not_shared_has_no_descriptor() -> None:
@@ -263,10 +241,6 @@ def test_a_region_has_one_place_for_as_long_as_it_is_open(target: SharedTarget) 
     three.close()
 
 
-def test_memory_without_a_descriptor_has_no_place(target: SharedTarget) -> None:
-    assert target.export(Region(memoryview(bytearray(1)))) is None
-
-
 def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -> None:
     regions = [allocate(1) for _ in range(4)]
     for region in regions[:3]:
@@ -277,14 +251,6 @@ def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -
     assert target.export(regions[3]) is not None
     for region in regions:
         region.close()
-
-
-def test_a_closed_region_is_not_exported(target: SharedTarget) -> None:
-    region = allocate(1)
-    region.close()
-    for _ in range(4):  # and takes no place
-        with pytest.raises(Closed):
-            target.export(region)
 
 
 def test_a_closed_target_exports_nothing_and_regions_may_outlive_it(target: SharedTarget) -> None:
@@ -299,47 +265,3 @@ def test_a_closed_target_exports_nothing_and_regions_may_outlive_it(target: Shar
 
 
 # --- notifications ---
-
-
-def test_notifications_are_kept_in_order_until_they_are_taken(target: SharedTarget, channel: Channel) -> None:
-    for message in (b"one", b"", b"x" * MAX_NOTICE_BYTES):
-        channel.call(Notice(message), Ok, Deadline(10))
-    assert target.notices() == [("user", b"one"), ("user", b""), ("user", b"x" * MAX_NOTICE_BYTES)]
-    assert target.notices() == []
-
-
-def test_one_that_is_too_long_is_refused(target: SharedTarget, channel: Channel) -> None:
-    with pytest.raises(InvalidArgument, match=f"at most {MAX_NOTICE_BYTES} bytes"):
-        channel.call(Notice(bytes(MAX_NOTICE_BYTES + 1)), Ok, Deadline(10))
-    assert target.notices() == []
-
-
-def test_more_than_anyone_takes_are_refused(target: SharedTarget, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
-    for _ in range(2):
-        channel.call(Notice(b"x"), Ok, Deadline(10))
-    with pytest.raises(Full, match="that nobody took"):
-        channel.call(Notice(b"x"), Ok, Deadline(10))
-    assert len(target.notices()) == 2
-    channel.call(Notice(b"y"), Ok, Deadline(10))
-
-
-def test_threads_that_take_them_at_once_share_them(target: SharedTarget, channel: Channel) -> None:
-    taken: list[tuple[str, bytes]] = []
-    is_over = threading.Event()
-
-    def take() -> None:
-        while not is_over.is_set():
-            taken.extend(target.notices())
-            is_over.wait(0.001)
-
-    takers = [threading.Thread(target=take) for _ in range(3)]
-    for taker in takers:
-        taker.start()
-    for number in range(500):
-        channel.call(Notice(number.to_bytes(2)), Ok, Deadline(10))
-    eventually(lambda: len(taken) == 500, "all are taken")
-    is_over.set()
-    for taker in takers:
-        taker.join()
-    assert sorted(message for _, message in taken) == [number.to_bytes(2) for number in range(500)]

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, ProtocolError, Unreachable
+from kvstore.protocol.errors import Closed, ConfigError, DeadlineExceeded, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.tcp import MAGIC, MAX_VECTORS, TcpConnection, TcpListener
-from kvstore.transfer.testing.conformance import ConnectionConformance
-from kvstore.transfer.testing.connections import is_readable
+from kvstore.transfer.testing.connections import ConnectionConformance, is_readable
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, in_background, within
 
 PAUSES_S = 1.0
@@ -105,36 +104,6 @@ class TestTcp(ConnectionConformance):
             while True:
                 near.recv_into([memoryview(bytearray(6))], Deadline(PATIENCE_S))
         near.close()
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [b"tcp1 ", b"tcp1 host", b"tcp1 host:x", b"tcp1 h\xff:1", b"tcp1 127.0.0.1:70000", b"tcp2 127.0.0.1:1", MAGIC + b"x" * 300 + b":1"],
-)
-def test_metadata_that_names_no_address_is_refused(metadata: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        TcpConnection.connect(metadata, Rail(), Deadline(PATIENCE_S))
-
-
-@pytest.mark.parametrize("rail", [Rail(address="192.0.2.1"), Rail(address="not an address")], ids=["of another host", "none"])
-def test_an_address_that_is_not_this_machines_is_a_config_error(rail: Rail) -> None:
-    with pytest.raises(ConfigError, match="listen"):
-        TcpConnection.listen(rail)
-
-
-def test_a_port_in_use_is_a_config_error() -> None:
-    listener = TcpListener("127.0.0.1", 0)
-    port = int(listener.metadata().rpartition(b":")[2])
-    with pytest.raises(ConfigError, match=str(port)):
-        TcpConnection.listen(Rail(address="127.0.0.1", port=port))
-    listener.close()
-    TcpConnection.listen(Rail(address="127.0.0.1", port=port)).close()
-
-
-def test_without_an_address_it_stays_on_the_loopback() -> None:
-    listener = TcpConnection.listen(Rail())
-    assert listener.metadata().startswith(MAGIC + b"127.0.0.1:")
-    listener.close()
 
 
 def open_pair(listener: TcpListener, rail: Rail) -> tuple[TcpConnection, TcpConnection]:

@@ -18,12 +18,11 @@ from kvstore.security.tls.subjects import NODE, Subject
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
-from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.streams.tls import MAGIC, TlsTransport
-from kvstore.transfer.testing.conformance import ConnectionConformance
+from kvstore.transfer.streams.tcp import MAGIC, TcpConnection, TlsTransport
+from kvstore.transfer.testing.connections import ConnectionConformance
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_background
 from tests.security.tls.certified import certificates, revoke, shared
 

@@ -1,12 +1,10 @@
 """Which rail leads to which peer, asked of this machine's own kernel with its own addresses."""
 
-import socket
-
 import pytest
 
 from kvstore.transfer.agent import Rail
+from kvstore.transfer.paths.rails import local_address_towards, reaches
 from kvstore.transfer.topology.discovery import Discovery
-from kvstore.transfer.topology.routing import local_address_towards, reaches
 
 LOOPBACK = Rail("lo", "127.0.0.1")
 NOWHERE = "192.0.2.254"
@@ -24,18 +22,6 @@ def test_this_host_is_reached_from_its_own_addresses(version: int) -> None:
         assert local_address_towards(address) == address
 
 
-def test_without_a_route_there_is_no_address() -> None:
-    assert local_address_towards("255.255.255.255") == "", "broadcasts are refused"
-
-
-def test_a_kernel_without_ipv6_has_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> socket.socket:
-        raise OSError(97, "Address family not supported by protocol")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    assert local_address_towards("::1") == ""
-
-
 def test_rails_without_addresses_reach_every_other() -> None:
     assert reaches(Rail(), LOOPBACK, [], same_host=False)
     assert reaches(LOOPBACK, Rail(), [], same_host=False)
@@ -48,10 +34,6 @@ def test_the_loopback_reaches_this_host_only() -> None:
     for address in own_addresses(4):
         assert reaches(LOOPBACK, Rail("any", address), [LOOPBACK], same_host=True)
         assert reaches(Rail("any", address), LOOPBACK, [Rail("any", address)], same_host=True)
-
-
-def test_the_families_do_not_mix() -> None:
-    assert not reaches(LOOPBACK, Rail("lo", "::1"), [LOOPBACK], same_host=True)
 
 
 def test_the_kernels_choice_is_the_way_and_the_other_rails_are_not() -> None:

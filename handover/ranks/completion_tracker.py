@@ -1,0 +1,245 @@
+"""Completion of requests over all ranks of an executor: what has begun, what is over, what has failed.
+
+Rank 0 keeps the tracker: the others report to it, and it tells them. A request that fails on one rank, or whose rank is gone, is over for
+all at once, with that error. `Executor` is a thin shell around the sans-I/O `CompletionTracker`. It also remembers failures of requests
+that have not begun here, so that they end at once when they do."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from kvstore.handover.description import RankInfo
+from kvstore.handover.handles import Handover
+from kvstore.handover.ranks.links import Links
+from kvstore.kvcache.layouts.parallel import Parallel
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unreachable, from_code
+from kvstore.protocol.handover_messages import Report, Verdict
+from kvstore.rpc.reactor import Reactor
+
+GRACE_NS = 1_000_000_000
+"""After a request's deadline: ranks that meet it report in that time."""
+BEGUN: Final = 1
+OVER: Final = 2
+REMEMBERED: Final = 4096
+"""Failures kept; the oldest go first."""
+MAX_FINISHED: Final = 65_536
+"""Outcomes that nobody took; the oldest go first."""
+MAX_EARLY: Final = 4096
+"""Reports kept until this rank joins."""
+REPORT_TIMEOUT_S: Final = 5.0
+
+
+class Outcome(NamedTuple):
+    """A request is over on all ranks; with the error of the first that failed, or None."""
+
+    request_id: bytes
+    error: KVStoreError | None
+
+
+@dataclass(slots=True)
+class _Request:
+    dp: int
+    deadline_ns: int
+    over: set[int] = field(default_factory=set)
+
+
+class CompletionTracker:
+    """See the module. Not thread-safe. An attention-DP group answers for its own requests."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self._parallel = parallel
+        self._requests: dict[bytes, _Request] = {}
+        self._failed: dict[bytes, int] = {}
+        """Failed ones, until when: reports of other ranks still come."""
+
+    def begun(self, request_id: bytes, dp: int, *, deadline_ns: int) -> None:
+        """A rank has begun a request."""
+        if request_id not in self._failed:
+            request = self._requests.setdefault(request_id, _Request(dp, deadline_ns))
+            request.deadline_ns = max(request.deadline_ns, deadline_ns)
+
+    def over(self, request_id: bytes, rank: int, error: KVStoreError | None, *, dp: int, deadline_ns: int) -> Outcome | None:
+        """It is over on one rank. Returns the outcome if that decides it."""
+        if request_id in self._failed:
+            return None
+        self.begun(request_id, dp, deadline_ns=deadline_ns)
+        request = self._requests[request_id]
+        request.over.add(rank)
+        if error is not None:
+            return self._fail(request_id, type(error)(f"rank {rank}: {error}"))
+        if request.over >= self._members(request.dp):
+            del self._requests[request_id]
+            return Outcome(request_id, None)
+        return None
+
+    def _members(self, dp: int) -> set[int]:
+        return {rank for rank in range(self._parallel.ranks) if self._parallel.group_of(rank) == dp}
+
+    def _fail(self, request_id: bytes, error: KVStoreError) -> Outcome:
+        self._failed[request_id] = self._requests.pop(request_id).deadline_ns + GRACE_NS
+        return Outcome(request_id, error)
+
+    def lost(self, rank: int) -> list[Outcome]:
+        """A rank is gone: what it has not finished has failed."""
+        dp = self._parallel.group_of(rank)
+        waiting = [request_id for request_id, request in self._requests.items() if request.dp == dp and rank not in request.over]
+        return [self._fail(request_id, Unreachable(f"rank {rank} of this executor is gone")) for request_id in waiting]
+
+    def expire(self, now_ns: int) -> list[Outcome]:
+        """Requests that some rank never finished, nor began."""
+        self._failed = {request_id: until_ns for request_id, until_ns in self._failed.items() if until_ns > now_ns}
+        late = [(request_id, request) for request_id, request in self._requests.items() if request.deadline_ns + GRACE_NS <= now_ns]
+        return [
+            self._fail(request_id, DeadlineExceeded(f"ranks {sorted(self._members(request.dp) - request.over)} did not finish in time"))
+            for request_id, request in late
+        ]
+
+    def __len__(self) -> int:
+        """Requests that are not over."""
+        return len(self._requests)
+
+
+class Executor:
+    """See the module. Not thread-safe: the reactor's thread is the only caller.
+
+    `fail(request_id, error)` is called when another rank has failed a request.
+    """
+
+    def __init__(self, parallel: Parallel, rank: int, reactor: Reactor, links: Links, fail: Callable[[bytes, KVStoreError], None]) -> None:
+        self._rank = rank
+        self._dp = parallel.group_of(rank)
+        self._reactor = reactor
+        self._links = links
+        self._fail = fail
+        self._parallel = parallel
+        self._ranks: Sequence[RankInfo] = ()
+        self._roll = CompletionTracker(Parallel())
+        self._begun: dict[bytes, int] = {}
+        """Not over here, with their deadlines."""
+        self._waiting: dict[bytes, int] = {}
+        """Well over here, and not decided."""
+        self._failures: OrderedDict[bytes, KVStoreError] = OrderedDict()
+        self._early: list[tuple[RankInfo, Report, int]] = []
+        """Of ranks that have joined before this one."""
+        self._finished: list[Outcome] = []
+
+    def join(self, ranks: Sequence[RankInfo]) -> None:
+        """These are the ranks, this one among them."""
+        self._ranks = ranks
+        self._roll = CompletionTracker(self._parallel)
+        if self._rank:
+            self._links.open(ranks[0])
+        early, self._early = self._early, []
+        for peer, report, until_ns in early:
+            with contextlib.suppress(ProtocolError):
+                self.received(peer, report, until_ns)
+
+    @property
+    def _is_leader(self) -> bool:
+        return not self._ranks or not self._rank
+
+    # --- of this rank ---
+
+    def begun(self, request_id: bytes, deadline_ns: int) -> None:
+        self._begun[request_id] = deadline_ns
+        self._report(request_id, BEGUN, None, deadline_ns)
+
+    def over(self, handle: Handover, deadline_ns: int) -> None:
+        """It is over here. One that has failed here has failed everywhere, and one that is well here may have failed elsewhere while its
+        end was waited for."""
+        self._begun.pop(handle.request_id, None)
+        error = handle.error or self.failure_of(handle.request_id)
+        if error is None:
+            self._waiting[handle.request_id] = deadline_ns
+        else:
+            self.remember(handle.request_id, error)
+            self._finish(Outcome(handle.request_id, error))
+        self._report(handle.request_id, OVER, handle.error, deadline_ns)
+
+    def _report(self, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:
+        if self._is_leader:
+            rank = self._rank if self._ranks else 0
+            self._take(rank, 0 if not self._ranks else self._dp, request_id, state, error, deadline_ns)
+            return
+        text = "" if error is None else str(error)[:1000]
+        report = Report(request_id, state, self._dp, 0 if error is None else error.code, text)
+        left_s = max((deadline_ns - self._reactor.now_ns()) / 1e9, REPORT_TIMEOUT_S)
+        self._links.tell(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
+
+    def take_finished(self) -> list[Outcome]:
+        """For any thread. There is no call in it, so a signal handler that raises loses nothing on the way."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._finished.append(outcome)
+        del self._finished[:-MAX_FINISHED]
+
+    # --- failures of what may not have begun here ---
+
+    def remember(self, request_id: bytes, error: KVStoreError) -> None:
+        """Should this request begin here, it has failed already."""
+        self._failures[request_id] = error
+        while len(self._failures) > REMEMBERED:
+            self._failures.popitem(last=False)
+
+    def failure_of(self, request_id: bytes) -> KVStoreError | None:
+        return self._failures.get(request_id)
+
+    # --- of other ranks ---
+
+    def received(self, peer: RankInfo, message: Report | Verdict, until_ns: int) -> None:
+        """Raises ProtocolError: not a rank of this executor."""
+        if not self._ranks and isinstance(message, Report) and len(self._early) < MAX_EARLY:
+            self._early.append((peer, message, until_ns))
+            return
+        if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
+            raise ProtocolError("this is not a rank of the executor that was joined")
+        error = from_code(message.code, message.text) if message.code else None
+        if isinstance(message, Verdict):
+            self._decided(Outcome(message.request_id, error))
+        else:
+            self._take(peer.rank, message.dp, message.request_id, message.state, error, until_ns)
+
+    def _take(self, rank: int, dp: int, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:
+        """At the leader: a report."""
+        if state == BEGUN:
+            self._roll.begun(request_id, dp, deadline_ns=deadline_ns)
+        elif (outcome := self._roll.over(request_id, rank, error, dp=dp, deadline_ns=deadline_ns)) is not None:
+            self._announce(outcome, dp)
+
+    def _announce(self, outcome: Outcome, dp: int | None = None) -> None:
+        self._decided(outcome)
+        code, text = (0, "") if outcome.error is None else (outcome.error.code, str(outcome.error)[:1000])
+        verdict = Verdict(outcome.request_id, code, text)
+        for info in self._ranks[1:]:
+            if dp is None or info.dp == dp:
+                self._links.tell(info, verdict, deadline_s=REPORT_TIMEOUT_S, on_answer=lambda _: None)
+
+    def _decided(self, outcome: Outcome) -> None:
+        if self._waiting.pop(outcome.request_id, None) is not None:
+            self._finish(outcome)
+        if outcome.error is not None:  # if it is not over here, it will be
+            self.remember(outcome.request_id, outcome.error)
+            self._fail(outcome.request_id, outcome.error)
+
+    def lost(self, peer: RankInfo) -> None:
+        """A rank is gone, of whatever executor."""
+        if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
+            return
+        if self._is_leader:
+            for outcome in self._roll.lost(peer.rank):
+                self._announce(outcome)
+        elif not peer.rank:
+            for request_id in [*self._begun, *self._waiting]:
+                self._decided(Outcome(request_id, Unreachable("rank 0 of this executor is gone")))
+
+    def sweep(self, now_ns: int) -> None:
+        """What nobody has decided in time."""
+        for outcome in self._roll.expire(now_ns):
+            self._announce(outcome)
+        for request_id, deadline_ns in list(self._waiting.items()):
+            if deadline_ns + 2 * GRACE_NS <= now_ns:
+                self._decided(Outcome(request_id, DeadlineExceeded("rank 0 of this executor did not say in time that it is over")))

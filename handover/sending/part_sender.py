@@ -1,0 +1,138 @@
+"""How parts go from this rank to one receiver rank: gathered or not, written, shown or streamed. What goes when is CacheSender's."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.handover.description import RankInfo
+from kvstore.handover.movements.movement import Movement, Operation, StreamOperation, Window
+from kvstore.handover.movements.parts import PartId, PartPlan
+from kvstore.handover.movements.streams import Stream
+from kvstore.handover.resources import RankResources
+from kvstore.handover.sending.request import Offer
+from kvstore.kvcache.layouts.formatter import Remapping
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Part, Show
+from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.batch import Batch, Runs, Span
+from kvstore.transfer.paths.peer import PeerRegion
+from kvstore.transfer.streams.connection import Connection
+
+
+class PartSender:
+    """See the module. It owns staging, a window over it and a stream, until `release`."""
+
+    def __init__(
+        self,
+        resources: RankResources,
+        info: RankInfo,
+        ask: Ask,
+        remapping: Remapping,
+        plan: PartPlan,
+        blocks: NDArray[np.int64],
+        *,
+        deadline_ns: int,
+    ) -> None:
+        self.info, self.deadline_ns = info, deadline_ns
+        self._resources, self._ask, self._remapping, self._plan, self._blocks = resources, ask, remapping, plan, blocks
+        self._their_blocks = np.array(ask.blocks, np.int64)
+        self._targets: Sequence[PeerRegion] = ()
+        self._staging: Region | None = None
+        self._stream: Stream | None = None
+        self.window: Window | None = None
+
+    @property
+    def tells_first(self) -> bool:
+        """The receiver hears of a part before its bytes move: it reads them, or has to expect them."""
+        return self._ask.way == STREAM or (self._ask.way == PULL and not self._plan.is_staged)
+
+    @property
+    def reads_pool(self) -> bool:
+        """The receiver reads straight from the pool."""
+        return self._ask.way == PULL and not self._plan.is_staged
+
+    def open(self) -> None:
+        """Make ready what the way needs. Raises ConfigError, InvalidArgument, Full, or what the engine does."""
+        resources, ask = self._resources, self._ask
+        if self._plan.is_staged:
+            self._staging = resources.staging.take(self._plan.slot_bytes * ask.slots)
+        if ask.way == STREAM:
+            self._open_stream()
+        elif resources.engine is None:
+            raise ConfigError("the receiver wants one-sided transfers, and this rank has no transfer engine")
+        elif ask.way == PUSH:
+            peer = resources.connect(self.info)
+            self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
+        elif ask.way != PULL:
+            raise InvalidArgument(f"way {ask.way} is unknown here: run the same release on both")
+        elif self._staging is not None:
+            self.window = Window(resources.engine, [self._staging], writable=False)
+
+    def _open_stream(self) -> None:
+        resources = self._resources
+        if resources.transport is None:
+            raise ConfigError("the receiver wants a stream, and this rank has no Connection: pass `streams` to the transceiver")
+        self._stream = Stream()
+        deadline_s = min(resources.left_s(self.deadline_ns), resources.settings.connect_timeout_s)
+        self._stream.connect(resources.transport, self.info.listener, self._ask.ticket, deadline_s=deadline_s)
+
+    @property
+    def confirms(self) -> bool:
+        """The receiver reads, and waits for the word that what it read was the request's."""
+        return self._ask.way == PULL
+
+    def show(self) -> Show | None:
+        """What a receiver that reads has to know."""
+        if self._ask.way != PULL:
+            return None
+        window = self.window or self._resources.readable_pool()
+        return Show(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])
+
+    def message(self, offer: Offer) -> Part:
+        """What the receiver is told of a part."""
+        part = offer.part
+        size_bytes = self._remapping.staged_bytes(self._resources.rank, self.info.rank, **self._plan.extent(part))
+        return Part(self._ask.request_id, part.layer_start, part.layer_end, part.chunk, offer.slot, size_bytes)
+
+    def movement(self, offer: Offer, size_bytes: int) -> Movement | None:
+        """What this side has to do; None: nothing."""
+        resources, part, at = self._resources, offer.part, offer.slot * self._plan.slot_bytes
+        if self._stream is not None:
+            deadline_s = resources.left_s(self.deadline_ns)
+
+            def move(connection: Connection) -> None:
+                connection.send([self._gathered(part, at, size_bytes).part(at, size_bytes)], Deadline(deadline_s))
+
+            return StreamOperation(resources.reactor, self._stream, move)
+        if self.reads_pool:
+            return None
+
+        def prepare() -> Batch:
+            if not self._plan.is_staged:
+                return self._copies(part)
+            staging = self._gathered(part, at, size_bytes)
+            return [(Span(staging, at), Span(self._targets[0], at), size_bytes)] if self._ask.way == PUSH else []
+
+        return Operation(resources.reactor, resources.worker, resources.engine, prepare, deadline_s=resources.left_s(self.deadline_ns))
+
+    def _gathered(self, part: PartId, at: int, size_bytes: int) -> Region:
+        """The staging, with the part in it."""
+        assert self._staging is not None
+        out = np.frombuffer(self._staging.memory, np.uint8)[at : at + size_bytes]
+        memory = [region.memory for region in self._resources.regions]
+        self._remapping.gather(self._resources.rank, self.info.rank, memory, self._blocks, out=out, **self._plan.extent(part))
+        return self._staging
+
+    def _copies(self, part: PartId) -> Runs:
+        """Straight from the pool into the receiver's."""
+        found = self._remapping.copies(self._resources.rank, self.info.rank, self._blocks, self._their_blocks, **self._plan.extent(part))
+        return Runs(self._resources.regions, self._targets, *found)
+
+    def release(self, *, is_fenced: bool) -> None:
+        """The request is over. Staging that somebody may still be at is not used again."""
+        if self._stream is not None:
+            self._stream.close()
+        if self._staging is not None and is_fenced:
+            self._resources.staging.give_back(self._staging)

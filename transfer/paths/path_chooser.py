@@ -1,0 +1,292 @@
+"""Choice of the path of each slice to one peer: by load, measured bandwidth and distance, with a cooldown after a failure. Sans-I/O.
+
+Source: score, probes and cooldown are those of Mooncake's TENT, https://github.com/kvcache-ai/Mooncake; the bandwidth is not."""
+
+import itertools
+import math
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from kvstore.transfer.config import TransferSettings
+
+MEMORY_NS: Final = 250_000_000
+"""A measurement counts for 1/e of itself after this long: a change of rate is followed within about a second (four times this)."""
+SAMPLE_BYTES: Final = 256 << 10
+"""Less than this between two idle times says little of the rate: it took mostly latency."""
+UNKNOWN_SPEED_BYTES_S: Final = 12.5e9
+"""Assumed of a path whose link speed nobody knows, 100 Gbit/s: too high, so that it is tried and measured, not starved."""
+LATENCY_BUCKETS: Final = 32
+
+
+class Measured(NamedTuple):
+    """A rate that was measured, at least SAMPLE_BYTES of it."""
+
+    bytes_s: float
+    basis_bytes: int
+    """Bytes that it rests on, older ones counting less."""
+    measured_ns: int
+    """When the last of them arrived, by the engine's clock."""
+
+
+class Bandwidth:
+    """Bytes delivered over busy time, both fading exponentially.
+
+    Not the mean of size over latency of single slices: with several in flight on one rail each waits for those before it, so that
+    would find the rate divided by their number, and would find a rail the slower the more it is given. What a rail delivers from one
+    moment to the next while something is in flight is its rate whatever the number, as in the delivery rate of BBR.
+    Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14 (2016). The ratio of two faded sums weighs every
+    nanosecond alike, where a mean of ratios would let a burst out of a shaper's bucket count as much as a long slice.
+    """
+
+    __slots__ = ("_busy_ns", "_bytes", "_sample_bytes", "_sample_ns", "measured_ns")
+
+    def __init__(self, bytes_s: float) -> None:
+        """`bytes_s` is assumed until something is measured, and counts for nothing afterwards."""
+        self._bytes, self._busy_ns = bytes_s, 1e9
+        self._sample_ns = 0
+        self._sample_bytes = 0
+        self.measured_ns = -1
+        """When it was last measured; -1: never."""
+
+    @property
+    def bytes_s(self) -> float:
+        return self._bytes / self._busy_ns * 1e9
+
+    def measured(self) -> Measured | None:
+        """None until enough has been delivered to tell."""
+        if self.measured_ns < 0 or self._bytes < SAMPLE_BYTES:
+            return None
+        return Measured(self.bytes_s, int(self._bytes), self.measured_ns)
+
+    def restart(self, now_ns: int) -> None:
+        """What is delivered counts from here: the path was idle until now, or something failed on it."""
+        self._sample_ns, self._sample_bytes = now_ns, 0
+
+    def delivered(self, size_bytes: int, now_ns: int, *, is_idle: bool) -> None:
+        """`size_bytes` more were delivered since the last call; `is_idle`: and nothing is in flight any more."""
+        self._sample_bytes += size_bytes
+        if not is_idle and self._sample_bytes < SAMPLE_BYTES:
+            return
+        took_ns = max(now_ns - self._sample_ns, 1)
+        # A few bytes alone show that the path is at least this fast, not that it is no faster.
+        if self._sample_bytes >= SAMPLE_BYTES or self._sample_bytes * self._busy_ns > self._bytes * took_ns:
+            # Time passes for old measurements while the path is idle, too: then a single probe can outweigh them.
+            kept = math.exp((self.measured_ns - now_ns) / MEMORY_NS) if self.measured_ns >= 0 else 0.0
+            self._bytes = self._bytes * kept + self._sample_bytes
+            self._busy_ns = self._busy_ns * kept + took_ns
+            self.measured_ns = now_ns
+        self.restart(now_ns)
+
+
+class Path(NamedTuple):
+    """One way to the peer: a transport, and a rail at either end."""
+
+    transport: str
+    local_rail: str
+    remote_rail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PathFacts:
+    """What is known of a path without using it."""
+
+    preference: int = 0
+    """Of its transport: a path is chosen only when none of a lower number is usable."""
+    speed_bytes_s: float = 0.0
+    """Of the slower link; 0 if unknown."""
+
+
+@dataclass(slots=True, eq=False)
+class PathState:
+    """What goes on on a path, and what went on since it was added. For others to read only."""
+
+    path: Path
+    facts: PathFacts
+    bandwidth: Bandwidth
+    in_flight_bytes: int = 0
+    in_flight_slices: int = 0
+    delivered_bytes: int = 0
+    delivered_slices: int = 0
+    failed_slices: int = 0
+    retried_slices: int = 0
+    """Slices that had been tried elsewhere before they were begun here."""
+    latency_counts: list[int] = field(default_factory=lambda: [0] * LATENCY_BUCKETS)
+    """[n]: delivered slices that took less than 2^n us and at least half of that; the last bucket has all that took longer."""
+    consecutive_failures: int = 0
+    """Cool-downs since it last delivered; while there is one, it is resting or being probed."""
+    failed_ns: int = 0
+    resting_until_ns: int = 0
+    is_present: bool = True
+    """False: removed, and forgotten when nothing is in flight on it any more."""
+    turn: int = 0
+    """When it was last chosen, counted in choices."""
+
+    def is_usable(self, now_ns: int) -> bool:
+        """Neither resting nor, after a rest, busy with the one slice that probes it."""
+        return not self.consecutive_failures or (now_ns >= self.resting_until_ns and not self.in_flight_slices)
+
+
+class PathChooser:
+    """See the module. Not thread-safe: its owner locks. Each slice is `begun` once, and then `succeeded`, `failed` or `cancelled` once.
+
+    `choose` is O(paths), everything else O(1) but `set_paths` and `next_wakeup_ns`.
+    """
+
+    def __init__(self, settings: TransferSettings, random: random.Random) -> None:
+        self._settings = settings
+        self._random = random
+        self._states: dict[Path, PathState] = {}
+        self._present: list[PathState] = []
+        self._turns = itertools.count(1)
+        self.bandwidth = Bandwidth(UNKNOWN_SPEED_BYTES_S)
+        """Of all paths together. Not the sum of theirs: two paths may share a rail at the far end, and each has had it for itself."""
+        self._in_flight_slices = 0
+
+    @property
+    def states(self) -> Mapping[Path, PathState]:
+        """Of all paths, also of those that were removed while something is in flight on them."""
+        return self._states
+
+    # --- which paths there are ---
+
+    def set_paths(self, paths: Mapping[Path, PathFacts]) -> None:
+        """These are the paths now. What was learnt of those that stay is kept, even if their facts have changed."""
+        for path in [path for path in self._states if path not in paths]:
+            self.remove(path)
+        for path, facts in paths.items():
+            self.add(path, facts)
+
+    def add(self, path: Path, facts: PathFacts) -> None:
+        """Add a path, or change its facts."""
+        state = self._states.get(path)
+        if state is None:
+            state = self._states[path] = PathState(path, facts, Bandwidth(facts.speed_bytes_s or UNKNOWN_SPEED_BYTES_S))
+        state.facts, state.is_present = facts, True
+        self._sort()
+
+    def remove(self, path: Path) -> None:
+        """Choose it no more; slices in flight on it may end as they do. Unknown paths are ignored."""
+        state = self._states.get(path)
+        if state is not None:
+            state.is_present = False
+            self._forget(state)
+            self._sort()
+
+    # --- choosing ---
+
+    def choose(
+        self, size_bytes: int, now_ns: int, *, excluding: Collection[Path] = (), far_ends: Mapping[Path, int] | None = None
+    ) -> Path | None:
+        """The way for a slice of this size; None when no path is usable now (see `next_wakeup_ns`).
+
+        Of the usable paths of the first transport that has any: one whose rest is over, for one slice has to find out whether it works
+        again; else the one that would deliver first, ties in turn; or, for `probe_share` of the slices, the one not measured for longest.
+        """
+        candidates = self._candidates(now_ns, excluding)
+        if not candidates:
+            return None
+        far_ends = far_ends or {}
+        chosen = min(candidates, key=lambda state: self._rank(state, size_bytes, far_ends.get(state.path, 0)))
+        if len(candidates) > 1 and not chosen.consecutive_failures and self._random.random() < self._settings.probe_share:
+            # What has something in flight is being measured; if it has stalled, probes must not pile up on it until that is noticed.
+            others = [state for state in candidates if state is not chosen and not state.in_flight_slices]
+            chosen = min(others, key=lambda state: (state.bandwidth.measured_ns, state.turn), default=chosen)
+        chosen.turn = next(self._turns)
+        return chosen.path
+
+    def _candidates(self, now_ns: int, excluding: Collection[Path]) -> list[PathState]:
+        found: list[PathState] = []
+        for state in self._present:
+            if found and state.facts.preference != found[0].facts.preference:
+                break
+            if state.is_usable(now_ns) and state.path not in excluding:
+                found.append(state)
+        return found
+
+    def _rank(self, state: PathState, size_bytes: int, far_ends: int) -> tuple[bool, float, int]:
+        penalty = self._settings.numa_penalty**far_ends
+        seconds = (state.in_flight_bytes + size_bytes) / state.bandwidth.bytes_s * penalty
+        return (not state.consecutive_failures, seconds, state.turn)
+
+    def next_wakeup_ns(self) -> int | None:
+        """When the first resting path may be tried, possibly in the past; None when none rests."""
+        resting = (state for state in self._present if state.consecutive_failures and not state.in_flight_slices)
+        return min((state.resting_until_ns for state in resting), default=None)
+
+    # --- what became of it ---
+
+    def begun(self, path: Path, size_bytes: int, now_ns: int, *, is_retry: bool = False) -> None:
+        """A slice is under way on a path that `choose` returned."""
+        state = self._states[path]
+        if not state.in_flight_slices:
+            state.bandwidth.restart(now_ns)
+        if not self._in_flight_slices:
+            self.bandwidth.restart(now_ns)
+        self._in_flight_slices += 1
+        state.in_flight_bytes += size_bytes
+        state.in_flight_slices += 1
+        state.retried_slices += is_retry
+
+    def succeeded(self, path: Path, size_bytes: int, begun_ns: int, now_ns: int) -> None:
+        """A slice that was begun at `begun_ns` has arrived."""
+        state = self._ended(path, size_bytes)
+        state.bandwidth.delivered(size_bytes, now_ns, is_idle=not state.in_flight_slices)
+        self.bandwidth.delivered(size_bytes, now_ns, is_idle=not self._in_flight_slices)
+        state.delivered_bytes += size_bytes
+        state.delivered_slices += 1
+        state.latency_counts[min((max(now_ns - begun_ns, 0) // 1000).bit_length(), LATENCY_BUCKETS - 1)] += 1
+        if begun_ns >= state.failed_ns:  # one begun before the failure says nothing of the time after it
+            state.consecutive_failures = 0
+        self._forget(state)
+
+    def failed(self, path: Path, size_bytes: int, now_ns: int) -> bool:
+        """A slice failed: the path rests, each time twice as long. Others in flight that fail meanwhile do not prolong that: False."""
+        state = self._ended(path, size_bytes)
+        state.bandwidth.restart(now_ns)
+        self.bandwidth.restart(now_ns)
+        state.failed_slices += 1
+        begins_to_rest = not state.consecutive_failures or now_ns >= state.resting_until_ns
+        if begins_to_rest:
+            factor = 2.0 ** min(state.consecutive_failures, 63)
+            rest_s = min(self._settings.cooldown_s * factor, max(self._settings.cooldown_s, self._settings.cooldown_max_s))
+            state.consecutive_failures += 1
+            state.failed_ns = now_ns
+            state.resting_until_ns = now_ns + int(rest_s * 1e9)
+        self._forget(state)
+        return begins_to_rest
+
+    def cancelled(self, path: Path, size_bytes: int) -> None:
+        """A slice was given up for a reason that says nothing of the path."""
+        self._forget(self._ended(path, size_bytes))
+
+    def _ended(self, path: Path, size_bytes: int) -> PathState:
+        state = self._states[path]
+        state.in_flight_bytes -= size_bytes
+        state.in_flight_slices -= 1
+        self._in_flight_slices -= 1
+        return state
+
+    def _forget(self, state: PathState) -> None:
+        if not state.is_present and not state.in_flight_slices:
+            del self._states[state.path]
+
+    def _sort(self) -> None:
+        present = (state for state in self._states.values() if state.is_present)
+        self._present = sorted(present, key=lambda state: state.facts.preference)
+
+    def check_integrity(self) -> None:
+        """Assert that what is in flight adds up and that only paths in use are kept. For tests; O(paths)."""
+        for path, state in self._states.items():
+            assert state.path == path
+            assert state.in_flight_slices >= 0, path
+            assert state.in_flight_bytes >= 0, path
+            assert state.in_flight_slices or not state.in_flight_bytes, path
+            assert state.is_present or state.in_flight_slices, path
+            assert sum(state.latency_counts) == state.delivered_slices, path
+            assert state.bandwidth.bytes_s > 0, path
+        assert self._in_flight_slices == sum(state.in_flight_slices for state in self._states.values())
+        assert {state.path for state in self._present} == {path for path, state in self._states.items() if state.is_present}
+        preferences = [state.facts.preference for state in self._present]
+        assert preferences == sorted(preferences)

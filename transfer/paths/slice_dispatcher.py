@@ -1,0 +1,255 @@
+"""Dispatch of slices over paths: which goes next, by which path, and what follows from its success or failure.
+
+It holds the engine's state and its one lock, and has no threads. Agents' threads call it when a request is over, and callers that wait copy
+themselves where that is quicker."""
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Denied, Fenced, InvalidArgument, KVStoreError, Unreachable
+from kvstore.transfer.agent import Request, TransferAgent
+from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.memory.pieces import by_rail
+from kvstore.transfer.paths.path_chooser import Path
+from kvstore.transfer.paths.peer import Peer, Slice
+from kvstore.transfer.paths.transfers import Transfer
+
+After = list[Callable[[], None]]
+"""What is to be done once the lock is released: calls of agents and callers, which may call back."""
+log = logging.getLogger("kvstore.transfer")
+
+
+@dataclass(slots=True)
+class RailCount:
+    """`failed` slices were begun here and went elsewhere, or nowhere; `rests` is how often a path of the rail was let rest for that."""
+
+    delivered_bytes: int = 0
+    delivered_slices: int = 0
+    failed_slices: int = 0
+    rests: int = 0
+
+
+class RailCounts:
+    """By transport and rail of this side. The dispatcher's lock guards it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], RailCount] = {}
+
+    def of(self, path: Path) -> RailCount:
+        """The live one."""
+        name = path.transport, path.local_rail
+        count = self._counts.get(name)
+        if count is None:
+            count = self._counts[name] = RailCount()
+        return count
+
+    def delivered(self, path: Path, size_bytes: int) -> None:
+        count = self.of(path)
+        count.delivered_bytes += size_bytes
+        count.delivered_slices += 1
+
+    def failed(self, path: Path, *, rests: bool) -> None:
+        count = self.of(path)
+        count.failed_slices += 1
+        count.rests += rests
+
+    def read(self) -> Mapping[tuple[str, str], RailCount]:
+        """As they are now."""
+        return {name: replace(count) for name, count in self._counts.items()}
+
+
+class _Thread(threading.local):
+    """Of one thread: the peers that it has to pump before it leaves `pump`; None outside."""
+
+    peers: dict[Peer, None] | None = None
+
+
+class SliceDispatcher:
+    """See the module. Thread-safe. `lock` guards every peer, slice and transfer."""
+
+    def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:
+        self.lock = threading.Lock()
+        self.is_closed = False
+        self.rails = RailCounts()
+        self._settings = settings
+        self._clock_ns = clock_ns
+        self._thread = _Thread()
+
+    def begin(self, parts: Mapping[Peer, Sequence[Slice]], caller: Transfer | None = None) -> None:
+        """Queue the slices of a transfer and begin as many as go now. Raises Closed or Unreachable; none is queued then."""
+        with self.lock:
+            if self.is_closed:
+                raise Closed("the engine is closed")
+            for peer in parts:
+                if not peer.is_connected:
+                    raise Unreachable(f"{peer.name} was disconnected")
+            for peer, slices in parts.items():
+                peer.push(slices)
+        for peer in parts:
+            self.pump(peer, caller)
+            caller = None
+
+    def end(self, peer: Peer, error: KVStoreError) -> None:
+        """Nothing goes to this peer any more: what waits for it fails."""
+        after: After = []
+        with self.lock:
+            for part in peer.close():
+                self._fail(part.transfer, error, after)
+        _run(after)
+
+    def pump(self, peer: Peer, caller: Transfer | None = None) -> None:
+        """Begin as many slices as the peer's paths take now. The first of the `caller`'s is left for its own thread to run, in `wait`.
+
+        Agents may end a request before `submit` returns, which leads here again: that is noted and done afterwards, for slices that end
+        at once would otherwise nest without bound.
+        """
+        if self._thread.peers is not None:
+            self._thread.peers[peer] = None
+            return
+        waiting = self._thread.peers = {peer: None}
+        try:
+            while waiting:
+                self._pump_once(waiting.popitem()[0], caller)
+                caller = None
+        finally:
+            self._thread.peers = None
+
+    def _pump_once(self, peer: Peer, caller: Transfer | None) -> None:
+        begun: list[tuple[TransferAgent, Request]] = []
+        after: After = []
+        with self.lock:
+            while (next_one := self._next(peer, after)) is not None:
+                begun.append(next_one)
+        if caller is not None and begun:
+            begun[0][1].caller_runs = begun[0][1].context.transfer is caller
+        for agent, request in begun:
+            _submit(agent, request)
+        if begun:
+            with self.lock:
+                for agent, request in begun:
+                    self._submitted(agent, request, after)
+        _run(after)
+
+    def _submitted(self, agent: TransferAgent, request: Request, after: After) -> None:
+        """From now on it can be cancelled, and is if its transfer failed meanwhile. Called with the lock held."""
+        transfer: Transfer = request.context.transfer
+        if request in transfer.in_flight:
+            transfer.in_flight[request] = agent
+            if transfer.error is not None:
+                after.append(functools.partial(agent.cancel, request))
+
+    def _next(self, peer: Peer, after: After) -> tuple[TransferAgent, Request] | None:
+        """The next slice that a path takes now, as its agent's request. Called with the lock held."""
+        now_ns = self._clock_ns()
+        while (part := peer.head()) is not None:
+            if part.transfer.deadline.at_ns <= time.monotonic_ns():
+                self._fail(part.transfer, part.transfer.deadline.exceeded(), after)
+                continue
+            path = peer.choose(part, now_ns)
+            if path is None:
+                self._fail(part.transfer, part.error or Unreachable(f"no transport of {peer.name} reaches this region"), after)
+                continue
+            agent, remote, _ = peer.routes[path]
+            if peer.chooser.states[path].in_flight_slices >= agent.window:
+                return None
+            peer.pop()
+            peer.chooser.begun(path, part.size_bytes, now_ns, is_retry=bool(part.tried))
+            part.path, part.begun_ns = path, now_ns
+            peer.used_ns = now_ns
+            pieces = by_rail(part.pieces, path.transport, path.remote_rail)
+            transfer = part.transfer
+            request = Request(
+                part.direction,
+                remote,
+                pieces,
+                transfer.deadline,
+                self._finished,
+                context=part,
+                waits_for=transfer,
+                fences=part.fences,
+                size_bytes=part.size_bytes,
+            )
+            transfer.in_flight[request] = None
+            return agent, request
+        return None
+
+    def _finished(self, request: Request) -> None:
+        """An agent's request is over: called by the agent."""
+        part: Slice = request.context
+        after: After = []
+        with self.lock:
+            self._account(part, request, after)
+        _run(after)
+        self.pump(part.peer)
+
+    def _account(self, part: Slice, request: Request, after: After) -> None:
+        """Note what became of a slice, and what follows from it. Called with the lock held."""
+        transfer, chooser, path, error = part.transfer, part.peer.chooser, part.path, request.error
+        assert path is not None
+        now_ns = self._clock_ns()
+        had_failed = transfer.error is not None
+        del transfer.in_flight[request]
+        if error is None:
+            chooser.succeeded(path, part.size_bytes, part.begun_ns, now_ns)
+            self.rails.delivered(path, part.size_bytes)
+            transfer.slices_left -= 1
+        elif isinstance(error, (Denied, Fenced, InvalidArgument, DeadlineExceeded, Cancelled)) or had_failed:
+            chooser.cancelled(path, part.size_bytes)  # no fault of the path
+            self._fail(transfer, error, after)
+        else:
+            self.rails.failed(path, rests=chooser.failed(path, part.size_bytes, now_ns))
+            transfer.retries += 1
+            part.tried += (path,)
+            part.fences = (*request.fences, *request.unsettled)  # its agent may have begun more than one attempt
+            part.error = error
+            if part.peer.is_connected:
+                part.peer.push_first(part)
+            else:
+                self._fail(transfer, error, after)
+        if not transfer.in_flight and (had_failed or not transfer.slices_left):
+            after.append(transfer.complete)
+
+    def _fail(self, transfer: Transfer, error: KVStoreError, after: After) -> None:
+        """The transfer fails: what waits is dropped, what is under way cancelled. Called with the lock held."""
+        if transfer.error is not None or not (transfer.slices_left or transfer.in_flight):
+            return
+        transfer.error = copy(error)  # without its traceback, see Transfer.check: it may have been met in the waiting thread
+        if transfer.in_flight:
+            submitted = [(request, agent) for request, agent in transfer.in_flight.items() if agent is not None]
+            after.extend(functools.partial(agent.cancel, request) for request, agent in submitted)
+        else:
+            after.append(transfer.complete)
+
+    def abort(self, transfer: Transfer, error: KVStoreError) -> None:
+        """For Transfer: end it."""
+        after: After = []
+        with self.lock:
+            self._fail(transfer, error, after)
+        _run(after)
+
+    def help(self, transfer: Transfer) -> None:
+        """For Transfer: its waiting thread takes a share of the work."""
+        with self.lock:
+            requests = list(transfer.in_flight.items())
+        for request, agent in requests:
+            if agent is not None and not transfer.is_over:
+                agent.run(request)
+
+
+def _submit(agent: TransferAgent, request: Request) -> None:
+    try:
+        agent.submit(request)
+    except Exception as error:  # a plug-in at fault must not take other slices with it
+        log.exception("the agent of %s cannot take requests", agent.transport)
+        if not request.is_over:
+            request.finish(Unreachable(f"{agent.transport} failed: {error!r}"))
+
+
+def _run(after: After) -> None:
+    for action in after:
+        action()
