@@ -18,8 +18,8 @@ from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterP
 from kvstore.client.tools.replay_report import settled_status
 from kvstore.client.tools.replay_run import run
 from kvstore.client.tools.status_tables import nodes_table, percent, status_lines
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.settings import Size, format_size, parse_size
 
 BLOCK_BYTES: Final = Size(8 << 10)

@@ -16,9 +16,16 @@ from kvstore.client.registered import RegisteredMemory
 from kvstore.engines.mooncake.arguments import Number, Text, encoded
 from kvstore.engines.mooncake.codes import INTERNAL_ERROR, INVALID_PARAMS, OK, code_of
 from kvstore.engines.mooncake.leases import LookupLease
-from kvstore.engines.mooncake.settings import SECTION as MOONCAKE_SECTION
-from kvstore.engines.mooncake.settings import MooncakeSettings
-from kvstore.engines.mooncake.setup import DEFAULT_BYTES, DEFAULT_MASTER, DEFAULT_TENANT, Setup, of_arguments, of_dictionary
+from kvstore.engines.mooncake.setup import (
+    DEFAULT_BYTES,
+    DEFAULT_MASTER,
+    DEFAULT_TENANT,
+    MooncakeSettings,
+    Setup,
+    of_arguments,
+    of_dictionary,
+)
+from kvstore.engines.mooncake.setup import SECTION as MOONCAKE_SECTION
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.protocol.settings import load_settings

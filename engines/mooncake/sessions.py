@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from kvstore.client import Client, Hold, new_hold
 from kvstore.client.memory import view_of
-from kvstore.engines.mooncake.arguments import NumberLists, Numbers, Texts
+from kvstore.engines.mooncake.arguments import NumberLists, Numbers, ReplicateConfig, Texts, is_sound
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, INVALID_REPLICA, OBJECT_ALREADY_EXISTS, OBJECT_NOT_FOUND, OK
-from kvstore.engines.mooncake.config import ReplicateConfig, is_sound
 from kvstore.engines.mooncake.gets import Gets
 from kvstore.engines.mooncake.leases import SESSION_S, GetSessions
 from kvstore.engines.mooncake.link import memory

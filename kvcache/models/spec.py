@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
-from kvstore.kvcache.models.dtypes import dtype_bytes
 from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.models.savings import PrefixSavings
+from kvstore.kvcache.models.table import dtype_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 DEFAULT_BLOCK_TOKENS: Final = 16

@@ -6,8 +6,8 @@ import pytest
 
 from kvstore.client.tools.plan_trace import blocks_of, trace_hits
 from kvstore.client.tools.planning import make_plan
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
+from kvstore.kvcache.traces.named import generate
 from kvstore.lab.jobs import Job
 from kvstore.lab.replay import Replay
 from kvstore.scheduler.pressure.load import Load

@@ -25,7 +25,7 @@ from tests.system.running import until
 from tests.telemetry.http.asking import ask
 
 ID = bytes(16)
-OF_STORE = ("--model", "qwen", "--naming", "vllm", "--namespace-id", ID.hex(), "--block-tokens", "2", "--poll-interval-s", "0.01")
+OF_STORE = ("--model", "qwen", "--namespace-id", ID.hex(), "--block-tokens", "2")
 PLACES = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
 MSGPACK = "application/msgpack"
 
