@@ -130,14 +130,9 @@ class WeightsState:
     thread-safe.
     """
 
-    def __init__(self, started_from: WeightsIdentity, *, resets_keep_weights: bool = False, log: logging.Logger = LOG) -> None:
-        """
-        Args:
-            started_from: identity of the files that the engine loaded.
-            resets_keep_weights: a setting: the engine resets its caches for other reasons than new weights.
-        """
+    def __init__(self, started_from: WeightsIdentity, *, log: logging.Logger = LOG) -> None:
+        """`started_from`: identity of the files that the engine loaded."""
         self._identity = started_from
-        self._resets_keep_weights = resets_keep_weights
         self._log = log
         self._is_settled = True
         self._generation = 0
@@ -162,14 +157,13 @@ class WeightsState:
 
     def reset(self, nonce: str) -> None:
         """Note that the engine dropped its caches and named no version: its weights are a private version
-        until one is named, and until `resume` nothing is loaded or saved. Nothing changes where resets keep the weights.
+        until one is named, and until `resume` nothing is loaded or saved.
 
         Args:
             nonce: unique for each reset, equal on the engine's ranks. Raises InvalidArgument for one that is no version.
         """
-        if not self._resets_keep_weights:
-            self._is_settled = False
-            self._become(self._identity.private(nonce))
+        self._is_settled = False
+        self._become(self._identity.private(nonce))
 
     def name(self, version: str) -> None:
         """Note that the weights are now those that engines call `version`. Raises InvalidArgument, and nothing has changed."""

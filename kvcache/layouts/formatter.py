@@ -12,9 +12,7 @@ Source: what TensorRT-LLM's cache formatter does (its `docs/source/developer-gui
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
-from math import lcm
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -130,16 +128,6 @@ class Remapping:
         self.pairs = pairs
         """By rising destination, then source rank."""
         self._by_ranks = {(pair.source_rank, pair.destination_rank): pair for pair in pairs}
-
-    @property
-    def block_ratio(self) -> Fraction:
-        """Blocks of the source for one of the destination."""
-        return Fraction(self.destination.spec.block_tokens, self.source.spec.block_tokens)
-
-    @property
-    def aligned_tokens(self) -> int:
-        """Tokens after which both sides begin a new block."""
-        return lcm(self.destination.spec.block_tokens, self.source.spec.block_tokens)
 
     def receivers_of(self, source_rank: int) -> tuple[int, ...]:
         """Ranks that `source_rank` sends to, rising; none if another holder of the same heads does that for it."""

@@ -138,12 +138,6 @@ def test_state_refused_name_changes_nothing() -> None:
     assert (state.identity, state.generation) == (FILES, 0)
 
 
-def test_state_resets_that_keep_weights() -> None:
-    state = WeightsState(FILES, resets_keep_weights=True)
-    state.reset("a")
-    assert (state.identity, state.is_settled, state.generation) == (FILES, True, 0)
-
-
 def test_state_files_changed_warns(caplog: pytest.LogCaptureFixture) -> None:
     state = WeightsState(FILES)
     state.files_changed("a")
