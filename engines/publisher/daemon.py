@@ -61,7 +61,7 @@ def add_publisher_signals(server: HttpServer, publishing: Publishing, index: Ind
         return [f"{who} cannot be asked what happened" for who in publishing.recorder.unheard]
 
     def add(server: HttpServer) -> None:
-        from kvstore.engines.publisher.routes import add_index  # not before someone asks: it loads aiohttp
+        from kvstore.engines.publisher.conductor import add_index  # not before someone asks: it loads aiohttp
 
         add_index(server, index)
 

@@ -14,20 +14,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from kvstore.client.sync import Client
 from kvstore.engines.kv_events.events import CPU, DISK, Event
 from kvstore.engines.kv_events.subscriber import Subscriber
-from kvstore.engines.publisher.conductor import (
-    matches,
-    read_query,
-    read_registration,
-    read_unregistration,
-    registered,
-    unregistered,
-)
-from kvstore.engines.publisher.prefix_table import Context, PrefixTable, Service
+from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, PrefixTable, Service
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming, Naming
 from kvstore.protocol.errors import KVStoreError
@@ -174,26 +166,20 @@ class Index:
         with self._subscriptions.lock:
             return self._subscriptions.table.tokens_of(key)
 
-    def register(self, body: Any) -> dict[str, Any]:
-        """Answer a `/register`. Raises InvalidArgument, Full."""
-        service = read_registration(body)
+    def add(self, service: Service) -> None:
+        """Follow the events of a service. Raises InvalidArgument, also for a malformed endpoint; Full."""
         self._subscriptions.add(service)
-        return registered(service)
 
-    def unregister(self, body: Any) -> dict[str, Any] | None:
-        """Answer an `/unregister`; None: there is no such service. Raises InvalidArgument."""
-        service = self._subscriptions.remove(read_unregistration(body))
-        return None if service is None else unregistered(service)
+    def remove(self, name: str) -> Service | None:
+        """Return the service that is not followed any more; None: no service has this name."""
+        return self._subscriptions.remove(name)
 
-    def query(self, body: Any) -> dict[str, Any]:
-        """Answer a `/query`. Raises InvalidArgument."""
-        query = read_query(body)
-        context = query.context
-        keys = self._naming(context).block_keys(query.token_ids)
+    def match(self, context: Context, token_ids: list[int], *, instance: str | None) -> dict[str, InstanceMatch]:
+        """Return what each instance of the context has of a prompt; `instance`: that one alone. Raises InvalidArgument."""
+        keys = self._naming(context).block_keys(token_ids)
         in_store = self._store.media(keys) if self._store is not None and self._store.has(context) else []
         with self._subscriptions.lock:
-            found = self._subscriptions.table.match(context, keys, instance=query.instance, in_store=in_store)
-        return matches(context.tenant, found)
+            return self._subscriptions.table.match(context, keys, instance=instance, in_store=in_store)
 
     def close(self) -> None:
         self._subscriptions.close()

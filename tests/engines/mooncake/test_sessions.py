@@ -6,9 +6,10 @@ Leases of Mooncake's API: one hold for what is found at about the same time, and
 import pytest
 
 from kvstore.client.holds import new_hold
-from kvstore.engines.mooncake import leases
+from kvstore.engines.mooncake import sessions as module
 from kvstore.engines.mooncake.arguments import ReplicateConfig
-from kvstore.engines.mooncake.leases import RENEW_NS, WINDOWS, GetSessions, LookupLease
+from kvstore.engines.mooncake.link import WINDOWS, LookupLease
+from kvstore.engines.mooncake.sessions import RENEW_NS, GetSessions
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 from kvstore.transfer.testing.waiting import eventually
 from tests.engines.mooncake.memory import Room
@@ -33,7 +34,7 @@ def test_a_get_session_reads_ranges_of_what_was_there(store: MooncakeDistributed
 
 
 def test_what_a_get_session_reads_stays_until_its_end(store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "RENEW_NS", 0)
+    monkeypatch.setattr(module, "RENEW_NS", 0)
     store.put_batch(["a", "b"], [b"0123456789", b"abcdefghij"])
     assert store.batch_get_session_start(["a", "nowhere"]) == [0, -704]
     assert store.batch_get_session_start(["b"]) == [0]

@@ -1,4 +1,4 @@
-"""Promises of routes.py, index.py and store_media.py, with the daemon, a real cluster, and an engine's events: queries over HTTP as
+"""Queries over HTTP, with the daemon, a real cluster, and an engine's events: queries over HTTP as
 Mooncake's clients send them, and events that Dynamo and llm-d decode."""
 
 import http.client
