@@ -22,8 +22,8 @@ from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tools.bench import Row, at_least, at_most, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.replay import Replay as LiveReplay
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
+from kvstore.kvcache.traces.named import generate
 from kvstore.lab.accesses import flatten, infinite_hits
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
 from kvstore.lab.pools import Routing, compare

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from kvstore.client.cli.simulate import MODE_TITLES, modes_table
 from kvstore.client.tools.bench import Row, at_least, at_most, table, write
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
+from kvstore.kvcache.traces.named import generate
 from kvstore.scheduler.baselines import make_dispatcher
 from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.estimators.interface import BandwidthTransfer

@@ -10,8 +10,8 @@ from kvstore.client.tensors.config import SECTION as TENSORS
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.engines.lmcache.settings import SECTION as LMCACHE
 from kvstore.engines.lmcache.settings import LMCacheSettings
-from kvstore.engines.mooncake.settings import SECTION as MOONCAKE
-from kvstore.engines.mooncake.settings import MooncakeSettings
+from kvstore.engines.mooncake.setup import SECTION as MOONCAKE
+from kvstore.engines.mooncake.setup import MooncakeSettings
 from kvstore.engines.publisher.config import PublisherSettings
 from kvstore.engines.sglang.settings import SECTION as SGLANG
 from kvstore.engines.sglang.settings import SGLangSettings

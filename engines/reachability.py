@@ -2,8 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from kvstore.protocol.errors import Denied, KVStoreError, Misuse, Untrusted, typed
 
@@ -44,12 +43,18 @@ class StoreHealth:
             )
 
 
+class Pinged(Protocol):
+    """The part of a client that is used here."""
+
+    def ping(self, *, deadline_s: float) -> object: ...
+
+
 class ReachabilityCheck:
     """Thread that pings an engine's store, at once and every `interval_s`. Close it before its client."""
 
     def __init__(
         self,
-        ping: Callable[[float], object],
+        client: Pinged,
         master: str,
         log: logging.Logger,
         *,
@@ -59,11 +64,11 @@ class ReachabilityCheck:
         """Start it.
 
         Args:
-            ping: a question to the store with a deadline in seconds, as `lambda deadline_s: client.ping(deadline_s=deadline_s)`.
+            client: not owned.
             master: address to be named in the log.
             log: a logger that the engine shows.
         """
-        self._ping = ping
+        self._client = client
         self._health = StoreHealth(master, log)
         self._deadline_s = deadline_s
         self._interval_s = interval_s
@@ -91,7 +96,7 @@ class ReachabilityCheck:
 
     def _trouble(self) -> KVStoreError | None:
         try:
-            self._ping(self._deadline_s)
+            self._client.ping(deadline_s=self._deadline_s)
         except Exception as error:
             return typed(error)
         return None

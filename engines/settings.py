@@ -22,6 +22,8 @@ FINGERPRINT_HELP: Final = (
 REVISION_HELP: Final = (
     "Text that identifies the weights in place of their fingerprint; no file is read then. Change it whenever the weights change."
 )
+WRITE_BEHIND_BYTES: Final = Size(1 << 30)
+"""Blocks that may wait to be stored, in the engine's own memory; blocks that do not fit are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,9 @@ class StoreSettings(TlsSettings):
     fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES)
     revision: str = setting("", REVISION_HELP)
     salt: str = setting("", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.")
-    lookup_deadline_s: float = setting(0.5, "Time for a lookup; after that it is a miss.", minimum=0.001, maximum=60)
+    lookup_deadline_s: float = setting(0.5, "Time for a lookup; then it is a miss.", minimum=0.001, maximum=60)
     load_deadline_s: float = setting(
-        5.0, "Time for the blocks of one call to come; after that those which have not are misses.", minimum=0.001, maximum=3600
-    )
-    store_deadline_s: float = setting(
-        30.0, "Time for the blocks of one call to be stored; after that those which are not are given up.", minimum=0.001, maximum=3600
-    )
-    write_behind_bytes: Size = setting(
-        Size(1 << 30), "Blocks that may wait to be stored, in the engine's own memory; what does not fit is not stored.", minimum=1 << 20
+        5.0, "Time for the blocks of one request or call to arrive; then those that have not are computed.", minimum=0.001, maximum=3600
     )
 
     def client(self) -> ClientSettings:
@@ -50,12 +46,7 @@ class StoreSettings(TlsSettings):
         return ClientSettings(master=self.master, tenant=self.tenant, token=self.token, is_loaded=True, **tls_of(self))
 
     def jobs(self) -> JobSettings:
-        return JobSettings(
-            queue_bytes=self.write_behind_bytes,
-            lookup_deadline_s=self.lookup_deadline_s,
-            load_deadline_s=self.load_deadline_s,
-            store_deadline_s=self.store_deadline_s,
-        )
+        return JobSettings(queue_bytes=WRITE_BEHIND_BYTES, lookup_deadline_s=self.lookup_deadline_s, load_deadline_s=self.load_deadline_s)
 
 
 def settings_from(

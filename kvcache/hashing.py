@@ -86,11 +86,6 @@ class KeyChain:
         """The last key, which the next one will follow; None before the first full block."""
         return self._keys[-1] if self._keys else None
 
-    @property
-    def length_tokens(self) -> int:
-        """Tokens appended so far, those of the partial last block included."""
-        return len(self._keys) * self._block_tokens + len(self._tail)
-
     def extend(self, token_ids: TokenIds, extras: Mapping[int, bytes] | None = None) -> list[bytes]:
         """Append `token_ids` and return the keys of the blocks that became full, oldest first.
 

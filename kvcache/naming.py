@@ -97,8 +97,7 @@ def make_naming(kind: str, *, model: str, dtype: str, block_tokens: int, namespa
                 return VllmNaming(bytes.fromhex(namespace_id), block_tokens)
             except (ValueError, InvalidArgument):
                 raise ConfigError(
-                    f"with naming vllm, namespace_id is the id that the engine's connector logs, {2 * ID_BYTES} hex digits,"
-                    f" not {namespace_id!r}"
+                    f"namespace_id is the id that the engine's connector logs, {2 * ID_BYTES} hex digits, not {namespace_id!r}"
                 ) from None
     raise ConfigError(f"naming is one of {', '.join(NAMINGS)}, not {kind!r}")
 

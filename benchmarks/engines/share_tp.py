@@ -18,10 +18,9 @@ from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tools.bench import Row
 from kvstore.engines.head_split import head_split
-from kvstore.engines.vllm.head_values import HeadPools, HeadShards, head_slices
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
+from kvstore.engines.vllm.pools import HeadPools, HeadShards, LayerPools, head_slices
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
@@ -47,7 +46,7 @@ def rows() -> Iterator[Row]:
 
 def move_rows(order: str) -> Iterator[Row]:
     """Put: until all is stored and known. Copy: what the engine's step waits for. Get: into the pool."""
-    settings = VllmSettings(load_async=False, load_deadline_s=60)
+    settings = VllmSettings(load_deadline_s=60)
     taken_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     with cluster() as running:
         running.wait_warm()
@@ -61,7 +60,7 @@ def move_rows(order: str) -> Iterator[Row]:
                     taken_s["copy", number].append(time.perf_counter() - begin_s)
                     worker.flush()
                     taken_s["put", number].append(time.perf_counter() - begin_s)
-                    taken_s["get", number].append(timed(lambda: worker.load(StepPlan(loads=[transfer]))))  # noqa: B023 (called here)
+                    taken_s["get", number].append(timed(lambda: load(worker, transfer)))  # noqa: B023 (called here)
                     assert worker.take_counters().loaded_blocks == BLOCKS
                     client.remove_matching(pattern="*")  # the next one finds the memory of the node as this one did
         for worker in workers.values():
@@ -71,6 +70,13 @@ def move_rows(order: str) -> Iterator[Row]:
         yield Row(f"share_tp, {order}: {what} of a block, off", off_s / BLOCKS * 1e3, "ms")
         for number in NUMBERS[1:]:
             yield Row(f"share_tp, {order}: {what} of a block, {number} values / off", min(taken_s[what, number]) / off_s, "ratio")
+
+
+def load(worker: Worker, transfer: Transfer) -> None:
+    """Load, and wait for the end of it."""
+    worker.load(StepPlan(loads=[transfer]))
+    while not worker.take_finished()[1]:
+        worker.wait_idle()
 
 
 def lookup_rows() -> Iterator[Row]:

@@ -13,21 +13,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from benchmarks.engines.share_tp import load
 from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tools.bench import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
-from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.lookup import Lookup
-from kvstore.engines.vllm.plan import Plan, StepPlan, Transfer
+from kvstore.engines.vllm.plan import LayerGroup, Plan, StepPlan, Transfer
+from kvstore.engines.vllm.pools import LayerPools
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
@@ -111,7 +110,7 @@ def step_rows() -> Iterator[Row]:
 
 def copy_rows() -> Iterator[Row]:
     """The shortest time of several in which a rank copies what a prompt of PROMPT_TOKENS tokens has, by itself: blocks out of its pool; and
-    from a store on this host into the pool, all at once and layer by layer."""
+    from a store on this host into the pool."""
     shard = Shard(Namespace(model="copies", dtype="float32", block_tokens=128))
     blocks = list(range(COPY_BLOCKS))
     transfer = Transfer("request", blocks, [hashlib.sha256(block.to_bytes(4)).digest() for block in blocks])
@@ -120,23 +119,12 @@ def copy_rows() -> Iterator[Row]:
     yield Row("vLLM: 120 MiB copied out of the pool", shortest_ms(lambda: pools.gather(blocks, values)), "ms")
     with cluster() as running:
         running.wait_warm()
-        for is_by_layer in (False, True):
-            settings = VllmSettings(load_async=False, load_by_layer=is_by_layer, load_deadline_s=60)
-            worker = Worker(Client(running.address), [RankGroup(shard, pools)], settings)
-            worker.save(StepPlan(saves=[transfer]))
-            worker.flush()
-
-            def load(worker: Worker = worker, layer: int = LAYERS - 1) -> None:
-                worker.load(StepPlan(loads=[transfer]))
-                worker.wait_layer(layer)
-
-            way = "layer by layer" if is_by_layer else "at once"
-            yield Row(f"vLLM: 120 MiB loaded {way}", shortest_ms(load), "ms")
-            if is_by_layer:
-                yield Row("vLLM: 120 MiB loaded layer by layer, until the first layer is there", shortest_ms(partial(load, layer=0)), "ms")
-            worker.wait_layers()
-            assert not worker.take_failed()
-            worker.close()
+        worker = Worker(Client(running.address), [RankGroup(shard, pools)], VllmSettings(load_deadline_s=60))
+        worker.save(StepPlan(saves=[transfer]))
+        worker.flush()
+        yield Row("vLLM: 120 MiB loaded", shortest_ms(lambda: load(worker, transfer)), "ms")
+        assert not worker.take_failed()
+        worker.close()
 
 
 def shortest_ms(call: Callable[[], None]) -> float:

@@ -21,8 +21,8 @@ from kvstore.client.tools.cluster import LONG_DEMOTION_WAIT_S, Cluster, ClusterP
 from kvstore.client.tools.replay import run_replay, settled_status
 from kvstore.client.tools.status_tables import nodes_table, status_lines
 from kvstore.client.tools.tables import duration, percent
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.settings import Size, format_size, parse_size
 
 BLOCK_BYTES: Final = Size(8 << 10)

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.client.tensors.arrays import is_tensor
-from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.kvcache.layouts.strides import Strides, strides_of
-from kvstore.kvcache.models.dtypes import dtype_bytes
+from kvstore.kvcache.layouts.layout import CacheLayout, Strides, strides_of
+from kvstore.kvcache.models.table import dtype_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 Blocks: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]

@@ -1,17 +1,25 @@
-"""KV events of vLLM and SGLang, in their forms of today and of 2025: which blocks an engine stored and removed, and in which medium.
+"""KV events of engines, and keys of the blocks that they name.
+
+KV events of vLLM and SGLang, in their forms of today and of 2025: which blocks an engine stored and removed, and in which medium.
 
 A batch is MessagePack: [time, [event, ...], data-parallel rank]. An event is a map with `type` and named members, or, in the older form, a
 list of the type and the members in order. Members that are not needed here, kinds of events and media that are not known are passed over.
 
 Source: vLLM 0.32, distributed/kv_events.py; SGLang 0.5.23, srt/disaggregation/kv_events.py.
+
+Keys of the blocks that an engine's event names. Pure.
+
+An engine names its blocks by hashes of its own. Each gets the key that follows its parent's key, by its tokens: so both 64-bit hashes and
+whole ones will do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from kvstore.kvcache.naming import Naming
 from kvstore.protocol.errors import ProtocolError
 
 BlockHash: TypeAlias = int | bytes
@@ -127,3 +135,27 @@ def _hashes(found: Any) -> list[BlockHash]:
     if not isinstance(found, list) or not all(isinstance(each, (int, bytes)) for each in found):
         raise ValueError("hashes of blocks are integers or bytes")
     return found
+
+
+KeyOf: TypeAlias = Callable[[BlockHash], bytes | None]
+
+
+def keys_of_stored(stored: Stored, naming: Naming, key_of: KeyOf, *, adapter: str = "") -> Iterator[tuple[BlockHash, bytes]]:
+    """Name and key of each block of the event that has one; `key_of` gives those named before.
+
+    Blocks of another adapter or another size have no key, nor have those that depend on more than tokens, or follow an unknown block.
+    """
+    if not stored.token_ids:
+        yield from ((name, key) for name in stored.hashes if (key := key_of(name)) is not None)
+        return
+    size = stored.block_tokens
+    if not stored.is_plain or stored.adapter != adapter or size != naming.block_tokens:
+        return
+    parent = None
+    if stored.parent is not None:
+        parent = key_of(stored.parent)
+        if parent is None:
+            return
+    for index, name in enumerate(stored.hashes):
+        parent = naming.following(parent, stored.token_ids[index * size : (index + 1) * size])
+        yield name, parent

@@ -169,8 +169,7 @@ class Subscriber:
                     return
                 yield batch
         raise DeadlineExceeded(
-            f"{self._replay_endpoint} did not end its replay of events within {self._replay_timeout_s:g} s:"
-            " check events_replay, or raise replay_timeout_s"
+            f"{self._replay_endpoint} did not end its replay of events within {self._replay_timeout_s:g} s: check events_replay"
         )
 
 

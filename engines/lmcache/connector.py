@@ -74,7 +74,7 @@ class KVStoreConnector(RemoteConnector):
         client = Client(settings=settings.client())
         self._client = client
         self._jobs = Jobs(client, settings.jobs())
-        self._check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), settings.master, log)
+        self._check = ReachabilityCheck(client, settings.master, log)
         self._remove_deadline_s = settings.load_deadline_s
 
     # --- is it there? ---

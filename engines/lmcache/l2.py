@@ -28,8 +28,8 @@ class KVStoreL2Adapter(L2AdapterInterface):
     """Objects of LMCache as blocks of the store, shared by all servers that have the same settings. Thread-safe.
 
     No method raises, whatever becomes of the store: a task fails instead, and LMCache takes that for a miss. A lookup holds the objects
-    that it found for `hold_s`, or until they are unlocked. An object that could not be held, and is evicted before it is loaded, is a miss
-    of the load. The store evicts by itself; `get_usage` is what this adapter has stored and not deleted.
+    that it found for HOLD_S (tasks.py), or until they are unlocked. An object that could not be held, and is evicted before it is loaded,
+    is a miss of the load. The store evicts by itself; `get_usage` is what this adapter has stored and not deleted.
     """
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
@@ -44,12 +44,11 @@ class KVStoreL2Adapter(L2AdapterInterface):
         client = Client(settings=settings.client())
         self._client = client
         self._jobs = Jobs(client, settings.jobs())
-        self._check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), settings.master, log)
+        self._check = ReachabilityCheck(client, settings.master, log)
         self._tasks: Tasks[ObjectKey] = Tasks(
             self._client,
             self._jobs,
             Keys(settings),
-            hold_s=settings.hold_s,
             on_stored=self._notify_keys_stored,
             on_loaded=self._notify_keys_accessed,
         )

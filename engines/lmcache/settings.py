@@ -22,13 +22,6 @@ class LMCacheSettings(StoreSettings):
         "Element type or quantisation of the cache, in the name of its chunks. An L2 adapter needs it, for LMCache's keys of objects hold "
         "none: servers of one model that differ in it would read each other's chunks. A remote connector's chunks have LMCache's.",
     )
-    hold_s: float = setting(
-        30.0,
-        "How long an L2 adapter's lookup keeps what it found from eviction, unless LMCache unlocks it sooner, as it does after the load: "
-        "longer than a load may take (load_deadline_s) and wait for its turn. 0: nothing is held. Nodes allow max_lease_s at most.",
-        minimum=0,
-        maximum=3600,
-    )
     chunk_tokens: int = setting(256, "Tokens in a chunk, as LMCache's --chunk-size.", minimum=1, maximum=65_536)
 
 

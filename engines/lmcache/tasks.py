@@ -1,4 +1,11 @@
-"""Tasks of an L2 adapter: numbered, carried out by jobs of the store, their results fetched by number once an event descriptor has told of
+"""Tasks of an L2 adapter, and the locks that its lookups take.
+
+Locks of an L2 adapter: which holds of the store stand for LMCache's locks, and when one of them may be released.
+
+LMCache locks the objects that a lookup found, and unlocks each of them once it was loaded or is not wanted any more, in any order and with
+those of other lookups. One lookup has one hold, which is released with the last of its objects.
+
+Tasks of an L2 adapter: numbered, carried out by jobs of the store, their results fetched by number once an event descriptor has told of
 one. It knows the shape of LMCache's keys and memory objects, not LMCache.
 
 Nothing here raises. A task whose store cannot be reached, whose deadline is over or whose arguments make no sense ends as one that failed:
@@ -9,18 +16,88 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kvstore.client.holds import Hold, new_hold
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import Keys, ObjectKey, by_namespace
-from kvstore.engines.lmcache.locks import Locks
+
+
+@dataclass(slots=True, eq=False)
+class _Lookup:
+    """What one lookup found."""
+
+    hold: Hold
+    until_ns: int
+    names: set[bytes]
+    """Not unlocked yet."""
+
+
+class Locks:
+    """Thread-safe. Locks whose hold is over are forgotten, so that a caller that never unlocks costs no memory for long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lookups: deque[_Lookup] = deque()
+        """By age; those released are still among them."""
+        self._of_name: dict[bytes, deque[_Lookup]] = {}
+
+    def add(self, hold: Hold, names: Sequence[bytes], now_ns: int) -> None:
+        """A lookup found these blocks and holds them."""
+        lookup = _Lookup(hold, now_ns + hold.duration_ms * 1_000_000, set(names))
+        with self._lock:
+            while self._lookups and (self._lookups[0].until_ns <= now_ns or not self._lookups[0].names):
+                self._forget(self._lookups.popleft())
+            self._lookups.append(lookup)
+            for name in lookup.names:
+                self._of_name.setdefault(name, deque()).append(lookup)
+
+    def unlock(self, names: Sequence[bytes]) -> list[Hold]:
+        """One lock of each block is over, the oldest. Returns the holds that have none left: the caller releases them."""
+        over = []
+        with self._lock:
+            for name in names:
+                lookup = self._take(name)
+                if lookup is not None:
+                    lookup.names.discard(name)
+                    if not lookup.names:
+                        over.append(lookup.hold)
+        return over
+
+    def __len__(self) -> int:
+        """Locks that are not over, as far as is known."""
+        return sum(map(len, self._of_name.values()))
+
+    def _take(self, name: bytes) -> _Lookup | None:
+        lookups = self._of_name.get(name)
+        if lookups is None:
+            return None
+        lookup = lookups.popleft()
+        if not lookups:
+            del self._of_name[name]
+        return lookup
+
+    def _forget(self, lookup: _Lookup) -> None:
+        """Its hold has ended by itself."""
+        for name in lookup.names:
+            of_name = self._of_name[name]
+            of_name.remove(lookup)
+            if not of_name:
+                del self._of_name[name]
+        lookup.names.clear()
+
 
 log = logging.getLogger("kvstore.engines.lmcache")
+
+HOLD_S: Final = 30.0
+"""How long a lookup keeps what it found from eviction, unless LMCache unlocks it sooner, as it does after the load: longer than a load may
+take and wait for its turn. Nodes allow `max_lease_s` at most."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=ObjectKey)
@@ -84,20 +161,16 @@ class Tasks(Generic[K]):
         jobs: Jobs,
         keys: Keys,
         *,
-        hold_s: float,
         on_stored: Callable[[list[K], list[int]], object],
         on_loaded: Callable[[list[K]], object],
     ) -> None:
-        """A lookup holds what it finds for `hold_s`; 0: not at all.
-
-        `on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
+        """`on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
         self.stores: Results[Stored] = Results()
         self.lookups: Results[list[bool]] = Results()
         self.loads: Results[list[bool]] = Results()
         self._client = client
         self._jobs = jobs
         self._keys = keys
-        self._hold_s = hold_s
         self._locks = Locks()
         self._on_stored = on_stored
         self._on_loaded = on_loaded
@@ -128,11 +201,10 @@ class Tasks(Generic[K]):
         nothing = [False] * len(keys)
 
         def submit(task: int) -> None:
-            names, hold = self._names(keys), new_hold(self._hold_s) if self._hold_s else None
+            names, hold = self._names(keys), new_hold(HOLD_S)
 
             def done(job: Job) -> None:
-                if hold is not None:
-                    self._locked(hold, [name for name, is_found in zip(names, job.succeeded, strict=True) if is_found])
+                self._locked(hold, [name for name, is_found in zip(names, job.succeeded, strict=True) if is_found])
                 self.lookups.tell(task, job.succeeded)
 
             self._jobs.lookup(names, hold=hold, on_done=done)

@@ -8,8 +8,7 @@ from typing import Any, Final, Self
 
 from kvstore.client.memory import Memory
 from kvstore.engines.mooncake.arguments import Number, Numbers, Text, encoded
-from kvstore.engines.mooncake.handshake import Answer, HandshakeServer, Segment
-from kvstore.engines.mooncake.peers import Peers
+from kvstore.engines.mooncake.peers import Answer, HandshakeServer, Peers, Segment
 from kvstore.protocol.errors import Closed, KVStoreError
 from kvstore.transfer.engine import TransferEngine as Engine
 from kvstore.transfer.memory.region import Region

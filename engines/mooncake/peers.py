@@ -1,14 +1,125 @@
-"""Peers of a transfer engine by their names, and their memory by its addresses."""
+"""Peers of a transfer engine: the handshake that finds them, and their memory.
 
+Handshake of transfer engines: a TCP port whose connections are answered with the engine's description and its registered memory.
+
+The name of an engine is the address of that port, as with Mooncake's P2PHANDSHAKE, so that no metadata server is needed. The answer has
+the secret that lets peers in: whoever reaches the port reads and writes the memory, as with Mooncake.
+
+Peers of a transfer engine by their names, and their memory by its addresses.
+"""
+
+import base64
+import contextlib
+import json
+import logging
+import socket
+import struct
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from kvstore.engines.mooncake.handshake import ask
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unreachable
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import Peer, PeerRegion
+
+log = logging.getLogger("kvstore.engines.mooncake")
+
+TIMEOUT_S: Final = 5.0
+"""For a connection and its answer."""
+MAX_ANSWER_BYTES: Final = 64 << 20
+BACKLOG: Final = 128
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that an engine has registered."""
+
+    address: int
+    size_bytes: int
+    description: bytes
+    """Of the region, for the peer's transfer engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer of an engine to a handshake."""
+
+    description: bytes
+    segments: Sequence[Segment]
+
+    def packed(self) -> bytes:
+        segments = [[one.address, one.size_bytes, base64.b64encode(one.description).decode()] for one in self.segments]
+        return json.dumps({"engine": base64.b64encode(self.description).decode(), "segments": segments}).encode()
+
+
+def unpacked(data: bytes) -> Answer:
+    """Raises ProtocolError."""
+    try:
+        whole = json.loads(data)
+        segments = [Segment(int(address), int(size), base64.b64decode(region)) for address, size, region in whole["segments"]]
+        return Answer(base64.b64decode(whole["engine"]), segments)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"the peer's handshake cannot be read: {error}") from None
+
+
+class HandshakeServer:
+    """Answers every connection to one port, one after another, in a thread. `answer` is called for each."""
+
+    def __init__(self, host: str, port: int, answer: Callable[[], bytes]) -> None:
+        """Port 0 is any. Raises OSError: the address is in use, or not one of this host."""
+        self._answer = answer
+        self._socket = socket.create_server((host, port), backlog=BACKLOG, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name="mooncake-handshake", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            with connection:
+                try:
+                    connection.settimeout(TIMEOUT_S)
+                    data = self._answer()
+                    connection.sendall(_LENGTH.pack(len(data)) + data)
+                except Exception as error:  # noqa: BLE001 one peer's failure is not the others'
+                    log.warning("a handshake failed: %s", error)
+
+    def close(self) -> None:
+        """Close the port and end the thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+        self._thread.join(TIMEOUT_S)
+
+
+def ask(name: str) -> Answer:
+    """Return the answer of the engine with this name, HOST:PORT. Raises Unreachable, ProtocolError."""
+    host, _, port = name.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S) as connection:
+            (size,) = _LENGTH.unpack(_received(connection, _LENGTH.size))
+            if size > MAX_ANSWER_BYTES:
+                raise ProtocolError(f"{name} answered a handshake with {size} bytes, more than {MAX_ANSWER_BYTES}")
+            return unpacked(_received(connection, size))
+    except (OSError, ValueError, OverflowError) as error:
+        raise Unreachable(f"no transfer engine answers at {name}: {error}") from None
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(min(1 << 20, size - len(data)))
+        if not piece:
+            raise ConnectionError("the connection ended")
+        data += piece
+    return bytes(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from kvstore.client import Client, Memory
-from kvstore.engines.mooncake.arguments import Buffer, Buffers, Number, NumberLists, Numbers, Part, Text, Texts
+from kvstore.engines.mooncake.arguments import (
+    Buffer,
+    Buffers,
+    Number,
+    NumberLists,
+    Numbers,
+    Part,
+    ReplicateConfig,
+    Text,
+    Texts,
+    is_sound,
+    replicate_config,
+)
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OK, stored
-from kvstore.engines.mooncake.config import ReplicateConfig, is_sound, replicate_config
 from kvstore.engines.mooncake.link import Link, memory
 
 ACK: Final = "cluster"

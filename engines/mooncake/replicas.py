@@ -1,4 +1,9 @@
-"""Places of objects, in Mooncake's terms."""
+"""Replicas of objects, and the tasks that copy and move them, in Mooncake's terms.
+
+Places of objects, in Mooncake's terms.
+
+Names of Mooncake's tasks, which copy and move replicas. No call here returns one: replicas are the store's own affair.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -83,3 +88,32 @@ class Replicas(Link):
         """Objects that are not there are not in the result."""
         found = self._value(lambda client: client.locate(self._keys(keys))) or [[] for _ in keys]
         return {key: [ReplicaDescriptor(place) for place in places] for key, places in zip(keys, found, strict=True) if places}
+
+
+class TaskType(Enum):
+    """Kind of a task."""
+
+    REPLICA_COPY = 0
+    REPLICA_MOVE = 1
+
+
+class TaskStatus(Enum):
+    """State of a task."""
+
+    PENDING = 0
+    PROCESSING = 1
+    FAILED = 2
+    SUCCESS = 3
+
+
+@dataclass(slots=True)
+class QueryTaskResponse:
+    """A task as `query_task` reports it."""
+
+    id: tuple[int, int] = (0, 0)
+    type: TaskType = TaskType.REPLICA_COPY
+    status: TaskStatus = TaskStatus.PENDING
+    created_at_ms_epoch: int = 0
+    last_updated_at_ms_epoch: int = 0
+    assigned_client: tuple[int, int] = (0, 0)
+    message: str = ""

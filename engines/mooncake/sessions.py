@@ -6,18 +6,63 @@ keeps its bytes in this process, and its end stores the whole object.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from kvstore.client import Client, Hold, new_hold
 from kvstore.client.memory import view_of
-from kvstore.engines.mooncake.arguments import NumberLists, Numbers, Texts
+from kvstore.engines.mooncake.arguments import NumberLists, Numbers, ReplicateConfig, Texts, is_sound
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, INVALID_REPLICA, OBJECT_ALREADY_EXISTS, OBJECT_NOT_FOUND, OK
-from kvstore.engines.mooncake.config import ReplicateConfig, is_sound
 from kvstore.engines.mooncake.gets import Gets
-from kvstore.engines.mooncake.leases import SESSION_S, GetSessions
 from kvstore.engines.mooncake.link import memory
 from kvstore.engines.mooncake.puts import DEFAULT, Config, Puts
 from kvstore.protocol.frames import MAX_VALUE_BYTES
+
+SESSION_S: Final = 60.0
+"""Of a get session, whose blocks are looked up anew after half of it: what a node allows by default (max_lease_s)."""
+RENEW_NS: Final = int(SESSION_S * 1e9 / 2)
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """Objects whose get session began with one call."""
+
+    hold: Hold
+    renew_ns: int
+    keys: set[str]
+
+
+class GetSessions:
+    """Which objects have a get session, and what holds them. Not thread-safe: the caller has a lock."""
+
+    def __init__(self) -> None:
+        self._of_key: dict[str, Reading] = {}
+
+    def begin(self, hold: Hold, keys: Sequence[str], now_ns: int) -> None:
+        """These objects were found and are held. None of them has a session: `end` comes first."""
+        self._of_key.update(dict.fromkeys(keys, Reading(hold, now_ns + RENEW_NS, set(keys))))
+
+    def end(self, keys: Iterable[str]) -> list[Hold]:
+        """The sessions of these objects are over. Returns the holds that have none left: to be released."""
+        over = []
+        for key in keys:
+            reading = self._of_key.pop(key, None)
+            if reading is not None:
+                reading.keys.discard(key)
+                if not reading.keys:
+                    over.append(reading.hold)
+        return over
+
+    def due(self, keys: Iterable[str], now_ns: int) -> list[tuple[Hold, list[str]]]:
+        """Of the sessions of these objects, those that are to be held on: their holds and objects. They are not due again soon."""
+        found = {id(reading): reading for key in keys if (reading := self._of_key.get(key)) is not None and reading.renew_ns <= now_ns}
+        for reading in found.values():
+            reading.renew_ns = now_ns + RENEW_NS
+        return [(reading.hold, sorted(reading.keys)) for reading in found.values()]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._of_key
 
 
 class Sessions(Gets, Puts):

@@ -1,4 +1,9 @@
-"""Arguments of `setup`, in both forms that Mooncake takes: one by one, or a dictionary of strings."""
+"""How a store object is set up: the arguments of `setup`, and the settings beside them.
+
+Settings of Mooncake's API beyond what its `setup` takes: `KVSTORE_MOONCAKE_*`.
+
+Arguments of `setup`, in both forms that Mooncake takes: one by one, or a dictionary of strings.
+"""
 
 import os
 import random
@@ -8,6 +13,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.engines.mooncake.arguments import Flag, Integer, Number, Text, converted
+from kvstore.protocol.settings import setting
+
+SECTION: Final = "mooncake"
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeSettings:
+    """See docs/settings.md."""
+
+    lease_s: float = setting(
+        5.0,
+        "How long an object that is_exist or batch_is_exist found stays, at least: Mooncake's default_kv_lease_ttl. remove without force "
+        "refuses it for so long. 0: not at all. Nodes allow max_lease_s at most.",
+        minimum=0,
+        maximum=600,
+    )
+
 
 DEFAULT_MASTER: Final = "127.0.0.1:7440"
 DEFAULT_TENANT: Final = "default"

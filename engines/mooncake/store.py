@@ -1,24 +1,68 @@
-"""`mooncake.store` over kvstore: the names that programs written for Mooncake import from it.
+"""Memory of this process that is asked for by size and named by its address: pools of engines that let the store allocate them.
+
+`mooncake.store` over kvstore: the names that programs written for Mooncake import from it.
 
 `MooncakeDistributedStore` has Mooncake's calls with their arguments and results. A name that is left out is an error at once:
 segments and their mounting (memory is the nodes'), copy and move tasks, `batch_replica_clear`, the layouts of TensorParallelism,
 BufferPool and the Engram store.
 """
 
+import ctypes
+import mmap
+import threading
 from typing import Final
 
-from kvstore.engines.mooncake.arguments import Number, arguments_converted
-from kvstore.engines.mooncake.config import ObjectDataType, ReplicateConfig, SoftPinAction
+from kvstore.engines.mooncake.arguments import Number, ObjectDataType, ReplicateConfig, SoftPinAction, arguments_converted
 from kvstore.engines.mooncake.gets import BufferHandle
-from kvstore.engines.mooncake.host_memory import MooncakeHostMemAllocator
 from kvstore.engines.mooncake.removals import Removals
-from kvstore.engines.mooncake.replicas import Descriptor, DiskDescriptor, MemoryDescriptor, ReplicaDescriptor, Replicas, ReplicaStatus
+from kvstore.engines.mooncake.replicas import (
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+    Replicas,
+    ReplicaStatus,
+    TaskStatus,
+    TaskType,
+)
 from kvstore.engines.mooncake.sessions import Sessions
-from kvstore.engines.mooncake.shards import Shards
-from kvstore.engines.mooncake.tasks import QueryTaskResponse, TaskStatus, TaskType
 from kvstore.engines.mooncake.tensor_values import HEADER_BYTES
 from kvstore.engines.mooncake.tensor_values import deserialized as _deserialize_tensor
 from kvstore.engines.mooncake.tensor_values import serialized as _serialize_tensor
+from kvstore.engines.mooncake.tensors import Shards
+
+
+class MooncakeHostMemAllocator:
+    """Whole pages, zeros at first. Thread-safe. What is not freed goes with the allocator."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, tuple[mmap.mmap, ctypes.Array[ctypes.c_char]]] = {}
+
+    def alloc(self, size: int) -> int:
+        """An address, 0 if there is no memory."""
+        try:
+            pages = mmap.mmap(-1, size)
+        except (OSError, ValueError, OverflowError):
+            return 0
+        view = (ctypes.c_char * size).from_buffer(pages)
+        address = ctypes.addressof(view)
+        with self._lock:
+            self._held[address] = pages, view
+        return address
+
+    def free(self, ptr: int) -> int:
+        """0; -1 for what was not allocated here. Nothing may use the memory any more."""
+        with self._lock:
+            found = self._held.pop(ptr, None)
+        if found is None:
+            return -1
+        pages, view = found
+        del found, view
+        pages.close()
+        return 0
+
 
 MEMBERS: Final = {
     name: member for kind in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus) for name, member in kind.__members__.items()

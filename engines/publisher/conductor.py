@@ -1,4 +1,6 @@
-"""Messages of Mooncake Conductor's HTTP API, in its three forms: as its reference has them, as its servers of 2026 do, and in MessagePack.
+"""Mooncake Conductor's HTTP API over the index: `/register`, `/unregister` and `/query`, in JSON and MessagePack.
+
+Messages are read in three forms: as the reference has them, as servers of 2026 do, and in MessagePack.
 
 The forms differ in spelling and in members, not in meaning. Every response has the members of all forms, so that each client finds its
 own: `/query` names the instances under the tenant (reference) and under `instances` (servers of 2026), and each medium both ways.
@@ -9,18 +11,28 @@ example/cache_aware_disagg_proxy.py of 2026.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+from aiohttp import web
+
 from kvstore.engines.kv_events.events import CPU, DISK, GPU
+from kvstore.engines.publisher.index import Index
 from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, Service
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.server import Handler, HttpServer, asked
+from kvstore.telemetry.http.serving import refusal
 
 DEFAULT_TENANT: Final = "default"
 TYPES: Final = ("vllm", "sglang")
 MAX_BLOCK_TOKENS: Final = 65_536
 MAX_RANK: Final = (1 << 31) - 1
+MAX_BODY_BYTES: Final = 16 << 20
+"""Of a query: a million token ids in JSON."""
+MSGPACK: Final = ("application/msgpack", "application/x-msgpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,27 @@ def matches(tenant: str, found: Mapping[str, InstanceMatch]) -> dict[str, Any]:
     return {"instances": instances, tenant: instances}
 
 
+def add_index(server: HttpServer, index: Index) -> None:
+    """A registration has this process connect elsewhere, so that it needs more than a query."""
+
+    def register(body: Any) -> dict[str, Any]:
+        service = read_registration(body)
+        index.add(service)
+        return registered(service)
+
+    def unregister(body: Any) -> dict[str, Any] | None:
+        service = index.remove(read_unregistration(body))
+        return None if service is None else unregistered(service)
+
+    def query(body: Any) -> dict[str, Any]:
+        read = read_query(body)
+        return matches(read.context.tenant, index.match(read.context, read.token_ids, instance=read.instance))
+
+    server.add("POST", "/register", _handler(register), needs=Access.ADMIN)
+    server.add("POST", "/unregister", _handler(unregister), needs=Access.ADMIN)
+    server.add("POST", "/query", _handler(query), needs=Access.READ)
+
+
 def _instance(match: InstanceMatch) -> dict[str, Any]:
     ranks = {str(rank): {"gpu": each.gpu, "cpu": each.cpu, "disk": each.disk} for rank, each in match.ranks.items()}
     by_rank = {rank: each["gpu"] for rank, each in ranks.items()}
@@ -121,3 +154,24 @@ def _tokens(found: Any) -> list[int]:
     if not isinstance(found, list) or not all(type(each) is int and -(1 << 31) <= each < 1 << 31 for each in found):
         raise InvalidArgument("token_ids is neither a list of 32-bit numbers nor 4 bytes a token")
     return found
+
+
+def _handler(answer: Callable[[Any], dict[str, Any] | None]) -> Handler:
+    """Answers in the format of the request."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        payload = await request.clone(client_max_size=MAX_BODY_BYTES).read()
+        form = msgspec.msgpack if request.content_type in MSGPACK else msgspec.json
+        found = await asked(lambda: answer(_decoded(payload, form.decode)))
+        if found is None:
+            return refusal(404, "no such service is registered")
+        return web.Response(body=form.encode(found), content_type="application/json" if form is msgspec.json else MSGPACK[0])
+
+    return handle
+
+
+def _decoded(payload: bytes, decode: Callable[[bytes], Any]) -> Any:
+    try:
+        return decode(payload)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidArgument(f"the body is neither JSON nor, with Content-Type {MSGPACK[0]}, MessagePack: {error}") from None

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvstore.engines.publisher.form import DYNAMO, FORMS, LLM_D, VLLM
-from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
@@ -30,12 +29,11 @@ class PublisherSettings(TlsSettings):
     )
     form: str = setting(VLLM, "Who reads the events: vllm (as vLLM publishes its own), dynamo or llm-d.", choices=FORMS)
     model: str = setting("", "The model of the store's blocks, by the name under which routers ask for it; default: they are told of none.")
-    naming: str = setting(KVSTORE, "How its blocks are called, as the router's setting: kvstore or vllm.", choices=NAMINGS)
-    namespace_id: str = setting("", "With naming vllm: the id of the blocks' namespace, in hex, as the engine's connector logs it.")
-    dtype: str = setting("bfloat16", "With naming kvstore: the element type of the blocks' namespace, as the router's.")
+    namespace_id: str = setting(
+        "", "Id of the blocks' namespace, in hex, as vLLM's connector logs it; default: blocks are named by the model."
+    )
+    dtype: str = setting("bfloat16", "Without namespace_id: the element type of the blocks' namespace, as the router's.")
     block_tokens: int = setting(16, "Tokens in a block of the model.", minimum=1, maximum=65_536)
-    kept_batches: int = setting(10_000, "Batches that can be asked for again.", minimum=0, maximum=10_000_000)
-    poll_interval_s: float = setting(0.1, "How often nodes are asked what has happened.", minimum=0.001, maximum=60)
     http: str = setting(HTTP_DEFAULT, HTTP_HELP)
     http_token_file: str = setting("", HTTP_TOKEN_FILE_HELP)
     http_tls_cert: str = setting("", CERT_HELP)

@@ -1,4 +1,6 @@
-"""kvstore-publisher: settings in, the events of a tenant's blocks on all nodes out, until a signal.
+"""What a publisher answers on its HTTP port: health, metrics, diagnostics.
+
+kvstore-publisher: settings in, the events of a tenant's blocks on all nodes out, until a signal.
 
 Standard output carries one JSON line when it publishes: {"event": "ready", "events": ..., "events_replay": ..., "http": ...,
 "pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met, or no master answers.
@@ -7,8 +9,10 @@ Standard output carries one JSON line when it publishes: {"event": "ready", "eve
 import logging
 import os
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,17 +20,64 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.client.tools.recorder import Recorder
 from kvstore.engines.publisher.config import SECTION, PublisherSettings, check_settings, topic_of
-from kvstore.kvcache.naming import make_naming
-from kvstore.protocol.errors import KVStoreError
+from kvstore.engines.publisher.index import Index
+from kvstore.engines.publisher.sockets import Publishing
+from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options
 from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
-from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.http.server import HttpServer, open_http
 from kvstore.telemetry.logs import stops, write_logs
+from kvstore.telemetry.metrics.metric import PUBLISHER, Readings
+from kvstore.telemetry.signals import add_signals
 
 if TYPE_CHECKING:
-    from kvstore.engines.publisher.store_media import StoreMedia
+    from kvstore.engines.publisher.index import StoreMedia
+
+
+KEPT_BATCHES: Final = 10_000
+"""Batches that can be replayed, as vLLM's own publisher keeps them."""
+POLL_INTERVAL_S: Final = 0.1
+"""From one question to the nodes to the next: how late an event is published."""
+HANGS_S: Final = 120.0
+"""A thread that has not come round for so long hangs: a minute is the longest interval, and nodes and masters have seconds each."""
+
+
+def add_publisher_signals(server: HttpServer, publishing: Publishing, index: Index) -> None:
+    """Add health, metrics, diagnostics, and the routes of the index. Ready: a master and every node that it names can be asked."""
+
+    def alive() -> None:
+        silent_s = time.monotonic() - publishing.round_s
+        if silent_s > HANGS_S:
+            raise DeadlineExceeded(f"the nodes have not been asked for {silent_s:.0f} s")
+
+    def unready() -> Sequence[str]:
+        return [f"{who} cannot be asked what happened" for who in publishing.recorder.unheard]
+
+    def add(server: HttpServer) -> None:
+        from kvstore.engines.publisher.conductor import add_index  # not before someone asks: it loads aiohttp
+
+        add_index(server, index)
+
+    add_signals(server, PUBLISHER, lambda: readings(publishing, index), alive=alive, unready=unready)
+    server.later(add)
+
+
+def readings(publishing: Publishing, index: Index) -> Readings:
+    """All of PUBLISHER."""
+    recorder = publishing.recorder
+    return {
+        "kvstore_publisher_nodes": len(recorder.nodes),
+        "kvstore_publisher_batches": publishing.batches,
+        "kvstore_publisher_stored_blocks": recorder.counts.stored,
+        "kvstore_publisher_removed_blocks": recorder.counts.removed,
+        "kvstore_publisher_lost_blocks": recorder.counts.lost,
+        "kvstore_publisher_interruptions": recorder.counts.interruptions,
+        "kvstore_publisher_registered": index.services,
+    }
+
 
 log = logging.getLogger("kvstore.publisher")
 
@@ -51,15 +102,14 @@ def main(config: str | None, **flags: Any) -> None:
 
 def _run(settings: PublisherSettings) -> None:
     # Here, since their libraries may be missing.
+    from kvstore.engines.publisher.daemon import add_publisher_signals
     from kvstore.engines.publisher.form import EventForm
     from kvstore.engines.publisher.index import Index
-    from kvstore.engines.publisher.publishing import Publishing
-    from kvstore.engines.publisher.signals import add_publisher_signals
-    from kvstore.engines.publisher.sockets import PublishingSockets
+    from kvstore.engines.publisher.sockets import Publishing, PublishingSockets
 
     of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_of(settings))
     with ExitStack() as opened:
-        sockets = PublishingSockets(settings.events, settings.events_replay, topic=topic_of(settings), kept_batches=settings.kept_batches)
+        sockets = PublishingSockets(settings.events, settings.events_replay, topic=topic_of(settings), kept_batches=KEPT_BATCHES)
         opened.callback(sockets.close)
         http = open_http(settings)
         if http is not None:
@@ -68,7 +118,7 @@ def _run(settings: PublisherSettings) -> None:
         opened.callback(index.close)
         recorder = opened.enter_context(Recorder(of_master, log.warning))
         form = EventForm(settings.form, index.tokens_of)
-        publishing = Publishing(recorder, sockets, form, interval_s=settings.poll_interval_s)
+        publishing = Publishing(recorder, sockets, form, interval_s=POLL_INTERVAL_S)
         came = end_on_signals(publishing.stop)
         on_hangup(None)
         if http is not None:
@@ -81,10 +131,10 @@ def _run(settings: PublisherSettings) -> None:
 
 
 def _store_media(settings: PublisherSettings, of_master: ClientSettings, opened: ExitStack) -> "StoreMedia":
-    from kvstore.engines.publisher.store_media import StoreMedia
+    from kvstore.engines.publisher.index import StoreMedia
 
     naming = make_naming(
-        settings.naming,
+        VLLM if settings.namespace_id else KVSTORE,
         model=settings.model,
         dtype=settings.dtype,
         block_tokens=settings.block_tokens,

@@ -1,20 +1,147 @@
-"""Index of blocks that routers of others ask: what registered engines have themselves, and what all of them reach in the store."""
+"""Index of blocks that other routers query: what registered engines hold, and what all of them reach in the store.
 
-from typing import Any, Final
+Subscriptions to the events of registered engines: a thread each, and one lock for the table that all of them fill.
 
-from kvstore.engines.publisher.conductor import (
-    matches,
-    read_query,
-    read_registration,
-    read_unregistration,
-    registered,
-    unregistered,
-)
-from kvstore.engines.publisher.prefix_table import Context, PrefixTable
-from kvstore.engines.publisher.store_media import StoreMedia
-from kvstore.engines.publisher.subscriptions import Subscriptions
+An engine whose replay endpoint does not answer has nothing: a router must not prefer it for what it had before it died. Without a replay
+endpoint an engine that died keeps its blocks until it is unregistered, or publishes again.
+
+Media in which a store has the blocks of a prompt: memory of a node counts as `cpu`, NVMe as `disk`.
+
+Index of blocks that routers of others ask: what registered engines have themselves, and what all of them reach in the store.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from kvstore.client.sync import Client
+from kvstore.engines.kv_events.events import CPU, DISK, Event
+from kvstore.engines.kv_events.subscriber import Subscriber
+from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, PrefixTable, Service
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming, Naming
+from kvstore.protocol.errors import KVStoreError
+
+WAIT_S: Final = 0.2
+"""For events, at a time: whether to end is looked at in between."""
+VERIFY_S: Final = 10.0
+"""How often a publisher is asked for what came after the last batch that was taken."""
+REPLAY_TIMEOUT_S: Final = 5.0
+JOIN_S: Final = 10.0
+
+log = logging.getLogger("kvstore.publisher")
+
+
+class Subscriptions:
+    """Threads may share it. Close it."""
+
+    def __init__(self, table: PrefixTable, *, verify_s: float = VERIFY_S, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> None:
+        self.lock = threading.Lock()
+        """Held for each use of the table."""
+        self.table = table
+        self._verify_s = verify_s
+        self._replay_timeout_s = replay_timeout_s
+        self._threads: dict[str, tuple[threading.Event, threading.Thread]] = {}
+
+    def add(self, service: Service) -> None:
+        """Follow the events of a service, unless that is done already. Raises InvalidArgument, also for a malformed endpoint; Full."""
+        subscriber = Subscriber(service.endpoint, service.replay_endpoint, replay_timeout_s=self._replay_timeout_s)
+        with self.lock:
+            try:
+                is_new = self.table.add(service)
+            except KVStoreError:
+                subscriber.close()
+                raise
+            if not is_new:
+                subscriber.close()
+                return
+            ending = threading.Event()
+            thread = threading.Thread(target=self._follow, args=(service, subscriber, ending), name=f"events-{service.name}", daemon=True)
+            self._threads[service.name] = (ending, thread)
+        thread.start()
+        log.info("events of %s are read at %s", service.name, service.endpoint)
+
+    def remove(self, name: str) -> Service | None:
+        """The service that is not followed any more; None: there is none of this name. Its thread ends by itself."""
+        with self.lock:
+            service = self.table.remove(name)
+            if service is not None:
+                self._threads.pop(name)[0].set()
+        return service
+
+    def close(self) -> None:
+        """Within JOIN_S: a thread that waits for a replay is left behind."""
+        with self.lock:
+            threads = list(self._threads.values())
+        for ending, _ in threads:
+            ending.set()
+        until_s = time.monotonic() + JOIN_S
+        for _, thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _follow(self, service: Service, subscriber: Subscriber, ending: threading.Event) -> None:
+        def apply(events: list[Event]) -> None:
+            with self.lock:
+                self.table.apply(service, events)
+
+        def lost() -> None:
+            with self.lock:
+                self.table.clear(service)
+
+        verify_at_s, complaint = 0.0, ""
+        while not ending.is_set():
+            try:
+                if time.monotonic() >= verify_at_s and (service.replay_endpoint or not verify_at_s):
+                    verify_at_s = time.monotonic() + self._verify_s
+                    subscriber.catch_up(apply, lost)
+                    complaint = ""
+                subscriber.take(WAIT_S, apply, lost)
+            except KVStoreError as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.warning("events of %s: %s", service.name, error)
+        subscriber.close()
+
+
+DEADLINE_S: Final = 1.0
+"""For one question; Mooncake's clients wait as long for an answer to theirs."""
+NVME: Final = "nvme"
+
+
+class StoreMedia:
+    """Threads may share it. The client is closed by its owner."""
+
+    def __init__(self, client: Client, naming: Naming, *, model: str) -> None:
+        """`model`: the name by which routers ask for the model of `naming`."""
+        self._client = client
+        self._model = model
+        self.naming = naming
+        self._is_silent = False
+
+    def has(self, context: Context) -> bool:
+        """Whether the store's blocks are of this context: of its model and block size, without an adapter or a salt."""
+        return (context.model, context.block_tokens, context.adapter, context.salt) == (self._model, self.naming.block_tokens, "", "")
+
+    def media(self, keys: Sequence[bytes]) -> list[str]:
+        """`cpu` or `disk` for each block that can be read, "" for the others; [] where the store does not answer in time."""
+        try:
+            found = self._client.locate(keys, deadline_s=DEADLINE_S) if keys else []
+        except KVStoreError as error:
+            if not self._is_silent:
+                log.warning("routers are told of no block of the store: %s", error)
+            self._is_silent = True
+            return []
+        self._is_silent = False
+        return [_medium({tier for replica in replicas for tier in replica.tiers}) for replicas in found]
+
+
+def _medium(tiers: set[str]) -> str:
+    if tiers - {NVME}:
+        return CPU
+    return DISK if tiers else ""
+
 
 DTYPE: Final = "bfloat16"
 """Of namespaces that name blocks in the table only: keys of theirs are not in the store."""
@@ -39,26 +166,20 @@ class Index:
         with self._subscriptions.lock:
             return self._subscriptions.table.tokens_of(key)
 
-    def register(self, body: Any) -> dict[str, Any]:
-        """Answer a `/register`. Raises InvalidArgument, Full."""
-        service = read_registration(body)
+    def add(self, service: Service) -> None:
+        """Follow the events of a service. Raises InvalidArgument, also for a malformed endpoint; Full."""
         self._subscriptions.add(service)
-        return registered(service)
 
-    def unregister(self, body: Any) -> dict[str, Any] | None:
-        """Answer an `/unregister`; None: there is no such service. Raises InvalidArgument."""
-        service = self._subscriptions.remove(read_unregistration(body))
-        return None if service is None else unregistered(service)
+    def remove(self, name: str) -> Service | None:
+        """Return the service that is not followed any more; None: no service has this name."""
+        return self._subscriptions.remove(name)
 
-    def query(self, body: Any) -> dict[str, Any]:
-        """Answer a `/query`. Raises InvalidArgument."""
-        query = read_query(body)
-        context = query.context
-        keys = self._naming(context).block_keys(query.token_ids)
+    def match(self, context: Context, token_ids: list[int], *, instance: str | None) -> dict[str, InstanceMatch]:
+        """Return what each instance of the context has of a prompt; `instance`: that one alone. Raises InvalidArgument."""
+        keys = self._naming(context).block_keys(token_ids)
         in_store = self._store.media(keys) if self._store is not None and self._store.has(context) else []
         with self._subscriptions.lock:
-            found = self._subscriptions.table.match(context, keys, instance=query.instance, in_store=in_store)
-        return matches(context.tenant, found)
+            return self._subscriptions.table.match(context, keys, instance=instance, in_store=in_store)
 
     def close(self) -> None:
         self._subscriptions.close()

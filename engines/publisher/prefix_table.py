@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.engines.kv_events.block_keys import keys_of_stored
-from kvstore.engines.kv_events.events import CPU, DISK, GPU, BlockHash, Event, Removed, Stored
+from kvstore.engines.kv_events.events import CPU, DISK, GPU, BlockHash, Event, Removed, Stored, keys_of_stored
 from kvstore.kvcache.hashing import as_int32
 from kvstore.kvcache.naming import Naming
 from kvstore.protocol.errors import Full, InvalidArgument

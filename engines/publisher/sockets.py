@@ -1,16 +1,23 @@
-"""Numbered batches over ZeroMQ, and again for who has missed some: three parts (topic, number as 8 bytes big-endian, batch).
+"""Publication of the store's events: numbered batches over ZeroMQ, and the rounds that fill them.
+
+Numbered batches over ZeroMQ, and again for who has missed some: three parts (topic, number as 8 bytes big-endian, batch).
 
 A replay is asked for on a socket of its own, by the first number, and answered by each batch that is still kept, in the same three parts
 behind an empty one, and a number of -1 at the end.
 
 Source: vLLM 0.32, distributed/kv_events.py.
+
+Rounds of a publisher: ask the nodes what happened, publish it as a batch, answer who has missed some. One thread, that of `run`.
 """
 
+import time
 from collections import deque
 from typing import Final
 
 import zmq
 
+from kvstore.client.tools.recorder import Recorder
+from kvstore.engines.publisher.form import EventForm
 from kvstore.protocol.errors import ConfigError
 
 NUMBER_BYTES: Final = 8
@@ -82,3 +89,34 @@ def _bound(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot publish at {endpoint!r}: {error}; give tcp://HOST:PORT of this machine, or tcp://*:PORT") from None
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+class Publishing:
+    """See the module. `stop`, and what is told of it, are for any thread and for signal handlers."""
+
+    def __init__(self, recorder: Recorder, sockets: PublishingSockets, form: EventForm, *, interval_s: float) -> None:
+        self.recorder = recorder
+        self._sockets = sockets
+        self._form = form
+        self._interval_s = interval_s
+        self._is_ending = False
+        self.batches = 0
+        """Published so far."""
+        self.round_s = time.monotonic()
+        """By `time.monotonic`, when the last round ended."""
+
+    def run(self) -> None:
+        """Until `stop`; at most a round, and `interval_s`, longer."""
+        while not self._is_ending:
+            self.round()
+
+    def round(self) -> None:
+        """What happened since the last one is published."""
+        if (found := self._form.batch(self.recorder.poll())) is not None:
+            self._sockets.publish(found)
+            self.batches += 1
+        self._sockets.serve(self._interval_s)
+        self.round_s = time.monotonic()
+
+    def stop(self) -> None:
+        self._is_ending = True

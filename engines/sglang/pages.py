@@ -1,8 +1,15 @@
-"""Names and memory of SGLang's pages: which engines may read one another's, what they are called in the store, where they lie.
+"""SGLang's pages: their names, their memory, and which prefixes of them can be restored.
+
+Names and memory of SGLang's pages: which engines may read one another's, what they are called in the store, where they lie.
 
 A page of a pool is one value: the bytes of its regions, one after another (K and V of all layers in a page-first pool, of each layer in a
 layer-first one). Its key is the id of a kvcache Namespace, which covers all that changes these bytes, and SGLang's hash of the page, which
 covers its tokens and all before it. Knows neither SGLang nor the store.
+
+How much of a prefix can be restored, when models keep state in several pools: SGLang's rule, in plain values.
+
+KV pages are needed from the first on. Another pool may need every page too, or only a window that ends where the prefix does (sliding
+windows, states of linear layers): then some ends can be restored and shorter ones cannot, so the answer is a set of ends.
 """
 
 import re
@@ -144,3 +151,50 @@ def _name(page_hash: str) -> bytes:
 
 def _part(rank: tuple[int, int]) -> str:
     return f"{rank[0]} of {rank[1]}" if rank[1] > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPages:
+    """Which pages of a prefix the store has, of one pool."""
+
+    name: str
+    found: Sequence[bool]
+    window_pages: int | None
+    """Only so many last pages of a prefix are needed; None: all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Of one prefix, in pages."""
+
+    pages: int
+    """The longest prefix that can be restored."""
+    by_pool: dict[str, int]
+    """The longest one by each pool's own pages, where there is any."""
+    restorable: list[int]
+    """The lengths that can be restored, rising."""
+
+
+def restorable_prefixes(kv_pages: int, kv_name: str, others: Sequence[PoolPages]) -> Hits:
+    """`kv_pages` are there from the first on. Each other pool's `found` is of as many pages at least."""
+    lengths = set(range(1, kv_pages + 1))
+    by_pool = {kv_name: kv_pages} if kv_pages else {}
+    for pool in others:
+        if not lengths:
+            break
+        own = _lengths(pool, kv_pages)
+        if own:
+            by_pool[pool.name] = max(own)
+        lengths &= own
+    restorable = sorted(lengths)
+    return Hits(restorable[-1] if restorable else 0, by_pool, restorable)
+
+
+def _lengths(pool: PoolPages, kv_pages: int) -> set[int]:
+    """Prefixes whose window is there: those in which a run of found pages is long enough, at the end."""
+    found, run = set(), 0
+    for length in range(1, kv_pages + 1):
+        run = run + 1 if pool.found[length - 1] else 0
+        if run >= (length if pool.window_pages is None else min(length, max(1, pool.window_pages))):
+            found.add(length)
+    return found

@@ -30,12 +30,11 @@ from kvstore.client.sync import Client
 from kvstore.client.weights import WeightsReporter
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.sglang import hooks
-from kvstore.engines.sglang.hits import PoolPages, restorable_prefixes
-from kvstore.engines.sglang.host_heads import by_heads, host_heads
+from kvstore.engines.sglang.head_pages import by_heads, host_heads
 from kvstore.engines.sglang.identity import described, engine_facts, started
 from kvstore.engines.sglang.metrics import PageCounters
 from kvstore.engines.sglang.page_mover import AnyPool, Finish, PageMover, whole_pages
-from kvstore.engines.sglang.pages import Pool
+from kvstore.engines.sglang.pages import Pool, PoolPages, restorable_prefixes
 from kvstore.engines.sglang.settings import from_extra_config
 from kvstore.engines.sglang.weights import Current
 from kvstore.protocol.errors import ConfigError
@@ -80,7 +79,7 @@ class KVStoreHiCache(HiCacheStorage):
         self._mover = PageMover(self._jobs)
         rank = f"tp{storage_config.tp_rank}-pp{storage_config.pp_rank}-dp{storage_config.dp_rank}"
         self._reporter = WeightsReporter(client, f"sglang-{loaded.nonce}-{rank}")
-        self._check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), settings.master, log)
+        self._check = ReachabilityCheck(client, settings.master, log)
 
     # --- pools ---
 

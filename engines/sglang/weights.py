@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.engines.weights.identity import WeightsIdentity
-from kvstore.engines.weights.state import WeightsState
+from kvstore.engines.weights.identity import WeightsIdentity, WeightsState
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 

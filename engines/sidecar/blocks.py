@@ -10,8 +10,7 @@ from typing import Final
 
 from kvstore.client.instances.client import EngineCacheChange
 from kvstore.engines.kv_events import events
-from kvstore.engines.kv_events.block_keys import keys_of_stored
-from kvstore.engines.kv_events.events import BlockHash, Cleared, Event, Removed, Stored
+from kvstore.engines.kv_events.events import BlockHash, Cleared, Event, Removed, Stored, keys_of_stored
 from kvstore.kvcache.naming import Naming
 
 MAX_CHANGED_BLOCKS: Final = 65_536

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.kvcache.naming import KVSTORE, NAMINGS
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import setting
 from kvstore.protocol.variables import MASTER
@@ -39,27 +38,26 @@ class SidecarSettings(TlsSettings):
     name: str = setting("", "Name of the instance, unlike all others'; default: the engine's address.")
     role: str = setting("both", "What the engine does for a request: prefill, decode, or both.", choices=ROLES)
     node: str = setting("", "Name of the storage node that its blocks are put to; default: it has none but its own.")
-    naming: str = setting(KVSTORE, "How blocks are called, as the router's setting: kvstore or vllm.", choices=NAMINGS)
-    namespace_id: str = setting("", "With naming vllm: the id of the blocks' namespace, in hex, as the engine's connector logs it.")
-    model: str = setting("", "With naming kvstore: the model of the blocks' namespace, as the router's.")
-    dtype: str = setting("bfloat16", "With naming kvstore: the element type of the blocks' namespace, as the router's.")
+    namespace_id: str = setting(
+        "",
+        "Id of the blocks' namespace, in hex, as vLLM's connector logs it, with the router's naming vllm; default: named by model.",
+    )
+    model: str = setting("", "Without namespace_id: the model of the blocks' namespace, as the router's.")
+    dtype: str = setting("bfloat16", "Without namespace_id: the element type of the blocks' namespace, as the router's.")
     block_tokens: int = setting(16, "Tokens in a block of the engine.", minimum=1, maximum=65_536)
-    metrics_timeout_s: float = setting(
-        1.0, "Time for the engine's metrics. One that does not answer gets no requests.", minimum=0.01, maximum=60
+    deadline_s: float = setting(
+        2.0,
+        "Time for an answer: of the engine's metrics, a replay of its events, the master. An engine without an answer gets no requests.",
+        minimum=0.01,
+        maximum=60,
     )
-    replay_timeout_s: float = setting(5.0, "Time for a replay of missed events.", minimum=0.01, maximum=600)
-    retry_interval_s: float = setting(1.0, "Pause after an engine or a master that does not answer.", minimum=0.01, maximum=60)
-    seen_after_s: float = setting(
-        1.0, "A request counts as part of the engine's own figures this long after it was sent.", minimum=0.01, maximum=60
-    )
-    deadline_s: float = setting(2.0, "Time for one report to the master.", minimum=0.01, maximum=60)
 
 
 def check_settings(settings: SidecarSettings) -> None:
     """Raises ConfigError for what no single setting can be blamed for alone."""
-    if settings.events and settings.naming == KVSTORE and not settings.model:
+    if settings.events and not settings.namespace_id and not settings.model:
         raise ConfigError(
-            "no model is named: the engine's blocks are called by it; give --model NAME as the router has it, or --naming vllm"
+            "no model is named: the engine's blocks are called by it; give --model NAME as the router has it, or --namespace-id ID"
         )
     if settings.events_replay and not settings.events:
         raise ConfigError("events_replay without events: say where the engine publishes what it replays")

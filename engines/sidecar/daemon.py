@@ -1,4 +1,6 @@
-"""kvstore-sidecar: settings in, reports about one engine out, until a signal.
+"""What a sidecar answers on its HTTP port: health, metrics, diagnostics.
+
+kvstore-sidecar: settings in, reports about one engine out, until a signal.
 
 Standard output carries one JSON line when the master has heard of the engine: {"event": "ready", "name": ..., "http": ...,
 "pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met.
@@ -7,24 +9,63 @@ Standard output carries one JSON line when the master has heard of the engine: {
 import logging
 import os
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.engines.sidecar.config import SECTION, SidecarSettings, check_settings
-from kvstore.kvcache.naming import make_naming
-from kvstore.protocol.errors import KVStoreError
+from kvstore.engines.sidecar.reporter import Telling
+from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options
 from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
 from kvstore.security.tls.config import tls_of
-from kvstore.telemetry.http.server import open_http
+from kvstore.telemetry.http.server import HttpServer, open_http
 from kvstore.telemetry.logs import stops, write_logs
+from kvstore.telemetry.metrics.metric import SIDECAR, Readings
+from kvstore.telemetry.signals import add_signals
 from kvstore.telemetry.tracing.config import SECTION as TRACING
-from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
+
+if TYPE_CHECKING:
+    from kvstore.telemetry.tracing.spans import Tracing
+
+
+HANGS_S: Final = 120.0
+"""A thread that has not come round for so long hangs: engine and master have a minute each at most."""
+
+
+def add_sidecar_signals(server: HttpServer, telling: Telling, tracing: "Tracing | None" = None) -> None:
+    """It is ready while the scheduler knows the engine."""
+
+    def alive() -> None:
+        silent_s = time.monotonic() - telling.told_s
+        if silent_s > HANGS_S:
+            raise DeadlineExceeded(f"nothing was reported, or tried, for {silent_s:.0f} s")
+
+    def unready() -> Sequence[str]:
+        return (
+            []
+            if telling.is_in
+            else [f"the scheduler does not know engine {telling.name}: it sleeps, or it, its metrics or the master does not answer"]
+        )
+
+    def read() -> Readings:
+        return {
+            "kvstore_sidecar_reporting": int(telling.is_in),
+            "kvstore_sidecar_reports": telling.reports,
+            "kvstore_sidecar_failures": telling.failures,
+            "kvstore_sidecar_trace_spans": spans_told(tracing),
+        }
+
+    add_signals(server, SIDECAR, read, alive=alive, unready=unready)
+
 
 log = logging.getLogger("kvstore.sidecar")
 
@@ -52,8 +93,8 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
     # Here, since their libraries may be missing.
     from kvstore.engines.kv_events.subscriber import Subscriber
     from kvstore.engines.sidecar.blocks import EngineBlocks
-    from kvstore.engines.sidecar.signals import add_sidecar_signals
-    from kvstore.engines.sidecar.telling import Telling
+    from kvstore.engines.sidecar.daemon import add_sidecar_signals
+    from kvstore.engines.sidecar.reporter import Telling
 
     of_master = ClientSettings(
         master=settings.master,
@@ -71,14 +112,14 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
         blocks = subscriber = None
         if settings.events:
             naming = make_naming(
-                settings.naming,
+                VLLM if settings.namespace_id else KVSTORE,
                 model=settings.model,
                 dtype=settings.dtype,
                 block_tokens=settings.block_tokens,
                 namespace_id=settings.namespace_id,
             )
             blocks = EngineBlocks(naming, tenant=settings.tenant)
-            subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.replay_timeout_s)
+            subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.deadline_s)
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}

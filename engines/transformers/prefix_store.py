@@ -17,8 +17,7 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.transformers.identity import namespace_of
-from kvstore.engines.transformers.layout import layout_of
+from kvstore.engines.transformers.layout import layout_of, namespace_of
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
 

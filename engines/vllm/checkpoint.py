@@ -1,12 +1,20 @@
-"""Files that an engine's weights came from: their identity, computed beside the engine's start, and a look at them once a second."""
+"""Evidence of an engine's weights: the files that they came from, and samples of its memory.
+
+Files that an engine's weights came from: their identity, computed beside the engine's start, and a look at them once a second.
+
+Evidence of the weights in an engine's memory: a hash of samples, taken in each rank before and after a call that may change them.
+"""
 
 import dataclasses
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from kvstore.engines.vllm.trouble import LOG
+import torch
+import xxhash
+
+from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.weights.files import find_checkpoint, list_files
 from kvstore.engines.weights.fingerprint import stamp
 from kvstore.engines.weights.identity import WeightsIdentity, identify
@@ -158,3 +166,26 @@ class WatchedCheckpoint:
 def _differ(before: tuple[bytes, ...], now: tuple[bytes, ...]) -> bool:
     """Files that are gone are still those that the engine loaded."""
     return any(after and after != was for was, after in zip(before, now, strict=True))
+
+
+SAMPLED_PARAMETERS: Final = 512
+"""Evenly over those of a model."""
+SAMPLE_ELEMENTS: Final = 16
+"""Of a parameter, evenly over it. A small step of training (1e-6 of weights about 0.02) changes one element in a hundred of bfloat16: some
+of 8,192 in any case."""
+
+
+def sample_weights(worker: Any) -> str:
+    """Runs in a rank, by vLLM's `collective_rpc`. Equal for equal weights: 6 ms for 700 parameters on a CPU."""
+    runner = worker.model_runner
+    models = [runner.get_model(), getattr(getattr(runner, "drafter", None), "model", None)]
+    hasher = xxhash.xxh3_128()
+    for model in models:
+        if isinstance(model, torch.nn.Module):
+            parameters = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
+            step = max(1, len(parameters) // SAMPLED_PARAMETERS)
+            for parameter in parameters[::step]:
+                flat = parameter.reshape(-1)
+                sample = flat[:: max(1, len(flat) // SAMPLE_ELEMENTS)][:SAMPLE_ELEMENTS]
+                hasher.update(sample.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from kvstore.client import Client
 from kvstore.client.jobs.job import Job, Kind
 from kvstore.client.jobs.jobs import Jobs
+from kvstore.engines.vllm.counters import Trouble
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.settings import VllmSettings, job_settings
-from kvstore.engines.vllm.trouble import Trouble
+from kvstore.engines.vllm.settings import VllmSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Chunks:
     def __init__(self, client: Client, shard: Shard, memory: memoryview, settings: VllmSettings) -> None:
         """It owns `client`. `memory`, `[chunks, bytes]`, is the engine's host memory."""
         self._client = client
-        self._jobs = Jobs(client, job_settings(settings))
+        self._job_settings = settings.jobs()
+        self._jobs = Jobs(client, self._job_settings)
         self._shard = shard
         self._rows: NDArray[np.uint8] = np.asarray(memory).view(np.uint8)
         self._begun: dict[int, tuple[Job, tuple[bytes, ...], float]] = {}
@@ -72,9 +73,9 @@ class Chunks:
         for job, _, _ in self._begun.values():
             job.wait()
 
-    def close(self, *, drain_s: float) -> None:
-        """Let stores come to an end for so long, give up the rest, and hang up."""
-        self._jobs.close(drain_s=drain_s)
+    def close(self) -> None:
+        """Finish the stores within their deadline, cancel what is left, and disconnect."""
+        self._jobs.close(drain_s=self._job_settings.store_deadline_s)
         self._client.close()
 
     def _memory(self, rows: Sequence[int]) -> list[NDArray[np.uint8]]:

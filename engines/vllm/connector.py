@@ -32,19 +32,15 @@ from kvstore.client import Client
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.weights import WeightsReporter
 from kvstore.engines.reachability import ReachabilityCheck
-from kvstore.engines.vllm.connecting import check_reachability, connect
-from kvstore.engines.vllm.counters import Counters
+from kvstore.engines.vllm.counters import LOG, Counters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
 from kvstore.engines.vllm.engine_weights import follow_weights
-from kvstore.engines.vllm.facts import check_engine, check_layers, group_pools, layer_groups
-from kvstore.engines.vllm.groups import fail_whole
+from kvstore.engines.vllm.facts import check_engine, check_share_tp, group_pools, layer_groups, log_unshared, rank_group
 from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.lookup import Lookup
 from kvstore.engines.vllm.metrics import KVStorePromMetrics, KVStoreStats
-from kvstore.engines.vllm.plan import Plan, StepPlan
-from kvstore.engines.vllm.rank_groups import check_share_tp, log_unshared, rank_group
-from kvstore.engines.vllm.settings import from_extra_config, job_settings
-from kvstore.engines.vllm.trouble import LOG
+from kvstore.engines.vllm.plan import Plan, StepPlan, fail_whole
+from kvstore.engines.vllm.settings import connect, from_extra_config
 from kvstore.engines.vllm.variants import Variants
 from kvstore.engines.vllm.waiting_requests import Found
 from kvstore.engines.vllm.worker import RankGroup, Worker
@@ -88,7 +84,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._lookup: Lookup | None = None
         self._worker: Worker | None = None
         self._rank_groups: list[RankGroup | None] = []
-        self._layers: dict[str, int] = {}
         self._block_pool: BlockPool | None = None
         self._reporter: WeightsReporter | None = None
         self._templates: list[Shard] = []
@@ -140,8 +135,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         groups = zip(*(of_rank.namespaces for of_rank in ranks), strict=True)
         shards = [_shards(itertools.chain.from_iterable(of_group)) for of_group in groups]
         self._client = connect(self._settings)
-        self._reachability = check_reachability(self._client, self._settings)
-        self._jobs = Jobs(self._client, job_settings(self._settings))
+        self._reachability = ReachabilityCheck(self._client, self._settings.master, LOG)
+        self._jobs = Jobs(self._client, self._settings.jobs())
         self._lookup = Lookup(self._jobs, self._groups, shards, self._plan, self._settings)
         self._lookup.connect()
         self._poll_variants()
@@ -164,14 +159,14 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._lookup.waiting.ask_again(request.request_id, self._disaggregation.next_lookup_s(request))
             return None, False
         self._plan.found(request, num_computed_tokens)
-        return found.found_tokens, self._settings.load_async and found.found_tokens > 0
+        return found.found_tokens, found.found_tokens > 0
 
     def on_new_request(self, request: Request) -> None:
         if self._lookup is not None and not request.skip_reading_prefix_cache:
             self._lookup.waiting.add(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if num_external_tokens and self._settings.load_async:
+        if num_external_tokens:
             self._loading.add(request.request_id)
         tables = blocks.get_block_ids()
         self._plan.allocated(request, tables, num_external_tokens)
@@ -235,17 +230,14 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """An engine that makes its caches anew calls it again: what was of the old ones is let go."""
         if self._worker is not None:
             self._worker.close()
-        self._rank_groups, self._layers = [], {}
+        self._rank_groups = []
         for place, pools in enumerate(group_pools(self._kv_cache_config, kv_caches)):
             if not pools:
                 self._rank_groups.append(None)
                 continue
             of_group = rank_group(self._vllm_config, self._kv_cache_config, place, pools, self._settings)
             self._rank_groups.append(of_group)
-            self._layers.update({name: layer for layer, name in enumerate(pools)})
         log_unshared(self._kv_cache_config, self._settings.share_tp, self._vllm_config.parallel_config.tensor_parallel_size)
-        if self._settings.load_by_layer and not self._settings.load_async:
-            check_layers(self._vllm_config, list(self._layers))
         client = connect(self._settings)
         self._worker = Worker(client, self._rank_groups, self._settings, fails_whole=fail_whole(self._groups))
 
@@ -267,9 +259,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.load(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """A layer that has no cache of its own reads that of one before it."""
-        if self._worker is not None and layer_name in self._layers:
-            self._worker.wait_layer(self._layers[layer_name])
+        """Blocks are loaded between steps."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Blocks are saved with all their layers, once they are confirmed."""
@@ -282,7 +272,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             return None, None
         if self._step().is_idle:
             self._worker.wait_idle()
-        self._worker.wait_layers()
         copied, loaded = self._worker.take_finished()
         return copied or None, loaded or None
 
@@ -307,8 +296,6 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             counters.add(self._worker.take_counters())
         if self._lookup is not None:
-            if not self._settings.load_async:
-                self._lookup.stepped()
             counters.add(self._lookup.take_counters())
         stats = KVStoreStats(counters.values())
         return None if stats.is_empty() else stats

@@ -14,12 +14,11 @@ import psutil
 from vllm.config import VllmConfig
 
 from kvstore.engines.vllm import fields
-from kvstore.engines.vllm.adapters import Adapters
 from kvstore.engines.vllm.checkpoint import WatchedCheckpoint, WeightFiles, WeightsSource
 from kvstore.engines.vllm.engine_calls import watch_engines
 from kvstore.engines.vllm.facts import draft_models, revision
 from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.engines.vllm.variants import Variants
+from kvstore.engines.vllm.variants import Adapters, Variants
 from kvstore.engines.weights.files import ADAPTER_CONFIG, find_checkpoint
 from kvstore.engines.weights.fingerprint import Mode, adapter_fingerprint, stamp
 

@@ -1,32 +1,41 @@
-"""What vLLM's configuration and layers say of a rank, as plain values for identity.py, and what the connector asks of them."""
+"""vLLM's configuration and layers in plain values, and what each rank stores of them.
+
+What vLLM's configuration and layers say of a rank, as plain values for identity.py, and what the connector asks of them.
+
+Build what a rank stores of each group of layers: keys and memory, in one value a block or, with `share_tp`, in several by KV heads.
+"""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from vllm.config import ModelConfig, VllmConfig, get_layers_from_vllm_config
-from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
     RSWASpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
     iter_layer_specs,
 )
 
+from kvstore.engines.head_split import HeadSplit, head_split
 from kvstore.engines.vllm import fields
-from kvstore.engines.vllm.checks import check_hash, check_images, check_step_loads
-from kvstore.engines.vllm.groups import LayerGroup, fail_whole
-from kvstore.engines.vllm.identity import RankFacts, long_rope
-from kvstore.engines.vllm.layout import LayerPools
-from kvstore.engines.vllm.settings import VllmSettings, from_extra_config
+from kvstore.engines.vllm.counters import LOG
+from kvstore.engines.vllm.identity import RankFacts, check_hash, check_images, long_rope, shard
+from kvstore.engines.vllm.plan import LayerGroup
+from kvstore.engines.vllm.pools import HeadPools, HeadShards, LayerPools, head_slices
+from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.worker import RankGroup
 from kvstore.protocol.errors import ConfigError
 
 OF_THE_COPY = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
@@ -47,10 +56,6 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     groups = layer_groups(kv_cache_config)
     if any(group.is_state for group in groups) and vllm_config.speculative_config is not None:
         raise ConfigError("speculative decoding is not supported with layers that keep a state (Mamba, linear attention)")
-    if transfer.is_kv_consumer and not from_extra_config(transfer.kv_connector_extra_config).load_async:
-        if fail_whole(groups):
-            raise ConfigError('set "load_async": true: of layers with windows or states vLLM can load nothing within a step')
-        check_step_loads(steps_ahead=vllm_config.max_concurrent_batches)
 
 
 def layer_groups(kv_cache_config: KVCacheConfig) -> list[LayerGroup]:
@@ -115,15 +120,6 @@ def rank_facts(
     )
 
 
-def check_layers(vllm_config: VllmConfig, names: Sequence[str]) -> None:
-    """Raises ConfigError if not all of these layers wait for what is loaded of them (`wait_for_layer_load`)."""
-    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(names)).values()
-    if others := sorted({type(layer).__name__ for layer in layers if not isinstance(layer, (Attention, MLAAttention))}):
-        raise ConfigError(
-            f'set "load_by_layer": false: vLLM does not have all layers of this model wait for their blocks ({", ".join(others)})'
-        )
-
-
 def group_pools(
     kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 ) -> list[dict[str, Sequence[torch.Tensor]]]:
@@ -180,3 +176,78 @@ def _text(value: dict[str, Any]) -> str:
 def _backend(layer: AttentionLayerBase) -> str:
     """Its name, and on CPUs the instruction set by which it orders the elements of a block."""
     return f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}"
+
+
+LATENT: Final = (MLAAttentionSpec, SlidingWindowMLASpec)
+"""Caches of one latent head, which all tensor-parallel ranks hold: one value whatever TP is."""
+
+
+def check_share_tp(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: VllmSettings) -> None:
+    """Raises ConfigError: `share_tp` does not go with the model, the ranks or other settings."""
+    for place in range(len(kv_cache_config.kv_cache_groups)):
+        group_split(vllm_config, kv_cache_config, place, settings.share_tp)
+
+
+def rank_group(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: int, pools: Mapping[str, Sequence[torch.Tensor]], settings: VllmSettings
+) -> RankGroup:
+    """Return what this rank stores of group `place`, whose layers have `pools`. Raises ConfigError."""
+    block_count = kv_cache_config.num_blocks
+    split = group_split(vllm_config, kv_cache_config, place, settings.share_tp)
+    if split is None:
+        facts = rank_facts(vllm_config, kv_cache_config, place, pools, settings)
+        tensors = [tensor for of_layer in pools.values() for tensor in of_layer]
+        return RankGroup(shard(facts, salt=settings.salt), LayerPools(tensors, block_count), is_writer=facts.is_writer)
+    specs = layer_specs(kv_cache_config, place)
+    slices = {name: head_slices(tensor, specs[name].num_kv_heads, split.count) for name, (tensor,) in pools.items()}
+    # Layers are described by the heads of one value, which do not depend on TP.
+    of_value = {name: [of_layer[0]] for name, of_layer in slices.items()}
+    template = shard(rank_facts(vllm_config, kv_cache_config, place, of_value, settings), salt=settings.salt)
+    values = [LayerPools([of_layer[value] for of_layer in slices.values()], block_count) for value in range(split.count)]
+    return RankGroup(HeadShards.of_rank(template.namespace, split), HeadPools(values), is_writer=split.is_writer)
+
+
+def group_split(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: int, share_tp: int) -> HeadSplit | None:
+    """Return the values by heads of the blocks of group `place` that this rank holds; None for one value with all that the rank has.
+
+    Raises ConfigError: `share_tp` is not possible for this model and these ranks.
+    """
+    specs = list(iter_layer_specs(kv_cache_config.kv_cache_groups[place].kv_cache_spec))
+    if not share_tp or all(isinstance(spec, LATENT) for spec in specs):
+        return None
+    if not all(isinstance(spec, AttentionSpec) and not isinstance(spec, LATENT) for spec in specs):
+        return None
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    size, heads = parallel.tensor_parallel_size, model.get_total_num_kv_heads()
+    split = head_split(share_tp, kv_heads=heads, tp=(parallel.rank % size, size))
+    for spec in specs:
+        if spec.num_kv_heads != max(1, heads // size) or spec.num_heads != spec.num_kv_heads:
+            raise ConfigError(
+                f"share_tp is {share_tp}: set it to 0, for not all layers of this model (or of the one that drafts for it) have {heads} KV "
+                "heads with a place of their own for each in the attention backend's memory"
+            )
+    return split
+
+
+def log_unshared(kv_cache_config: KVCacheConfig, share_tp: int, tp_size: int) -> None:
+    """Log in one line which layers' blocks engines of another TP do not share, where `share_tp` asks that they do."""
+    kinds = {
+        type(spec).__name__
+        for group in kv_cache_config.kv_cache_groups
+        for spec in iter_layer_specs(group.kv_cache_spec)
+        if not isinstance(spec, AttentionSpec) or (isinstance(spec, LATENT) and kv_cache_config.kv_tp_replicas != tp_size)
+    }
+    if share_tp and kinds:
+        LOG.warning(
+            "kvstore: share_tp %d: caches of the kind %s cannot be cut by heads: only engines of the same TP, %d, share blocks",
+            share_tp,
+            ", ".join(sorted(kinds)),
+            tp_size,
+        )
+
+
+def layer_specs(kv_cache_config: KVCacheConfig, place: int) -> dict[str, KVCacheSpec]:
+    """Return the spec of each layer of group `place`, by name."""
+    group = kv_cache_config.kv_cache_groups[place]
+    of_layers = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return dict(of_layers) if of_layers is not None else dict.fromkeys(group.layer_names, group.kv_cache_spec)

@@ -1,9 +1,15 @@
-"""Which engines may read one another's blocks: everything that changes the bytes of a block and is not in vLLM's own block hash.
+"""Which engines share blocks, and which engines are refused.
+
+Which engines may read one another's blocks: everything that changes the bytes of a block and is not in vLLM's own block hash.
 
 A block's key is the id of a kvcache Namespace and vLLM's hash of the block, which covers its tokens and all before it, the LoRA's name,
 multimodal inputs and the request's salt. The namespace covers the rest: the model and its weights, element types, the split over ranks, and
 how the attention backend lays out a block in memory. Each rank of an engine has one of its own, unless ranks hold equal bytes; it is made
 where that memory is known, in the rank, and told to the scheduler.
+
+How an engine must not be started: refusals in plain values, which facts.py reads from vLLM, each with what to change.
+
+Blocks would not be found again, be found under a name by which others mean something else, or count as loaded when they are not.
 """
 
 import hashlib
@@ -13,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.errors import ConfigError
 
 MAX_VARIANTS: Final = 4096
 """Namespaces that are remembered: shards times adapters and weight versions."""
@@ -147,3 +154,26 @@ def _mappings(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
+
+
+UNSTABLE_HASHES: Final = frozenset({"xxhash", "xxhash_cbor"})
+"""vLLM seeds these anew in each process, unless PYTHONHASHSEED is set."""
+
+
+def check_hash(algorithm: str, *, is_seeded: bool) -> None:
+    """`is_seeded`: PYTHONHASHSEED is set. Raises ConfigError if what vLLM calls a block is not what any other process calls it."""
+    if algorithm in UNSTABLE_HASHES and not is_seeded:
+        raise ConfigError(
+            f"vLLM's {algorithm} hashes are other ones in each process, so that no other would find a block again: start it with "
+            "--prefix-caching-hash-algo sha256, or with the same PYTHONHASHSEED everywhere"
+        )
+
+
+def check_images(*, processor_cache_gb: float, has_prefix_cache: bool) -> None:
+    """Of an engine that takes images, audio or video. Raises ConfigError if vLLM, which has no use for it, does not hash them: it numbers
+    them then, as any other engine does."""
+    if not processor_cache_gb and not has_prefix_cache:
+        raise ConfigError(
+            "vLLM calls images by numbers, not by their content, without its caches, so that prompts would find blocks of other images: "
+            "start it with --enable-prefix-caching, or with --mm-processor-cache-gb above 0"
+        )

@@ -2,10 +2,21 @@
 
 One message asks for all waiting requests that are due (waiting_requests.py), within a deadline. While the store cannot be reached the
 answer is what this host's nodes have in shared memory, at once: see Jobs.
+
+Holds of lookups: which requests still need the blocks that a lookup found, and which holds can be released. Sans-I/O.
+
+One lookup asks for several requests and takes one hold. The hold is released with the last of them: when its load is over, when it is
+admitted without a load, when it ends, or when a later lookup holds its blocks.
+
+Counts of requests and of their prompt tokens: looked up, found, loaded. Each request counts once. Sans-I/O.
+
+A request counts when vLLM first admits it, as in vLLM's own prefix cache statistics: one that is aborted in the queue does not. What a
+request loads again after a preemption, and its retry after a failed load, do not count.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -16,16 +27,17 @@ from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.tensors.groups import Present
 from kvstore.engines.vllm.counters import Counters
-from kvstore.engines.vllm.groups import LayerGroup
-from kvstore.engines.vllm.hits import HitCounter
-from kvstore.engines.vllm.holds import RequestHolds
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.plan import EngineRequest
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.waiting_requests import Found, LookupPlan, Question, WaitingRequests
 
 CONNECT_S: Final = 5.0
 """For an engine that starts, which takes longer than that."""
+INTERVAL_S: Final = 1.0
+"""Age from which a result is not reused: waiting requests are looked up again then, all in one message."""
+HOLD_S: Final = 10.0
+"""How long blocks that were found stay unless their request is loaded or over sooner: until the next lookup, and the load."""
 MAX_BATCH_KEYS: Final = 8192
 """Keys of one lookup: about 4 ms of the scheduler's thread. Further waiting requests are left to a later one."""
 
@@ -40,10 +52,9 @@ class Lookup:
         self._jobs = jobs
         self._shards = shards
         self._deadline_s = settings.lookup_deadline_s
-        self._hold_s = settings.hold_s
         self._holds = RequestHolds()
         batch_blocks = MAX_BATCH_KEYS // max(map(len, shards))
-        self.waiting = WaitingRequests(groups, plan, interval_s=settings.lookup_interval_s, batch_blocks=batch_blocks)
+        self.waiting = WaitingRequests(groups, plan, interval_s=INTERVAL_S, batch_blocks=batch_blocks)
         self.hits = HitCounter(groups[0].block_tokens)
         self._counters = Counters()
         self._loading: set[str] = set()
@@ -55,15 +66,14 @@ class Lookup:
     def find(self, request: EngineRequest, computed_tokens: int, now_s: float) -> Found:
         """Return how many tokens after the first `computed_tokens` can be loaded; none if the store does not answer in time.
 
-        A multiple of every group's block. A result younger than `lookup_interval_s` is returned without asking. `now_s` is of
+        A multiple of every group's block. A result younger than INTERVAL_S is returned without asking. `now_s` is of
         time.monotonic.
         """
         if questions := self.waiting.questions(request, computed_tokens, now_s):
             begin_s = time.monotonic()
-            hold = new_hold(self._hold_s) if self._hold_s else None
+            hold = new_hold(HOLD_S)
             self.waiting.answered(questions, self._ask(questions, hold), now_s)
-            if hold is not None:
-                self._release(self._holds.take(hold, [question.request_id for question in questions]))
+            self._release(self._holds.take(hold, [question.request_id for question in questions]))
             self._counters.add(Counters(lookups=1, lookup_s=time.monotonic() - begin_s))
         return self.waiting.found(request, computed_tokens)
 
@@ -81,10 +91,6 @@ class Lookup:
         self._loading.difference_update(requests)
         self.hits.loaded(requests)
         self._release(self._holds.end(requests))
-
-    def stepped(self) -> None:
-        """The step is over in which loads began that the engine waits for."""
-        self.loaded(list(self._loading))
 
     def ended(self, request_id: str) -> None:
         """The request is over, or was aborted."""
@@ -108,7 +114,7 @@ class Lookup:
         for hold in holds:
             self._jobs.release(hold)
 
-    def _ask(self, questions: Sequence[Question], hold: Hold | None) -> list[list[Present]]:
+    def _ask(self, questions: Sequence[Question], hold: Hold) -> list[list[Present]]:
         """Of each question and group which blocks all ranks have, by one message. They stay in the name of `hold`."""
         keys = [
             shard.of(question.variant).keys(hashes)
@@ -126,3 +132,86 @@ class Lookup:
                 present.append(np.all(of_ranks.reshape(-1, len(hashes)), axis=0))
             answers.append(present)
         return answers
+
+
+class RequestHolds:
+    """Used by the scheduler's thread."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[str, Hold] = {}
+        self._users: dict[Hold, int] = {}
+
+    def take(self, hold: Hold, request_ids: Iterable[str]) -> list[Hold]:
+        """A lookup of these requests took `hold`. Return the holds to release: those of earlier lookups of the same requests."""
+        requests = list(request_ids)
+        self._users[hold] = len(requests)
+        earlier = [self._by_request[request_id] for request_id in requests if request_id in self._by_request]
+        self._by_request.update(dict.fromkeys(requests, hold))
+        return [over for over in earlier if self._drop(over)]
+
+    def end(self, request_ids: Iterable[str]) -> list[Hold]:
+        """These requests need no hold any more. Return the holds to release. Unknown requests are ignored."""
+        holds = [self._by_request.pop(request_id) for request_id in request_ids if request_id in self._by_request]
+        return [hold for hold in holds if self._drop(hold)]
+
+    def __len__(self) -> int:
+        """Holds that are not released."""
+        return len(self._users)
+
+    def _drop(self, hold: Hold) -> bool:
+        """One request less: whether that was the last."""
+        self._users[hold] -= 1
+        if self._users[hold]:
+            return False
+        del self._users[hold]
+        return True
+
+
+@dataclass(slots=True)
+class _Load:
+    tokens: int
+    """Those that no rank has failed to load."""
+    blocks: Sequence[int]
+    """Of the engine's pool, in the order of the tokens."""
+
+
+class HitCounter:
+    """Used by the scheduler's thread."""
+
+    def __init__(self, block_tokens: int) -> None:
+        """`block_tokens` is of the first group of layers."""
+        self._block_tokens = block_tokens
+        self._counted: set[str] = set()
+        self._loads: dict[str, _Load] = {}
+        self.counters = Counters()
+
+    def admitted(self, request_id: str, found: Found, table: Sequence[int], external_tokens: int) -> None:
+        """vLLM gave the request the blocks `table`, of the first group, and loads `external_tokens` after those that it had."""
+        if not found.asked_tokens or request_id in self._counted:
+            return
+        self._counted.add(request_id)
+        self.counters.add(Counters(requests=1, queried_tokens=found.asked_tokens, found_tokens=found.found_tokens))
+        if external_tokens:
+            start = found.computed_tokens // self._block_tokens
+            stop = (found.computed_tokens + external_tokens) // self._block_tokens
+            self._loads[request_id] = _Load(external_tokens, table[start:stop])
+
+    def failed(self, block_ids: Collection[int], request_ids: Iterable[str]) -> None:
+        """These blocks of the pool were not loaded, and nothing of these requests."""
+        for request_id in request_ids:
+            self._loads.pop(request_id, None)
+        for load in self._loads.values() if block_ids else ():
+            first = next((place for place, block in enumerate(load.blocks) if block in block_ids), None)
+            if first is not None:
+                load.tokens = min(load.tokens, first * self._block_tokens)
+
+    def loaded(self, request_ids: Iterable[str]) -> None:
+        """The loads of these requests are over."""
+        for request_id in request_ids:
+            if (load := self._loads.pop(request_id, None)) is not None:
+                self.counters.add(Counters(loaded_tokens=load.tokens))
+
+    def ended(self, request_id: str) -> None:
+        """The request is over; a load of it that was not is not counted."""
+        self._counted.discard(request_id)
+        self._loads.pop(request_id, None)

@@ -23,12 +23,12 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.settings import settings_from
 from kvstore.engines.vllm.chunks import Chunks, Moved
-from kvstore.engines.vllm.connecting import check_reachability, connect
+from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.settings import SECTION, VllmSettings
-from kvstore.engines.vllm.trouble import LOG
+from kvstore.engines.vllm.settings import SECTION, VllmSettings, connect
 from kvstore.kvcache.namespace import Namespace
 
 
@@ -54,9 +54,8 @@ class KVStoreTier(SecondaryTierManager):
             parameters.get("revision", ""),
         )
         settings = settings_from(VllmSettings, SECTION, parameters, source="secondary_tiers", engine_names={"locality"})
-        self._settings = settings
         client = connect(settings)
-        self._reachability = check_reachability(client, settings)
+        self._reachability = ReachabilityCheck(client, settings.master, LOG)
         self._chunks = Chunks(client, chunk_shard(offloading_spec.config, settings), primary_kv_view, settings)
         self._lookups = _Lookups(self._chunks, tier_type)
 
@@ -93,7 +92,7 @@ class KVStoreTier(SecondaryTierManager):
     def shutdown(self) -> None:
         self._lookups.shutdown()
         self._reachability.close()
-        self._chunks.close(drain_s=self._settings.save_deadline_s)
+        self._chunks.close()
 
     def _result(self, moved: Moved) -> JobResult:
         """What did not come is not looked for again by the requests that asked for it."""

@@ -12,9 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from kvstore.client.tensors.groups import Present, longest
-from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import EngineRequest
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup
 
 
 class LookupPlan(Protocol):

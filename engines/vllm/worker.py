@@ -1,16 +1,14 @@
 """A rank's side of a connector: moves the blocks of a step's plan between the engine's pools and the store.
 
-Loads run in threads, between steps of the engine, or in the step that needs them, there all at once or layer by layer. Saves are copied
-before the step that is told of them, so that the engine may use the blocks at once, and stored by jobs. Each group of layers has values and
-keys of its own. No error of the store comes out: blocks that cannot be had are failed ones, blocks that cannot be stored are dropped, and
-both are counted.
+Loads run in threads, between steps of the engine. Saves are copied before the step that is told of them, so that the engine may use the
+blocks at once, and stored by jobs. Each group of layers has values and keys of its own. No error of the store comes out: blocks that cannot
+be had are failed ones, blocks that cannot be stored are dropped, and both are counted.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
@@ -19,15 +17,11 @@ import torch
 from kvstore.client import Client
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.engines.vllm.by_layer import Reached, fetch_by_layer
-from kvstore.engines.vllm.counters import Counters
-from kvstore.engines.vllm.head_values import HeadPools, HeadShards
+from kvstore.engines.vllm.counters import LOG, Counters, Trouble
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
-from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings, job_settings
-from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging, rows
-from kvstore.engines.vllm.trouble import LOG, Trouble
+from kvstore.engines.vllm.pools import CHUNK_BYTES, HeadPools, HeadShards, LayerPools, Staging, rows
+from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 from kvstore.protocol.errors import typed
 from kvstore.rpc.workers import started
 
@@ -59,7 +53,7 @@ class Worker:
         does not give its threads, without which no load would end later."""
         self._loaders = started(LOAD_THREADS, "kvstore-load")
         self._client = client
-        self._jobs = Jobs(client, job_settings(settings))
+        self._jobs = Jobs(client, settings.jobs())
         self._groups = groups
         self._settings = settings
         self._fails_whole = fails_whole
@@ -70,8 +64,6 @@ class Worker:
         self._copy_trouble, self._save_trouble = (Trouble(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
         self.is_store_away = False
         """As the scheduler's connector logged it: see Trouble."""
-        is_by_layer = settings.load_by_layer and not settings.load_async
-        self._reached = Reached() if is_by_layer else None
         self._changed = threading.Condition()
         self._loading = self._saving = 0
         self._loaded: set[str] = set()
@@ -81,29 +73,11 @@ class Worker:
         self._counters = Counters()
 
     def load(self, plan: StepPlan) -> None:
-        """Begin the plan's loads, or make them where the engine waits for them."""
+        """Begin the plan's loads."""
         for request_id, of_request in groupby(plan.loads, lambda transfer: transfer.request_id):
-            until_s = time.monotonic() + self._settings.load_deadline_s
-            transfers = list(of_request)
-            if self._settings.load_async:
-                with self._changed:
-                    self._loading += 1
-                self._loaders.submit(self._load, request_id, transfers, until_s)
-            elif self._reached is not None:
-                self._reached.begin(request_id)
-                self._loaders.submit(self._load_by_layer, request_id, transfers, until_s)
-            else:
-                self._load(request_id, transfers, until_s)
-
-    def wait_layer(self, layer: int) -> None:
-        """Come back when nothing of this layer, counted over all groups, is still to be loaded in this step."""
-        if self._reached is not None:
-            self._reached.wait_layer(layer)
-
-    def wait_layers(self) -> None:
-        """The same of all layers: called when the step is over."""
-        if self._reached is not None:
-            self._reached.wait_all()
+            with self._changed:
+                self._loading += 1
+            self._loaders.submit(self._load, request_id, list(of_request), time.monotonic() + self._settings.load_deadline_s)
 
     def save(self, plan: StepPlan) -> None:
         """Copy the blocks that the plan saves; they are stored later. What cannot be copied is dropped."""
@@ -119,7 +93,7 @@ class Worker:
                 self._changed.wait(IDLE_WAIT_S)
 
     def take_finished(self) -> tuple[set[str], set[str]]:
-        """Requests that are over and whose blocks have been copied; and those whose asynchronous load is over, whatever came of it."""
+        """Requests that are over and whose blocks have been copied; and those whose load is over, whatever came of it."""
         with self._changed:
             copied, loaded, self._copied, self._loaded = self._copied, self._loaded, set(), set()
             return copied, loaded
@@ -151,13 +125,13 @@ class Worker:
     def close(self) -> None:
         """Store what has been copied, within the deadline of saves, and hang up. Loads that have not begun are given up."""
         self._loaders.shutdown(cancel_futures=True)
-        self._jobs.close(drain_s=self._settings.save_deadline_s)
+        self._jobs.close(drain_s=self._settings.jobs().store_deadline_s)
         self._client.close()
 
     # --- loads ---
 
-    def _load(self, request_id: str, transfers: Sequence[Transfer], until_s: float, reach: Callable[[int], None] | None = None) -> None:
-        """All of a request's transfers; the first one that does not come whole is the last. `reach`: see by_layer.py."""
+    def _load(self, request_id: str, transfers: Sequence[Transfer], until_s: float) -> None:
+        """All of a request's transfers; the first one that does not come whole is the last."""
         begin_s = time.monotonic()
         counters = Counters()
         failed: list[int] = []
@@ -165,7 +139,7 @@ class Worker:
             loaded = 0
             if not failed:
                 try:
-                    loaded = self._fetch(transfer, until_s, reach)
+                    loaded = self._fetch(transfer, until_s)
                 except Exception:
                     LOG.exception("kvstore: loading blocks of request %s failed", request_id)
             failed += transfer.blocks[loaded:]
@@ -177,28 +151,17 @@ class Worker:
                 self._failed_requests.add(request_id)
             else:
                 self._failed_blocks.update(failed)
-            if self._settings.load_async:
-                self._loaded.add(request_id)
-                self._loading -= 1
-                self._changed.notify_all()
+            self._loaded.add(request_id)
+            self._loading -= 1
+            self._changed.notify_all()
 
-    def _load_by_layer(self, request_id: str, transfers: Sequence[Transfer], until_s: float) -> None:
-        assert self._reached is not None
-        is_one = len(transfers) == 1  # else the layers of one would be taken for those of the next, too
-        try:
-            self._load(request_id, transfers, until_s, partial(self._reached.reach, request_id) if is_one else None)
-        finally:
-            self._reached.end(request_id)
-
-    def _fetch(self, transfer: Transfer, until_s: float, reach: Callable[[int], None] | None) -> int:
+    def _fetch(self, transfer: Transfer, until_s: float) -> int:
         """How many of the blocks, from the first on, are in the pool now."""
         group = self._groups[transfer.group]
         if group is None:
             return len(transfer.blocks)
         pools, each = group.pools, group.pools.values_per_block
         keys = group.shard.of(transfer.variant).keys(transfer.hashes)
-        if reach is not None and isinstance(pools, LayerPools) and pools.layer_count and all(self._client.exists_here(keys)):
-            return fetch_by_layer(self._client, keys, pools, transfer.blocks, until_s, reach)
         pieces = pools.pieces(transfer.blocks)
         if pieces is not None:
             return self._get(keys, pieces, pools.value_bytes, until_s) // each

@@ -1,4 +1,6 @@
-"""Fingerprint of a checkpoint: a short text, equal for equal weights wherever they lie, different for different ones.
+"""File of the user's cache folder that remembers fingerprints, so that each rank and each restart of an engine does not read them again.
+
+Fingerprint of a checkpoint: a short text, equal for equal weights wherever they lie, different for different ones.
 
 `sampled` hashes the headers of all safetensors files, the names and sizes of all weight files, and at most 4,096 samples of 4 KiB of their
 tensors. Weights that differ only between samples have equal fingerprints: a few rows of an embedding, or a tensor among more than 4,096.
@@ -8,8 +10,10 @@ The hash is xxh3_128: it keeps up with a disk where `full` reads 100 GB, blake2b
 weights of equal fingerprints; tenants and salts separate those who do not trust each other.
 """
 
+import contextlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +23,73 @@ from typing import Final, Literal
 import xxhash
 
 from kvstore.engines.weights.files import ADAPTER_CONFIG, REMEDY, SUFFIXES, WeightFile, hub_commit, list_files
-from kvstore.engines.weights.remembered import DEFAULT, Remembered
-from kvstore.engines.weights.samples import Range, choose_samples, edges
-from kvstore.engines.weights.tensors import read_header
+from kvstore.engines.weights.samples import Range, choose_samples, edges, read_header
 from kvstore.protocol.errors import ConfigError
+
+MAX_ENTRIES: Final = 1024
+"""The oldest go first."""
+MAX_FILE_BYTES: Final = 1 << 20
+"""A larger file is not ours."""
+DEFAULT: Final = Path("$XDG_CACHE_HOME/kvstore/fingerprints.json")
+"""XDG_CACHE_HOME is looked up at each use, and is ~/.cache where it is not set."""
+
+
+class Remembered:
+    """Texts by key, in a file that processes share. A lost or damaged file costs time, nothing else: no method raises OSError.
+
+    Processes that write at once may lose entries of each other.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = _expanded(path)
+
+    def get(self, key: str) -> str:
+        """Return the text, or an empty one."""
+        return self._read().get(key, "")
+
+    def put(self, key: str, text: str) -> None:
+        """Replace the file by one with this entry."""
+        if self._path is None:
+            return
+        entries = self._read()
+        entries.pop(key, None)
+        entries[key] = text
+        newest = dict(list(entries.items())[-MAX_ENTRIES:])
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(self._path, json.dumps(newest))
+
+    def _read(self) -> dict[str, str]:
+        if self._path is None:
+            return {}
+        try:
+            with open(self._path, "rb") as file:
+                found = json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+            return {}
+        return found
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _expanded(path: Path | None) -> Path | None:
+    if path is not DEFAULT:
+        return path
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / DEFAULT.relative_to(DEFAULT.parts[0])
+
 
 Mode = Literal["sampled", "full"]
 

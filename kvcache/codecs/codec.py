@@ -8,12 +8,8 @@ that is `tensor_value.py`.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvstore.kvcache.codecs import affine as codec_affine
-from kvstore.kvcache.codecs import fp8 as codec_fp8
-from kvstore.kvcache.codecs import int8 as codec_int8
-from kvstore.kvcache.codecs.scales import load
 from kvstore.kvcache.codecs.schemes import Scheme
-from kvstore.kvcache.codecs.torch_library import torch
+from kvstore.kvcache.codecs.torch_kernels import decode_affine, decode_fp8, decode_int8, encode_affine, encode_fp8, encode_int8, load, torch
 from kvstore.protocol.errors import InvalidArgument
 
 __all__ = ["decode", "encode", "has_lost", "torch"]
@@ -105,26 +101,26 @@ def has_lost(records: torch.Tensor, scheme: Scheme, *, is_key: bool, tokens: int
 def _encode_piece(floats: torch.Tensor, records: torch.Tensor, scheme: Scheme, is_key: bool) -> None:
     match scheme.kind:
         case "fp8-tensor" | "fp8-head":
-            codec_fp8.encode(floats, records, per_tensor=scheme.kind == "fp8-tensor")
+            encode_fp8(floats, records, per_tensor=scheme.kind == "fp8-tensor")
         case "int8":
-            codec_int8.encode(floats, records)
+            encode_int8(floats, records)
         case "int8a":
-            codec_affine.encode(floats, records, bits=8, group=floats.shape[-1], along_tokens=False)
+            encode_affine(floats, records, bits=8, group=floats.shape[-1], along_tokens=False)
         case _:
-            codec_affine.encode(floats, records, bits=scheme.bits, group=scheme.group, along_tokens=is_key)
+            encode_affine(floats, records, bits=scheme.bits, group=scheme.group, along_tokens=is_key)
 
 
 def _decode_piece(records: torch.Tensor, floats: torch.Tensor, scheme: Scheme, is_key: bool, limit: float) -> None:
     match scheme.kind:
         case "fp8-tensor" | "fp8-head":
-            codec_fp8.decode(records, floats, limit=limit)
+            decode_fp8(records, floats, limit=limit)
             return
         case "int8":
-            codec_int8.decode(records, floats)
+            decode_int8(records, floats)
         case "int8a":
-            codec_affine.decode(records, floats, bits=8, group=floats.shape[-1], along_tokens=False)
+            decode_affine(records, floats, bits=8, group=floats.shape[-1], along_tokens=False)
         case _:
-            codec_affine.decode(records, floats, bits=scheme.bits, group=scheme.group, along_tokens=is_key)
+            decode_affine(records, floats, bits=scheme.bits, group=scheme.group, along_tokens=is_key)
     if limit < _LARGEST_OF_CODES:
         floats.clamp_(-limit, limit)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kvstore.kvcache.codecs.schemes import Scheme
-from kvstore.kvcache.codecs.torch_library import torch
+from kvstore.kvcache.codecs.torch_kernels import torch
 
 _MAX_TILE: Final = 8192
 """Elements of a program's tile: 64 registers a thread with 4 warps."""

@@ -13,8 +13,7 @@ import numpy as np
 
 from kvstore.kvcache.layouts.copies import Column, Copies, Int64s
 from kvstore.kvcache.layouts.counterparts import Pair
-from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.kvcache.layouts.strides import Placed, Places, Step, Strides, strides_of
+from kvstore.kvcache.layouts.layout import CacheLayout, Placed, Places, Step, Strides, strides_of
 
 _TEMPLATES: Final = 1024
 """Templates kept: a layer of a pair is one of 1 KB, 80 layers with runs of single tokens one of 80 KB."""

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.kvcache.layouts.copies import Bytes, Int64s, as_bytes
-from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.kvcache.layouts.strides import Placed, Step, strides_of
+from kvstore.kvcache.layouts.layout import CacheLayout, Placed, Step, strides_of
 from kvstore.protocol.errors import InvalidArgument
 
 _CHUNK_BYTES: Final = 256 << 10

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstore.kvcache.models.dtypes import DTYPE_BYTES
 from kvstore.kvcache.models.hf_config import is_config, model_fields
-from kvstore.kvcache.models.table import check_above_zero, facts_of, read_object
+from kvstore.kvcache.models.table import DTYPE_BYTES, check_above_zero, facts_of, read_object
 from kvstore.protocol.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ Source: the configuration classes of transformers (src/transformers/models/*/con
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvstore.kvcache.models.dtypes import DTYPE_BYTES
+from kvstore.kvcache.models.table import DTYPE_BYTES
 from kvstore.protocol.errors import ConfigError
 
 Config = Mapping[str, Any]

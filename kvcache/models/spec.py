@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
-from kvstore.kvcache.models.dtypes import dtype_bytes
 from kvstore.kvcache.models.facts import ModelFacts
 from kvstore.kvcache.models.named import find_model
 from kvstore.kvcache.models.savings import PrefixSavings
+from kvstore.kvcache.models.table import dtype_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 DEFAULT_BLOCK_TOKENS: Final = 16
@@ -191,25 +191,9 @@ class CacheSpec:
         return 8 * self.block_bytes / self._all_records(self.kv_factor * self.block_tokens * self.head_dim)
 
     @property
-    def compression(self) -> float:
-        """Times smaller than the same cache without quantisation, metadata counted."""
-        return replace(self, scheme=NONE).block_bytes / self.block_bytes
-
-    @property
-    def payload_compression(self) -> float:
-        """Times smaller than the same cache without quantisation, metadata left out: 2 for 8 bits, 4 for 4 bits of 16."""
-        return replace(self, scheme=NONE).block_bytes / self.payload_bytes
-
-    @property
     def bytes_per_token(self) -> float:
         """Bytes of one token in all layers; its share of the metadata need not be whole. Windows make no difference to a token at hand."""
         return self.block_bytes / self.block_tokens
-
-    def append_bytes(self, context_tokens: int = 0) -> float:
-        """Bytes by which one more token lets a sequence of `context_tokens` grow: less once windowed layers only replace."""
-        _check_tokens(context_tokens)
-        growing_layers = self.layers - self.windowed_layers * (context_tokens >= self.window_tokens)
-        return self.block_bytes * growing_layers / (self.layers * self.block_tokens)
 
     def sequence_bytes(self, tokens: int) -> float:
         """Bytes that a sequence of `tokens` tokens must keep: of windowed layers the last window_tokens only.

@@ -1,16 +1,45 @@
-"""How named facts are looked up, in a table or in a JSON file of one's own: for named.py and gpus.py. It knows no fact itself."""
+"""Tables of facts by name, and the element types that they name.
+
+Element types of caches and weights by name, and their sizes. Names only: torch and numpy have their own of the same name.
+
+How named facts are looked up, in a table or in a JSON file of one's own: for named.py and gpus.py. It knows no fact itself.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
-from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Bytes of an element, by the name that torch has for its type."""
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element of `dtype`.
+
+    Raises:
+        InvalidArgument: it is none of DTYPE_BYTES (the message lists them).
+    """
+    try:
+        return DTYPE_BYTES[dtype]
+    except (KeyError, TypeError):
+        raise InvalidArgument(f"dtype is {dtype!r}: take one of {', '.join(DTYPE_BYTES)}") from None
+
 
 F = TypeVar("F", bound="DataclassInstance")
 

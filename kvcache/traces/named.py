@@ -1,14 +1,103 @@
-"""Traces as a command line names them: a file, or `generated:SEED:COUNT` for generated conversations."""
+"""Traces as a command line names them: a file, or `generated:SEED:COUNT` for synthetic conversations.
 
+Synthetic conversations with the statistics of the published conversation trace, for when there is no trace at hand.
+
+Every prompt begins with the same system prompt; a turn's prompt is the last one, its answer and a new message; blocks are 512 tokens
+and only full ones are shared. What was measured in the trace (12,031 requests in an hour) and is reproduced here: how many turns are
+continued, the lengths of prompts and answers, the time between turns. From these follow, a few per cent off, the share of blocks used
+once (0.76) and the prefix hit ratio, the best possible (0.366) and that of LRU. Not a model of any single user.
+
+Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl, measured.
+
+Traces as a command line names them: a file, or `generated:SEED:COUNT` for generated conversations.
+"""
+
+import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Final
 
 from kvstore.kvcache.traces import mooncake
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol.errors import InvalidArgument, TraceError
+
+BLOCK_TOKENS: Final = 512
+CONTINUED: Final = (0.31, 0.42, 0.51, 0.59)
+"""Share of first, second, third and later turns that another turn follows."""
+CONVERSATIONS_PER_S: Final = 7373 / 3537
+FIRST_PROMPT: Final = (8.54, 1.265)
+"""Of the logarithm of a first prompt's tokens: mean, standard deviation."""
+PROMPT_TOKENS: Final = (891, 126_195)
+"""Shortest and longest prompt of the trace."""
+ANSWER: Final = (5.95, 0.45)
+TERSE: Final = (2.5, 0.9)
+"""Logarithms of tokens: of an ordinary answer, and of one of a word or two."""
+TERSE_SHARE: Final = 0.2
+QUESTION: Final = (3.0, 1.0)
+"""Logarithm of the tokens that a next message adds."""
+DOCUMENT: Final = (7.6, 1.1)
+"""The same where a document is pasted into it."""
+DOCUMENT_SHARE: Final = 0.3
+MIN_PAUSE_S: Final = 30.0
+PAUSE: Final = (math.log(95), 1.4)
+"""Logarithm of the seconds beyond the shortest pause between a conversation's prompts."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    turn: int
+    input_tokens: int
+    blocks: list[int] = field(default_factory=list)
+
+
+def generate(*, seed: int) -> Iterator[TraceRequest]:
+    """Requests in the order of their timestamps, without end; the same ones for the same seed."""
+    random = Random(seed)
+    next_block = count(1)
+    order = count()
+    starts_s = random.expovariate(CONVERSATIONS_PER_S)
+    waiting: list[tuple[float, int, _Conversation]] = []
+    while True:
+        if not waiting or starts_s < waiting[0][0]:
+            now_s = starts_s
+            starts_s += random.expovariate(CONVERSATIONS_PER_S)
+            talk = _Conversation(1, _prompt_tokens(random.lognormvariate(*FIRST_PROMPT)))
+        else:
+            now_s, _, talk = heapq.heappop(waiting)
+        _take_blocks(talk, next_block)
+        output_tokens = _answer_tokens(random)
+        yield TraceRequest(int(now_s * 1000), talk.input_tokens, output_tokens, tuple(talk.blocks))
+        if random.random() < CONTINUED[min(talk.turn, len(CONTINUED)) - 1]:
+            longer = _Conversation(talk.turn + 1, _prompt_tokens(talk.input_tokens + output_tokens + _message_tokens(random)))
+            longer.blocks = talk.blocks[: talk.input_tokens // BLOCK_TOKENS]
+            heapq.heappush(waiting, (now_s + MIN_PAUSE_S + random.lognormvariate(*PAUSE), next(order), longer))
+
+
+def _take_blocks(talk: _Conversation, next_block: Iterator[int]) -> None:
+    """Name the blocks that are new in this prompt; the first of all, 0, holds the system prompt."""
+    if not talk.blocks:
+        talk.blocks.append(0)
+    while len(talk.blocks) * BLOCK_TOKENS < talk.input_tokens:
+        talk.blocks.append(next(next_block))
+
+
+def _prompt_tokens(tokens: float) -> int:
+    shortest, longest = PROMPT_TOKENS
+    return min(max(int(tokens), shortest), longest)
+
+
+def _answer_tokens(random: Random) -> int:
+    return max(1, int(random.lognormvariate(*(TERSE if random.random() < TERSE_SHARE else ANSWER))))
+
+
+def _message_tokens(random: Random) -> int:
+    return int(random.lognormvariate(*(DOCUMENT if random.random() < DOCUMENT_SHARE else QUESTION)))
+
 
 GENERATED: Final = "generated:"
 FORM: Final = "generated:SEED:COUNT"

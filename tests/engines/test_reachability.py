@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_check_of_a_wrong_address_warns_within_5_s() -> None:
     """Also where something accepts connections and does not answer."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with within(5), Client(address, settings=ClientSettings(connect_timeout_s=0.5)) as client, Lines() as lines:
-        check = ReachabilityCheck(lambda deadline_s: client.ping(deadline_s=deadline_s), address, LOG)
+        check = ReachabilityCheck(client, address, LOG)
         lines.wait(1, 60)
         assert check.is_away
         check.close()
@@ -92,12 +93,12 @@ def test_check_says_once_when_the_store_is_back() -> None:
     with embedded(ClusterPlan(dram="16MiB", is_private=True)) as cluster, Client(cluster.address) as client, Lines() as lines:
         answers = iter([Unreachable("not yet"), Unreachable("still not")])
 
-        def ping(deadline_s: float) -> object:
+        def ping(*, deadline_s: float) -> object:
             if error := next(answers, None):
                 raise error
             return client.ping(deadline_s=deadline_s)
 
-        check = ReachabilityCheck(ping, cluster.address, LOG, interval_s=0.01)
+        check = ReachabilityCheck(SimpleNamespace(ping=ping), cluster.address, LOG, interval_s=0.01)
         assert len(lines.wait(2, 60)) == 2
         assert not check.is_away
         check.close()
@@ -108,13 +109,13 @@ def test_check_says_once_when_the_store_is_back() -> None:
 def test_check_closed_during_a_ping_logs_nothing() -> None:
     entered, is_closing = threading.Event(), threading.Event()
 
-    def ping(deadline_s: float) -> None:
+    def ping(*, deadline_s: float) -> None:
         entered.set()
         assert is_closing.wait(10)
         raise ValueError("the client is closed")
 
     with Lines() as lines:
-        check = ReachabilityCheck(ping, "kv:1", LOG)
+        check = ReachabilityCheck(SimpleNamespace(ping=ping), "kv:1", LOG)
         assert entered.wait(10)
         check._closed.set()
         is_closing.set()
@@ -123,10 +124,10 @@ def test_check_closed_during_a_ping_logs_nothing() -> None:
 
 
 def test_check_of_a_broken_question_is_an_internal_error() -> None:
-    def ping(deadline_s: float) -> None:
+    def ping(*, deadline_s: float) -> None:
         raise ValueError("oops")
 
     with Lines() as lines:
-        check = ReachabilityCheck(ping, "kv:1", LOG)
+        check = ReachabilityCheck(SimpleNamespace(ping=ping), "kv:1", LOG)
         assert "internal error: ValueError: oops" in lines.wait(1, 60)[0]
         check.close()

@@ -77,7 +77,6 @@ def test_any_split_of_the_tokens_gives_the_same_keys_each_returned_once(
         returned += chain.extend(np.array(part, np.int64))
         appended += part
         assert returned == chain.keys == naive_keys(namespace, appended, extras)
-        assert chain.length_tokens == len(appended)
         assert chain.parent == (returned[-1] if returned else None)
 
 
@@ -197,7 +196,6 @@ def test_what_is_no_sequence_of_int32_is_refused_and_changes_nothing(token_ids: 
     chain.extend(range(6))
     with pytest.raises(InvalidArgument, match=message):
         chain.extend(token_ids, {1: b"never added"})
-    assert chain.length_tokens == 6
     assert chain.extend([6, 7]) == FOUR.block_keys(range(8))[1:]
 
 
@@ -216,7 +214,6 @@ def test_an_extra_that_cannot_be_hashed_is_refused_and_changes_nothing(extras: A
     chain.extend(range(6))
     with pytest.raises(InvalidArgument, match=message):
         chain.extend([6, 7], {2: b"never added"} | extras)
-    assert chain.length_tokens == 6
     assert chain.extend(range(6, 12)) == FOUR.block_keys(range(12))[1:]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies
 
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
+from kvstore.kvcache.traces.named import generate
 
 TRACE = Path(__file__).parents[3] / "shared/data/traces/conversation_trace.jsonl"
 

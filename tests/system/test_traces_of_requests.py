@@ -145,7 +145,7 @@ def test_a_request_is_one_trace_from_who_asked_over_router_and_master_to_the_eng
 def test_a_sidecars_report_is_one_trace_with_the_engine_and_the_master(
     cluster: Cluster, config: Path, collector: Collector, engine: Engine
 ) -> None:
-    flags = ("--engine", engine.url, "--master", cluster.address, "--name", "e", "--deadline-s", "60", "--metrics-timeout-s", "60")
+    flags = ("--engine", engine.url, "--master", cluster.address, "--name", "e", "--deadline-s", "60")
     with daemon("kvstore.engines.sidecar.daemon", config, *flags):
         report = collector.spans("kvstore.sidecar.report")["kvstore.sidecar.report"]
         assert (report.service, report.parent_id) == ("kvstore-sidecar", "")

@@ -19,8 +19,8 @@ from kvstore.client.tools.planning import (
     why_no_times,
 )
 from kvstore.kvcache.models.named import MODELS, find_model
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
+from kvstore.kvcache.traces.named import generate
 from kvstore.lab.jobs import Job
 from kvstore.lab.replay import Replay
 from kvstore.protocol.errors import ConfigError, InvalidArgument

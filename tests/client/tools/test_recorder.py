@@ -14,9 +14,9 @@ from kvstore.client.tools.block_bytes import block_key
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tools.recorder import REFRESH_S, Recorder
 from kvstore.client.tools.replay import Replay
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, EventWriter, Gap, read_events
 from kvstore.kvcache.traces.kv_events import read_prompts
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.event_messages import EventBatch
 from kvstore.store.blocks.events import RING_EVENTS

@@ -1,4 +1,7 @@
-"""Promises of events.py: vLLM's form and the older one, and nothing that is neither."""
+"""Promises of events.py: vLLM's form and the older one, and nothing that is neither.
+
+Promises of block_keys.py: blocks get the keys of their tokens, whatever the engine calls them.
+"""
 
 import contextlib
 from typing import Any
@@ -8,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.engines.kv_events.events import Cleared, Removed, Stored, read_batch
+from kvstore.engines.kv_events.events import CPU, BlockHash, Cleared, Removed, Stored, keys_of_stored, read_batch
+from kvstore.kvcache.namespace import Namespace
+from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import ProtocolError
 
 
@@ -106,3 +111,40 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
 def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         read_batch(payload)
+
+
+NAMING = NamespaceNaming(Namespace(model="m", dtype="float32", block_tokens=2))
+TOKENS = [1, 2, 3, 4, 5, 6]
+KEYS = NAMING.block_keys(TOKENS)
+KNOWN: dict[BlockHash, bytes] = {10: KEYS[0]}
+
+
+def named(stored: Stored, *, adapter: str = "") -> list[tuple[BlockHash, bytes]]:
+    return list(keys_of_stored(stored, NAMING, KNOWN.get, adapter=adapter))
+
+
+def test_blocks_get_the_keys_of_their_tokens() -> None:
+    assert named(Stored([b"a", b"b"], None, TOKENS[:4], 2, True)) == [(b"a", KEYS[0]), (b"b", KEYS[1])]
+    assert named(Stored([11, 12], 10, TOKENS[2:], 2, True)) == [(11, KEYS[1]), (12, KEYS[2])]
+
+
+def test_copies_without_tokens_keep_the_keys_that_are_known() -> None:
+    assert named(Stored([10, 99], None, [], 0, True, medium=CPU)) == [(10, KEYS[0])]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        Stored([11], 9, TOKENS[:2], 2, True),
+        Stored([11], None, TOKENS[:2], 2, False),
+        Stored([11], None, TOKENS[:3], 3, True),
+        Stored([11], None, TOKENS[:2], 2, True, adapter="a"),
+    ],
+)
+def test_blocks_that_cannot_be_named_have_no_key(stored: Stored) -> None:
+    """Their parent is not known, they depend on more than tokens, are of another size, or of an adapter."""
+    assert named(stored) == []
+
+
+def test_blocks_of_the_adapter_that_is_asked_for_have_keys() -> None:
+    assert named(Stored([11], None, TOKENS[:2], 2, True, adapter="a"), adapter="a") == [(11, KEYS[0])]

@@ -55,16 +55,108 @@ def publish(publisher: Publisher, *numbers: int, is_lost: bool = False, is_kept:
         publisher.publish(batch(number), is_lost=is_lost, is_kept=is_kept)
 
 
-def test_batches_come_in_order(publisher: Publisher) -> None:
+Script = list[tuple[str, tuple[int, ...]]]
+"""What happens to a publisher's batches: "publish" (each arrives), "lose" (can be replayed), "drop" (cannot), "take" (up to this one),
+"forget" (cannot be replayed any more), "restart", "catch up"."""
+
+
+def played(publisher: Publisher, heard: Heard, script: Script) -> list[int | str]:
+    """The story of a subscriber to which this happens."""
+    for verb, numbers in script:
+        match verb:
+            case "publish" | "lose" | "drop":
+                publish(publisher, *numbers, is_lost=verb != "publish", is_kept=verb != "drop")
+            case "take":
+                heard.until(*numbers)
+            case "forget":
+                del publisher.kept[numbers[0]]
+            case "restart":
+                publisher.begin_again()
+            case "catch up":
+                heard.subscriber.catch_up(heard.apply, heard.lost)
+    return heard.story
+
+
+@pytest.mark.parametrize(
+    ("script", "story", "asked"),
+    [
+        pytest.param([("publish", (0, 1, 2)), ("take", (2,))], ["lost", 0, 1, 2], None, id="in order; before the first nothing is known"),
+        pytest.param(
+            [("publish", (0,)), ("drop", (1,)), ("lose", (2,)), ("publish", (3,)), ("take", (3,))],
+            ["lost", 0, "lost", 2, 3],
+            None,
+            id="gap that cannot be replayed",
+        ),
+        pytest.param(
+            [("publish", (0,)), ("lose", (1,)), ("drop", (2,)), ("publish", (3,)), ("take", (3,))],
+            ["lost", 0, 1, "lost", 3],
+            None,
+            id="gap behind what is replayed",
+        ),
+        pytest.param(
+            [("publish", (0,)), ("take", (0,)), ("forget", (0,)), ("lose", (1,)), ("publish", (2,)), ("take", (2,))],
+            ["lost", 0, "lost", 1, 2],
+            [0, 0],
+            id="publisher that forgot the last batch is asked for all",
+        ),
+        pytest.param(
+            [("publish", (0, 1, 2)), ("take", (2,)), ("restart", ()), ("lose", (10,)), ("publish", (11,)), ("take", (11,))],
+            ["lost", 0, 1, 2, "lost", 10, 11],
+            None,
+            id="numbers that start over are a restarted engine",
+        ),
+        pytest.param(
+            [("publish", (0, 1)), ("take", (1,)), ("restart", ()), ("lose", (10, 11, 12)), ("publish", (13,)), ("take", (13,))],
+            ["lost", 0, 1, "lost", 10, 11, 12, 13],
+            None,
+            id="restart whose first number looks like a gap",
+        ),
+        pytest.param(
+            [("publish", (0,)), ("take", (0,)), ("lose", (1, 2)), ("catch up", ()), ("publish", (3,)), ("take", (3,))],
+            ["lost", 0, 1, 2, 3],
+            None,
+            id="catch_up applies what was lost at the end",
+        ),
+        pytest.param(
+            [("publish", (0, 1, 2)), ("catch up", ()), ("publish", (3,)), ("take", (3,))],
+            ["lost", 0, 1, 2, 3],
+            None,
+            id="catch_up takes no batch twice",
+        ),
+        pytest.param(
+            [("publish", (0, 1)), ("take", (1,)), ("restart", ()), ("catch up", ())],
+            ["lost", 0, 1, "lost"],
+            None,
+            id="catch_up voids what a restarted engine had",
+        ),
+    ],
+)
+def test_subscriber_hands_on_each_batch_once_or_says_lost(
+    publisher: Publisher, script: Script, story: list[int | str], asked: list[int] | None
+) -> None:
     heard = listening(publisher)
-    publish(publisher, 0, 1, 2)
-    assert heard.until(2) == ["lost", 0, 1, 2], "before the first one nothing is known"
+    assert played(publisher, heard, script) == story
+    assert asked in (None, publisher.asked)
     heard.subscriber.take(0.01, heard.apply, heard.lost)
-    assert len(heard.story) == 4
+    assert heard.story == story, "nothing comes twice"
     heard.subscriber.close()
 
 
-def test_what_came_before_the_connection_is_replayed(publisher: Publisher) -> None:
+@pytest.mark.parametrize(
+    ("script", "story"),
+    [
+        ([("publish", (0,)), ("lose", (1,)), ("publish", (2,)), ("take", (2,))], ["lost", 0, "lost", 2]),
+        ([("publish", (0,)), ("take", (0,)), ("catch up", ())], ["lost", 0, "lost"]),
+    ],
+)
+def test_subscriber_without_replays_voids_at_a_gap(publisher: Publisher, script: Script, story: list[int | str]) -> None:
+    heard = listening(publisher, replays=False)
+    assert played(publisher, heard, script) == story
+    assert publisher.asked == []
+    heard.subscriber.close()
+
+
+def test_subscriber_replays_what_came_before_it(publisher: Publisher) -> None:
     publish(publisher, 0, 1, 2, is_lost=True)
     heard = listening(publisher)
     publish(publisher, 3)
@@ -84,114 +176,6 @@ def test_gap_is_replayed_in_both_forms(topics: bool) -> None:
         assert heard.until(4) == ["lost", 0, 1, 2, 3, 4]
         assert publisher.asked == [0], "from the last batch taken on, which the publisher still has"
         heard.subscriber.close()
-
-
-def test_gap_that_cannot_be_replayed_voids_what_was_known(publisher: Publisher) -> None:
-    """The batches after the hole are applied, with the one that showed it."""
-    heard = listening(publisher)
-    publish(publisher, 0)
-    publish(publisher, 1, is_lost=True, is_kept=False)
-    publish(publisher, 2, is_lost=True)
-    publish(publisher, 3)
-    assert heard.until(3) == ["lost", 0, "lost", 2, 3]
-    heard.subscriber.close()
-
-
-def test_gap_behind_what_is_replayed_voids_what_was_known(publisher: Publisher) -> None:
-    heard = listening(publisher)
-    publish(publisher, 0)
-    publish(publisher, 1, is_lost=True)
-    publish(publisher, 2, is_lost=True, is_kept=False)
-    publish(publisher, 3)
-    assert heard.until(3) == ["lost", 0, 1, "lost", 3]
-    heard.subscriber.close()
-
-
-def test_publisher_that_forgot_the_last_batch_is_asked_for_all(publisher: Publisher) -> None:
-    heard = listening(publisher)
-    publish(publisher, 0)
-    heard.until(0)
-    del publisher.kept[0]
-    publish(publisher, 1, is_lost=True)
-    publish(publisher, 2)
-    assert heard.until(2) == ["lost", 0, "lost", 1, 2]
-    assert publisher.asked == [0, 0]
-    heard.subscriber.close()
-
-
-def test_without_replays_a_gap_voids_what_was_known(publisher: Publisher) -> None:
-    heard = listening(publisher, replays=False)
-    publish(publisher, 0)
-    publish(publisher, 1, is_lost=True)
-    publish(publisher, 2)
-    assert heard.until(2) == ["lost", 0, "lost", 2]
-    assert publisher.asked == []
-    heard.subscriber.close()
-
-
-def test_numbers_that_start_over_are_a_restarted_engine(publisher: Publisher) -> None:
-    heard = listening(publisher)
-    publish(publisher, 0, 1, 2)
-    heard.until(2)
-    publisher.begin_again()
-    publish(publisher, 10, is_lost=True)
-    publish(publisher, 11)
-    assert heard.until(11) == ["lost", 0, 1, 2, "lost", 10, 11]
-    heard.subscriber.close()
-
-
-def test_restart_is_seen_whatever_its_number(publisher: Publisher) -> None:
-    """The first number that arrives from the new engine is above the old engine's last one, which looks like a gap."""
-    heard = listening(publisher)
-    publish(publisher, 0, 1)
-    heard.until(1)
-    publisher.begin_again()
-    publish(publisher, 10, 11, 12, is_lost=True)
-    publish(publisher, 13)
-    assert heard.until(13) == ["lost", 0, 1, "lost", 10, 11, 12, 13]
-    heard.subscriber.close()
-
-
-def test_catch_up_applies_what_was_lost_at_the_end(publisher: Publisher) -> None:
-    heard = listening(publisher)
-    publish(publisher, 0)
-    heard.until(0)
-    publish(publisher, 1, 2, is_lost=True)
-    heard.subscriber.catch_up(heard.apply, heard.lost)
-    assert heard.story == ["lost", 0, 1, 2]
-    publish(publisher, 3)
-    assert heard.until(3) == ["lost", 0, 1, 2, 3]
-    heard.subscriber.close()
-
-
-def test_catch_up_takes_no_batch_twice(publisher: Publisher) -> None:
-    """Batches that were published and replayed are applied once."""
-    heard = listening(publisher)
-    publish(publisher, 0, 1, 2)
-    heard.subscriber.catch_up(heard.apply, heard.lost)
-    assert heard.story == ["lost", 0, 1, 2]
-    publish(publisher, 3)
-    assert heard.until(3) == ["lost", 0, 1, 2, 3]
-    heard.subscriber.close()
-
-
-def test_catch_up_voids_what_a_restarted_engine_had(publisher: Publisher) -> None:
-    heard = listening(publisher)
-    publish(publisher, 0, 1)
-    heard.until(1)
-    publisher.begin_again()
-    heard.subscriber.catch_up(heard.apply, heard.lost)
-    assert heard.story == ["lost", 0, 1, "lost"]
-    heard.subscriber.close()
-
-
-def test_catch_up_without_replays_voids_what_was_known(publisher: Publisher) -> None:
-    heard = listening(publisher, replays=False)
-    publish(publisher, 0)
-    heard.until(0)
-    heard.subscriber.catch_up(heard.apply, heard.lost)
-    assert heard.story == ["lost", 0, "lost"]
-    heard.subscriber.close()
 
 
 def test_malformed_replay_keeps_the_batch_that_showed_the_gap(publisher: Publisher) -> None:

@@ -7,9 +7,9 @@ from kvstore.protocol.errors import ConfigError
 
 
 def test_what_is_given_is_taken_and_the_rest_has_defaults() -> None:
-    settings = from_parameters({"master": "kv:1", "dtype": "float32", "load_deadline_s": 2, "write_behind_bytes": "64MiB"}, {})
-    assert (settings.master, settings.load_deadline_s, settings.write_behind_bytes) == ("kv:1", 2.0, 64 << 20)
-    assert (settings.chunk_tokens, settings.dtype) == (256, "float32")
+    settings = from_parameters({"master": "kv:1", "dtype": "float32", "load_deadline_s": 2, "chunk_tokens": "64"}, {})
+    assert (settings.master, settings.load_deadline_s, settings.chunk_tokens) == ("kv:1", 2.0, 64)
+    assert (settings.lookup_deadline_s, settings.dtype) == (0.5, "float32")
 
 
 def test_a_token_may_come_from_the_environment_and_need_not_stand_in_a_command() -> None:
@@ -49,5 +49,5 @@ def test_a_remote_storage_plug_in_has_entries_of_its_own() -> None:
 
 
 def test_deadlines_and_room_are_those_of_jobs() -> None:
-    jobs = from_parameters({"dtype": "any", "lookup_deadline_s": 1, "store_deadline_s": 3, "write_behind_bytes": "2MiB"}, {}).jobs()
-    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.store_deadline_s, jobs.queue_bytes) == (1.0, 5.0, 3.0, 2 << 20)
+    jobs = from_parameters({"dtype": "any", "lookup_deadline_s": 1}, {}).jobs()
+    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.queue_bytes) == (1.0, 5.0, 1 << 30)

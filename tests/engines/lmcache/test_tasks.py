@@ -1,4 +1,7 @@
-"""Tasks of an L2 adapter on a real cluster: each ends, is told by its descriptor, and fails as a miss where the store does."""
+"""Tasks of an L2 adapter on a real cluster: each ends, is told by its descriptor, and fails as a miss where the store does.
+
+Which hold of the store may be released when LMCache unlocks objects.
+"""
 
 import os
 import select
@@ -8,13 +11,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kvstore.client.holds import new_hold
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.engines.lmcache.keys import Keys
 from kvstore.engines.lmcache.settings import LMCacheSettings
-from kvstore.engines.lmcache.tasks import Results, Stored, Tasks
+from kvstore.engines.lmcache.tasks import Locks, Results, Stored, Tasks
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.ports import free_ports
@@ -58,7 +62,6 @@ class Scene:
             self.client,
             self.jobs,
             Keys(LMCacheSettings(dtype="float32")),
-            hold_s=30.0,
             on_stored=lambda keys, sizes: self.stored.extend(zip(keys, sizes, strict=True)),
             on_loaded=self.loaded.extend,
         )
@@ -224,7 +227,7 @@ def test_a_listener_that_fails_keeps_no_task_from_ending(cluster: Cluster, caplo
         raise RuntimeError("the listener's own trouble")
 
     with Client(cluster.address) as client, Jobs(client) as jobs:
-        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings(dtype="float32")), hold_s=0, on_stored=fail, on_loaded=fail)
+        tasks: Tasks[Key] = Tasks(client, jobs, Keys(LMCacheSettings(dtype="float32")), on_stored=fail, on_loaded=fail)
         keys = keys_named("listened")
         assert ended(tasks.stores, tasks.store(keys, memory(b"12345"))) == Stored(True, 5)
         assert ended(tasks.loads, tasks.load(keys, memory(bytes(5)))) == [True]
@@ -253,3 +256,44 @@ def test_once_closed_tasks_are_accepted_and_tell_nobody(cluster: Cluster, monkey
     assert scene.tasks.stores.take_all() == {}
     assert told == []
     scene.tasks.close()
+
+
+S = 10**9
+
+
+def test_a_hold_is_released_with_the_last_of_its_objects() -> None:
+    locks, hold = Locks(), new_hold(30)
+    locks.add(hold, [b"a", b"b", b"b"], 0)
+    assert len(locks) == 2
+    assert locks.unlock([b"a", b"x"]) == []
+    assert locks.unlock([b"a"]) == []
+    assert locks.unlock([b"b"]) == [hold]
+    assert len(locks) == 0
+
+
+def test_of_several_lookups_the_oldest_is_unlocked_first() -> None:
+    locks, first, second = Locks(), new_hold(30), new_hold(30)
+    locks.add(first, [b"a"], 0)
+    locks.add(second, [b"a"], 0)
+    assert locks.unlock([b"a"]) == [first]
+    assert locks.unlock([b"a"]) == [second]
+    locks.add(first, [b"a", b"b"], 0)
+    locks.add(second, [b"a"], 0)
+    assert locks.unlock([b"a", b"a", b"b"]) == [second, first]
+
+
+def test_locks_whose_hold_is_over_are_forgotten() -> None:
+    locks, over, later = Locks(), new_hold(1), new_hold(30)
+    locks.add(over, [b"a", b"b"], 0)
+    locks.add(later, [b"a"], 0)
+    locks.add(new_hold(30), [b"c"], S)
+    assert len(locks) == 2
+    assert locks.unlock([b"b"]) == []
+    assert locks.unlock([b"a"]) == [later]
+
+
+def test_those_who_never_unlock_cost_no_memory_for_long() -> None:
+    locks = Locks()
+    for number in range(10_000):
+        locks.add(new_hold(1), [b"%d" % number], number * S // 100)
+    assert len(locks) == len(locks._lookups) == 100

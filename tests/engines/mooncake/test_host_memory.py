@@ -2,8 +2,7 @@
 
 import ctypes
 
-from kvstore.engines.mooncake.host_memory import MooncakeHostMemAllocator
-from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from kvstore.engines.mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator
 
 
 def test_memory_is_zeros_writable_and_given_back_once() -> None:

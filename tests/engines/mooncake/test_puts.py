@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kvstore.engines.mooncake.config import ReplicateConfig, SoftPinAction
+from kvstore.engines.mooncake.arguments import ReplicateConfig, SoftPinAction
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 from tests.client.processes import Cluster
 from tests.engines.mooncake.memory import Room

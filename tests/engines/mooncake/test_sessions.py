@@ -1,9 +1,15 @@
-"""Objects that are read and written a few ranges at a time."""
+"""Objects that are read and written a few ranges at a time.
+
+Leases of Mooncake's API: one hold for what is found at about the same time, and what get sessions hold until their end.
+"""
 
 import pytest
 
-from kvstore.engines.mooncake import leases
-from kvstore.engines.mooncake.config import ReplicateConfig
+from kvstore.client.holds import new_hold
+from kvstore.engines.mooncake import sessions as module
+from kvstore.engines.mooncake.arguments import ReplicateConfig
+from kvstore.engines.mooncake.link import WINDOWS, LookupLease
+from kvstore.engines.mooncake.sessions import RENEW_NS, GetSessions
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
 from kvstore.transfer.testing.waiting import eventually
 from tests.engines.mooncake.memory import Room
@@ -28,7 +34,7 @@ def test_a_get_session_reads_ranges_of_what_was_there(store: MooncakeDistributed
 
 
 def test_what_a_get_session_reads_stays_until_its_end(store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "RENEW_NS", 0)
+    monkeypatch.setattr(module, "RENEW_NS", 0)
     store.put_batch(["a", "b"], [b"0123456789", b"abcdefghij"])
     assert store.batch_get_session_start(["a", "nowhere"]) == [0, -704]
     assert store.batch_get_session_start(["b"]) == [0]
@@ -73,3 +79,41 @@ def test_sessions_end_with_the_store(store: MooncakeDistributedStore) -> None:
     store.close()
     assert store.batch_put_session_end(["a"]) == [-600]
     assert store.batch_put_session_start(["a"], [4]) == [-600]
+
+
+S = 10**9
+
+
+def test_lookups_of_a_part_of_the_lease_share_a_hold() -> None:
+    lease = LookupLease(WINDOWS)
+    first = lease.hold(5 * S)
+    assert first is not None
+    assert first.duration_ms == WINDOWS * 1000
+    assert lease.hold(6 * S - 1) is first
+    second = lease.hold(6 * S)
+    assert second is not None
+    assert second.number != first.number
+
+
+def test_without_a_lease_there_is_no_hold() -> None:
+    assert LookupLease(0).hold(0) is None
+
+
+def test_a_hold_is_released_with_the_last_of_its_sessions() -> None:
+    sessions, first, second = GetSessions(), new_hold(1), new_hold(1)
+    sessions.begin(first, ["a", "b"], 0)
+    assert ("a" in sessions, "x" in sessions) == (True, False)
+    assert sessions.end(["a", "x"]) == []
+    sessions.begin(second, ["a"], 0)
+    assert sessions.end(["a", "b"]) == [second, first]
+    assert sessions.end(["a"]) == []
+
+
+def test_sessions_that_last_are_held_on() -> None:
+    sessions, first, second = GetSessions(), new_hold(1), new_hold(1)
+    sessions.begin(first, ["b", "a"], 0)
+    sessions.begin(second, ["c"], 1)
+    assert sessions.due(["a", "b", "c", "x"], RENEW_NS - 1) == []
+    assert sessions.due(["a", "b", "c", "x"], RENEW_NS) == [(first, ["a", "b"])]
+    assert sessions.due(["a", "c"], RENEW_NS + 1) == [(second, ["c"])]
+    assert sessions.due(["a"], 2 * RENEW_NS) == [(first, ["a", "b"])]

@@ -48,7 +48,7 @@ def told(replay_endpoint: str) -> list[dict[str, Any]]:
 def test_what_happens_to_blocks_is_told(store: Cluster) -> None:
     logs: list[str] = []
     places = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
-    child = publisher(store.address, *places, "--poll-interval-s", "0.01", logs=logs)
+    child = publisher(store.address, *places, logs=logs)
     try:
         facts = child.facts("ready", deadline_s=DEADLINE_S)
         replay = facts["events_replay"]

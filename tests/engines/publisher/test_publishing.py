@@ -9,12 +9,11 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.recorder import Recorder
-from kvstore.engines.publisher import signals
+from kvstore.engines.publisher import daemon as signals
+from kvstore.engines.publisher.daemon import add_publisher_signals, readings
 from kvstore.engines.publisher.form import VLLM, EventForm
 from kvstore.engines.publisher.index import Index
-from kvstore.engines.publisher.publishing import Publishing
-from kvstore.engines.publisher.signals import add_publisher_signals, readings
-from kvstore.engines.publisher.sockets import PublishingSockets
+from kvstore.engines.publisher.sockets import Publishing, PublishingSockets
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import PUBLISHER
 from tests.client.processes import Cluster

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.engines.sglang.host_heads import HostHeads
+from kvstore.engines.sglang.head_pages import HostHeads
 from kvstore.engines.sglang.pages import Pool, Rank
 
 PAGES, TOKENS, LAYERS, ELEMENTS = 5, 4, 3, 6

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.engines.sglang.host_heads import by_heads
+from kvstore.engines.sglang.head_pages import by_heads
 from kvstore.engines.sglang.page_mover import AnyPool, PageMover
 from tests.client.embedded import embedded
 from tests.client.jobs.faulty import FaultyClient

@@ -48,7 +48,7 @@ def shard() -> Shard:
 def host(address: str, shard: Shard) -> Iterator[Host]:
     host = Host(address, shard)
     yield host
-    host.chunks.close(drain_s=0)
+    host.chunks.close()
 
 
 def test_chunks_come_back_into_other_rows(host: Host) -> None:

@@ -1,6 +1,12 @@
-"""Numbers add up over ranks and steps, and begin anew when they are taken."""
+"""Numbers add up over ranks and steps, and begin anew when they are taken.
 
-from kvstore.engines.vllm.counters import Counters, metrics
+An outage is two lines of a log.
+"""
+
+import pytest
+
+from kvstore.engines.vllm.counters import Counters, Trouble, metrics
+from kvstore.protocol.errors import Full, Unauthorized, Unavailable
 
 
 def test_they_add_up_and_begin_anew() -> None:
@@ -22,3 +28,25 @@ def test_metrics_name_their_unit() -> None:
     assert names["loaded_bytes"] == "vllm:kvstore_loaded_bytes"
     assert list(names) == list(Counters().values())
     assert all(help.endswith(".") for _, _, help in metrics())
+
+
+def test_it_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    trouble = Trouble("loading blocks", "they are computed")
+    for error in (None, Unavailable("away"), Unavailable("away"), None, None, Unavailable("again")):
+        trouble.saw(error)
+    assert [record.getMessage() for record in caplog.records] == [
+        "kvstore: loading blocks fails, they are computed: Unavailable: away",
+        "kvstore: loading blocks works again, after 2 failures",
+        "kvstore: loading blocks fails, they are computed: Unavailable: again",
+    ]
+
+
+def test_store_that_is_known_to_be_away_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Each rank would log what the scheduler's connector has logged."""
+    trouble = Trouble("storing blocks", "they are dropped")
+    for error in (Unavailable("away"), Unauthorized("who?"), Full("no room"), None):
+        trouble.saw(error, is_store_away=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "kvstore: storing blocks fails, they are dropped: Full: no room",
+        "kvstore: storing blocks works again, after 1 failures",
+    ]

@@ -1,10 +1,14 @@
-"""Blocks are shared by engines whose bytes are the same, and by no others."""
+"""Blocks are shared by engines whose bytes are the same, and by no others.
+
+An engine whose blocks would be lost or wrong is refused with what to change.
+"""
 
 import dataclasses
 
 import pytest
 
-from kvstore.engines.vllm.identity import RankFacts, Shard, Variant, long_rope, shard
+from kvstore.engines.vllm.identity import RankFacts, Shard, Variant, check_hash, check_images, long_rope, shard
+from kvstore.protocol.errors import ConfigError
 
 FACTS = RankFacts(
     model="models/llama",
@@ -103,3 +107,18 @@ def test_shard_of_a_variant_names_its_weights_and_adapter() -> None:
     assert len({template.of(variant).namespace.id for variant in variants}) == 4
     named = template.of(Variant("a", "lora")).namespace
     assert (named.revision, named.adapter, named.salt, named.extra) == ("a", "lora", "s", template.namespace.extra)
+
+
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_hashes_of_one_process_are_refused_with_what_to_do(algorithm: str) -> None:
+    with pytest.raises(ConfigError, match=r"sha256.*PYTHONHASHSEED"):
+        check_hash(algorithm, is_seeded=False)
+    check_hash(algorithm, is_seeded=True)
+    check_hash("sha256", is_seeded=False)
+
+
+def test_images_that_are_called_by_no_content_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--enable-prefix-caching.*--mm-processor-cache-gb"):
+        check_images(processor_cache_gb=0, has_prefix_cache=False)
+    check_images(processor_cache_gb=0, has_prefix_cache=True)
+    check_images(processor_cache_gb=4, has_prefix_cache=False)

@@ -1,16 +1,22 @@
-"""The scheduler's lookups, for all ranks and requests, with a real store."""
+"""The scheduler's lookups, for all ranks and requests, with a real store.
+
+A hold of a lookup lasts as long as one of its requests needs it.
+
+Requests and tokens count once, whatever becomes of them.
+"""
 
 import itertools
 
 import pytest
 
+from kvstore.client.holds import Hold
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.counters import Counters
-from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Shard, Variant
-from kvstore.engines.vllm.lookup import Lookup
-from kvstore.engines.vllm.plan import Plan
+from kvstore.engines.vllm.lookup import HitCounter, Lookup, RequestHolds
+from kvstore.engines.vllm.plan import LayerGroup, Plan
 from kvstore.engines.vllm.settings import VllmSettings
+from kvstore.engines.vllm.waiting_requests import Found
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Unavailable
 from tests.client.jobs.faulty import FaultyClient, raises
@@ -105,7 +111,7 @@ def test_admitted_request_is_counted(client: FaultyClient, shards: list[Shard]) 
         of.take_counters()
         of.admitted("a", [7, 8, 9, 10, 11], 2 * BLOCK_TOKENS)
         of.admitted("a", [7, 8, 9, 10, 11], 0)
-        of.stepped()
+        of.loaded(["a"])
         tokens = 2 * BLOCK_TOKENS
         assert of.take_counters() == Counters(requests=1, queried_tokens=2 * tokens, found_tokens=tokens, loaded_tokens=tokens)
         found_blocks(of, name="b")
@@ -133,14 +139,6 @@ def test_found_blocks_are_held_until_they_are_loaded(client: FaultyClient, shard
         of.take_counters()
 
 
-def test_nothing_is_held_without_a_time(client: FaultyClient, shards: list[Shard]) -> None:
-    put(client, shards[0], 0, 1)
-    with Jobs(client) as jobs:
-        assert found_blocks(lookup(jobs, ONE, [shards[:1]], VllmSettings(lookup_deadline_s=60, hold_s=0))) == 2
-    assert held(client) == 0
-    assert client.released == []
-
-
 def test_unreachable_store_has_nothing(client: FaultyClient, shards: list[Shard]) -> None:
     """A failure is a result like others: it is not asked for again in the next step."""
     put(client, shards[0], 0)
@@ -162,3 +160,98 @@ def test_connecting_asks_once_and_needs_no_answer(client: FaultyClient, shards: 
         assert [name for name, _ in client.calls] == ["exists"]
         assert not of.is_reachable
         assert of.take_counters() == Counters()
+
+
+FIRST, SECOND = Hold(2, 1000), Hold(4, 1000)
+
+
+def test_hold_ends_with_the_last_request() -> None:
+    holds = RequestHolds()
+    assert holds.take(FIRST, ["a", "b", "c"]) == []
+    assert holds.end(["a", "unknown"]) == []
+    assert holds.end(["a", "b"]) == []
+    assert holds.end(["c"]) == [FIRST]
+    assert holds.end(["c"]) == []
+    assert len(holds) == 0
+
+
+def test_later_lookup_replaces_a_hold() -> None:
+    """Of a request that waits, once each interval."""
+    holds = RequestHolds()
+    holds.take(FIRST, ["a", "b"])
+    assert holds.take(SECOND, ["a"]) == []
+    assert len(holds) == 2
+    assert holds.end(["b"]) == [FIRST]
+    assert holds.end(["a"]) == [SECOND]
+    holds.take(FIRST, ["a", "b"])
+    assert holds.take(SECOND, ["a", "b"]) == [FIRST]
+
+
+TABLE = list(range(100, 110))
+"""Blocks of a request; of the first two the engine had."""
+FOUND = Found(8, 32, 24)
+COUNTED = Counters(requests=1, queried_tokens=32, found_tokens=24)
+
+
+def admitted(request_id: str = "a", external: int = 24) -> HitCounter:
+    hits = HitCounter(4)
+    hits.admitted(request_id, FOUND, TABLE, external)
+    return hits
+
+
+def loaded(tokens: int) -> Counters:
+    counters = Counters(loaded_tokens=tokens)
+    counters.add(COUNTED)
+    return counters
+
+
+def test_load_counts_when_it_is_over() -> None:
+    hits = admitted()
+    assert hits.counters.take() == COUNTED
+    hits.loaded(["other"])
+    assert hits.counters == Counters()
+    hits.loaded(["a"])
+    assert hits.counters.take() == Counters(loaded_tokens=24)
+    hits.loaded(["a"])
+    assert hits.counters == Counters()
+
+
+def test_preempted_request_counts_once() -> None:
+    hits = admitted()
+    hits.loaded(["a"])
+    hits.admitted("a", FOUND, TABLE, 24)
+    hits.loaded(["a"])
+    assert hits.counters == loaded(24)
+    hits.ended("a")
+    hits.admitted("a", FOUND, TABLE, 24)
+    assert hits.counters.requests == 2, "another one of that name"
+
+
+def test_tokens_before_a_failed_block_count() -> None:
+    hits = admitted()
+    hits.failed({105, 107}, [])
+    hits.failed({104}, [])
+    hits.failed({106}, [])
+    hits.failed({1}, [])
+    hits.loaded(["a"])
+    assert hits.counters == loaded(8), "blocks 102 and 103"
+
+
+def test_failed_or_ended_request_loaded_nothing() -> None:
+    hits = admitted()
+    hits.failed((), ["a", "other"])
+    hits.loaded(["a"])
+    assert hits.counters.take() == COUNTED
+    hits = admitted()
+    hits.ended("a")
+    hits.loaded(["a"])
+    assert hits.counters == COUNTED
+
+
+def test_request_that_was_not_looked_up_does_not_count() -> None:
+    hits = HitCounter(4)
+    hits.admitted("a", Found(8), TABLE, 0)
+    assert hits.counters == Counters()
+    hits.admitted("a", Found(0, 32, 0), TABLE, 0)
+    hits.loaded(["a"])
+    assert hits.counters == Counters(requests=1, queried_tokens=32)

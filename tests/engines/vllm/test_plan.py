@@ -1,12 +1,15 @@
-"""What steps load and save, without an engine: blocks are saved once, when they are confirmed, and never on top of what did not come."""
+"""What steps load and save, without an engine: blocks are saved once, when they are confirmed, and never on top of what did not come.
+
+What a prefix needs of each kind of cache.
+"""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import Plan, StepPlan, Transfer
+from kvstore.engines.vllm.plan import LayerGroup, Plan, StepPlan, Transfer, fail_whole
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
 
@@ -316,7 +319,6 @@ def test_requests_that_it_does_not_know_are_left_alone(scheduler: FakeScheduler)
 
 
 # --- groups of layers ---
-
 HYBRID = (LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS + 1), LayerGroup(BLOCK_TOKENS, 1, is_state=True))
 """To go on after four blocks the second needs the last two, the third the last state."""
 
@@ -579,3 +581,24 @@ def test_adapters_are_those_of_the_requests(updated: FakeScheduler) -> None:
         request.lora_request = lora  # type: ignore[attr-defined]
         updated.admit(request)
     assert [lora.lora_int_id for lora in updated.plan.adapters()] == [1, 2]
+
+
+FULL, WINDOW, STATE = LayerGroup(4), LayerGroup(4, window_tokens=5), LayerGroup(4, 1, is_state=True)
+
+
+@pytest.mark.parametrize(("group", "first"), [(FULL, [0, 0, 0, 0]), (WINDOW, [0, 0, 0, 1]), (STATE, [0, 0, 1, 2])])
+def test_the_blocks_before_a_window_are_not_needed(group: LayerGroup, first: list[int]) -> None:
+    assert [group.first_needed(tokens) for tokens in (0, 4, 8, 12)] == first
+
+
+@pytest.mark.parametrize(
+    ("group", "ends"), [(FULL, [True, False, False, False]), (WINDOW, [True, False, False, True]), (STATE, [True, False, True, True])]
+)
+def test_a_position_can_be_gone_on_from_with_what_is_needed_there(group: LayerGroup, ends: list[bool]) -> None:
+    assert group.can_go_on(np.array([True, False, True, True])).tolist() == ends
+
+
+def test_only_attention_to_all_tokens_of_one_block_table_goes_on_from_what_came() -> None:
+    assert not fail_whole([FULL])
+    assert fail_whole([FULL, FULL])
+    assert fail_whole([WINDOW])

@@ -1,9 +1,23 @@
-"""What `kv_connector_extra_config` may say."""
+"""What `kv_connector_extra_config` may say.
+
+Whether an engine's store answers, in its log: with a real master that asks for a token, or for TLS.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvstore.engines.vllm.settings import VllmSettings, from_extra_config, job_settings
+from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.vllm.counters import LOG
+from kvstore.engines.vllm.settings import VllmSettings, connect, from_extra_config
 from kvstore.protocol.errors import ConfigError
+from kvstore.transfer.testing.waiting import eventually, within
+from tests.client.processes import cluster
+from tests.credentials import tokens_file
+from tests.ports import free_ports
+from tests.security.tls.certified import flags, shared
 
 
 def test_nothing_said_means_the_defaults() -> None:
@@ -12,8 +26,8 @@ def test_nothing_said_means_the_defaults() -> None:
 
 def test_it_is_stronger_than_the_environment() -> None:
     environ = {"KVSTORE_VLLM_MASTER": "a:1", "KVSTORE_VLLM_SALT": "s"}
-    settings = from_extra_config({"master": "b:2", "load_async": False, "write_behind_bytes": "1GiB"}, environ)
-    assert (settings.master, settings.salt, settings.load_async, settings.write_behind_bytes) == ("b:2", "s", False, 1 << 30)
+    settings = from_extra_config({"master": "b:2", "share_tp": 4, "write_behind_bytes": "1GiB"}, environ)
+    assert (settings.master, settings.salt, settings.share_tp, settings.write_behind_bytes) == ("b:2", "s", 4, 1 << 30)
 
 
 def test_what_is_unknown_or_out_of_range_is_refused_by_name() -> None:
@@ -24,5 +38,44 @@ def test_what_is_unknown_or_out_of_range_is_refused_by_name() -> None:
 
 
 def test_jobs_have_the_connector_s_deadlines_and_bounds() -> None:
-    jobs = job_settings(VllmSettings(lookup_deadline_s=1, load_deadline_s=2, save_deadline_s=3))
-    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.store_deadline_s, jobs.queue_bytes) == (1, 2, 3, 512 << 20)
+    jobs = VllmSettings(lookup_deadline_s=1, load_deadline_s=2).jobs()
+    assert (jobs.lookup_deadline_s, jobs.load_deadline_s, jobs.queue_bytes) == (1, 2, 512 << 20)
+
+
+def first_line(caplog: pytest.LogCaptureFixture, master: str, **settings: Any) -> tuple[str, str]:
+    """Level and text of the first line of an engine that starts, which comes within 5 s."""
+    caplog.clear()
+    caplog.set_level(logging.INFO, LOG.name)
+    chosen = VllmSettings(master=master, **settings)
+    with within(5):
+        client = connect(chosen)
+        check = ReachabilityCheck(client, chosen.master, LOG)
+        eventually(lambda: bool(caplog.records), "a line")
+    check.close()
+    client.close()
+    (record,) = caplog.records
+    return record.levelname, record.getMessage()
+
+
+def test_store_that_answers_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with cluster(tmp_path, "--tokens", tokens_file(tmp_path)) as started:
+        assert first_line(caplog, started.address, tenant="red", token="secret") == (
+            "INFO",
+            f"kvstore: the store at {started.address} answers",
+        )
+        level, text = first_line(caplog, started.address, tenant="red", token="wrong")
+        assert level == "WARNING"
+        assert "refuses this engine (set `tenant` and `token`)" in text
+
+
+def test_wrong_port_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    level, text = first_line(caplog, f"127.0.0.1:{free_ports(1)[0]}")
+    assert level == "WARNING"
+    assert "cannot be reached (start it, or set `master`, and `tls_ca` if it needs TLS)" in text
+
+
+def test_missing_tls_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with cluster(tmp_path, *flags(shared().master())) as started:
+        level, text = first_line(caplog, started.address)
+        assert level == "WARNING"
+        assert "`tls_ca`" in text

@@ -1,18 +1,121 @@
-"""Weights of an engine through its life: which engines share, and that none shares what it may not."""
+"""LoRAs by their contents: files of a test, which it changes below ids that an engine has loaded.
+
+Weights of an engine through its life: which engines share, and that none shares what it may not.
+"""
 
 import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from kvstore.engines.vllm.adapters import Adapters
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.variants import Variants
+from kvstore.engines.vllm.variants import CHECK_S, MAX_ADAPTERS, Adapters, Variants
 from kvstore.engines.weights.identity import WeightsIdentity
 from kvstore.protocol.errors import ConfigError
-from tests.engines.vllm.test_adapters import Files
-from tests.engines.vllm.test_adapters import Request as Lora
+
+
+@dataclass
+class Lora:
+    lora_int_id: int = 1
+    lora_path: str = "lora"
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+@dataclass
+class Files:
+    """By path the contents, which stand for their own stamp."""
+
+    contents: dict[str, str] = field(default_factory=lambda: {"lora": "a"})
+    reads: int = 0
+
+    def fingerprint(self, path: str) -> str:
+        self.reads += 1
+        if path not in self.contents:
+            raise ConfigError(f"{path} has no weight files")
+        return f"of {self.contents[path]}"
+
+    def stamp(self, path: str) -> bytes:
+        return self.contents.get(path, "").encode()
+
+
+@dataclass
+class Adapted:
+    files: Files = field(default_factory=Files)
+    changes: int = 0
+
+    def __post_init__(self) -> None:
+        self.adapters = Adapters(self.files, self.change)
+
+    def change(self) -> None:
+        self.changes += 1
+
+
+@pytest.fixture
+def adapted() -> Adapted:
+    return Adapted()
+
+
+def test_of_reads_an_adapter_once(adapted: Adapted) -> None:
+    assert [adapted.adapters.of(Lora(), now_s) for now_s in (0.0, 1.0, 2.0)] == ["of a"] * 3
+    assert adapted.adapters.of(Lora(is_3d_lora_weight=True), 3.0) == "of a 3d"
+    assert (adapted.files.reads, adapted.changes) == (1, 0)
+
+
+def test_of_files_that_change_below_an_id_is_unknown(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
+    adapted.adapters.of(Lora(), 0.0)
+    adapted.files.contents["lora"] = "b"
+    assert adapted.adapters.of(Lora(), CHECK_S / 2) == "of a"
+    assert [adapted.adapters.of(Lora(), now_s) for now_s in (CHECK_S, 9.0)] == [None, None]
+    assert adapted.changes == 1
+    (warned,) = caplog.records
+    assert "changed after the engine loaded it" in warned.getMessage()
+
+
+def test_added_in_place_reads_the_files_again(adapted: Adapted) -> None:
+    adapted.adapters.of(Lora(), 0.0)
+    adapted.files.contents["lora"] = "b"
+    adapted.adapters.added(Lora(), 0.0)
+    assert adapted.adapters.of(Lora(), 0.0) == "of a", "the engine has it, and did not read it"
+    adapted.adapters.added(Lora(load_inplace=True), 0.0)
+    assert (adapted.adapters.of(Lora(), 1.0), adapted.changes) == ("of b", 1)
+    adapted.adapters.added(Lora(load_inplace=True), 0.0)
+    assert adapted.changes == 1, "nothing changed"
+
+
+def test_added_for_the_first_time_reads_the_files(adapted: Adapted) -> None:
+    adapted.adapters.added(Lora(), 0.0)
+    assert (adapted.adapters.of(Lora(), 0.0), adapted.files.reads, adapted.changes) == ("of a", 1, 0)
+
+
+def test_of_another_path_under_a_live_id_is_unknown(adapted: Adapted) -> None:
+    """The engine computes with the one that it has loaded."""
+    adapted.files.contents["other"] = "b"
+    adapted.adapters.of(Lora(), 0.0)
+    assert adapted.adapters.of(Lora(lora_path="other"), 0.0) is None
+    assert adapted.adapters.of(Lora(), 0.0) is None
+    adapted.adapters.removed(1)
+    assert adapted.adapters.of(Lora(lora_path="other"), 0.0) == "of b"
+    adapted.adapters.removed(2)
+
+
+def test_of_files_that_are_not_there_yet_is_unknown_until_they_are(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
+    request = Lora(lora_path="hub/lora")
+    assert adapted.adapters.of(request, 0.0) is adapted.adapters.of(request, 1.0) is None
+    assert "hub/lora has no weight files" in caplog.text
+    adapted.files.contents["hub/lora"] = "h"
+    assert adapted.adapters.of(request, 2.0) == "of h"
+
+
+def test_of_many_adapters_forgets_the_oldest(adapted: Adapted) -> None:
+    for number in range(MAX_ADAPTERS + 1):
+        adapted.adapters.of(Lora(number + 1), 0.0)
+    assert adapted.files.reads == MAX_ADAPTERS + 1
+    adapted.adapters.of(Lora(2), 0.0)
+    assert adapted.files.reads == MAX_ADAPTERS + 1
+    adapted.adapters.of(Lora(1), 0.0)
+    assert adapted.files.reads == MAX_ADAPTERS + 2
 
 
 @dataclass

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.engines.vllm.groups import LayerGroup
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import EngineRequest
+from kvstore.engines.vllm.plan import EngineRequest, LayerGroup
 from kvstore.engines.vllm.waiting_requests import Found, Question, WaitingRequests
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest
 

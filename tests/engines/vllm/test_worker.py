@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 import torch
 
 from kvstore.engines.vllm.identity import Shard
-from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
+from kvstore.engines.vllm.pools import CHUNK_BYTES, LayerPools, Staging
 from kvstore.engines.vllm.settings import VllmSettings
-from kvstore.engines.vllm.staging import CHUNK_BYTES, Staging
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
@@ -25,8 +23,18 @@ from tests.engines.vllm.clock import HandClock
 from tests.no_threads import no_more_threads
 
 BLOCKS = 12
-WAITING = VllmSettings(load_async=False)
 NUMBERS = itertools.count()
+
+
+def await_loads(worker: Worker, requests: set[str]) -> None:
+    over: set[str] = set()
+
+    def are_over() -> bool:
+        worker.wait_idle()
+        over.update(worker.take_finished()[1])
+        return over == requests
+
+    eventually(are_over, "the loads are over, each told once")
 
 
 class ParentClient(FaultyClient):
@@ -48,18 +56,17 @@ class Rank:
         self,
         address: str,
         shard: Shard,
-        settings: VllmSettings = WAITING,
+        settings: VllmSettings | None = None,
         *,
         first: int = 0,
         elements: int = 512,
-        client: ParentClient | None = None,
     ) -> None:
         self.layers = [
             torch.arange(first, first + BLOCKS, dtype=torch.float32).repeat_interleave(elements).view(BLOCKS, -1) for _ in range(3)
         ]
-        self.client = client or ParentClient(address)
+        self.client = ParentClient(address)
         self.shard = shard
-        self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings)
+        self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings or VllmSettings())
 
     def contents(self, *blocks: int) -> list[float]:
         """What fills each of the blocks, in all layers."""
@@ -69,6 +76,12 @@ class Rank:
 
     def save(self, *transfers: Transfer, finishing: list[str] | None = None) -> None:
         self.worker.save(StepPlan(saves=list(transfers), finishing=finishing or []))
+
+    def load(self, *transfers: Transfer) -> set[int]:
+        """The blocks that did not come, once the loads are over."""
+        self.worker.load(StepPlan(loads=list(transfers), is_idle=True))
+        await_loads(self.worker, {transfer.request_id for transfer in transfers})
+        return self.worker.take_failed()
 
 
 @pytest.fixture
@@ -87,7 +100,7 @@ def rank(address: str, shard: Shard) -> Iterator[Rank]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How blocks come into a pool."""
     if request.param == "in place":
-        monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+        monkeypatch.setattr("kvstore.engines.vllm.pools.MIN_PIECE_BYTES", 1)
 
 
 def hashes(count: int) -> list[bytes]:
@@ -95,147 +108,40 @@ def hashes(count: int) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("load_async", [False, True])
-def test_what_one_rank_saves_another_loads_into_other_blocks(address: str, shard: Shard, rank: Rank, *, load_async: bool) -> None:
+def test_what_one_rank_saves_another_loads_into_other_blocks(address: str, shard: Shard, rank: Rank) -> None:
     rank.save(Transfer("a", [3, 1, 2], hashes(3)))
     rank.worker.flush()
-    other = Rank(address, shard, VllmSettings(load_async=load_async), first=100)
-    other.worker.load(StepPlan(loads=[Transfer("b", [7, 8, 5], hashes(3))], is_idle=True))
-    loaded: set[str] = set()
-
-    def is_loaded() -> bool:
-        other.worker.wait_idle()
-        loaded.update(other.worker.take_finished()[1])
-        return loaded == {"b"}
-
-    if load_async:
-        eventually(is_loaded, "the load is over")
+    other = Rank(address, shard, first=100)
+    assert other.load(Transfer("b", [7, 8, 5], hashes(3))) == set()
     assert other.contents(7, 8, 5, 6) == [3, 1, 2, 106]
-    assert not other.worker.take_failed()
-    assert not other.worker.take_finished()[1], "it is told once, and of loads that nobody waited for"
     counters = other.worker.take_counters()
     assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
     assert rank.worker.take_counters().saved_blocks == 3
     other.worker.close()
 
 
-@pytest.mark.parametrize("settings", [VllmSettings(load_async=True), VllmSettings(load_async=False, load_by_layer=True), WAITING])
 def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
-    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch, settings: VllmSettings
+    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank.save(Transfer("a", [3, 1], hashes(2)))
     rank.worker.flush()
-    other = Rank(address, shard, settings, first=100)
+    other = Rank(address, shard, first=100)
     with monkeypatch.context() as patch:
         no_more_threads(patch)
-        other.worker.load(StepPlan(loads=[Transfer("b", [7, 8], hashes(2)), Transfer("c", [5], hashes(1))]))
+        assert other.load(Transfer("b", [7, 8], hashes(2)), Transfer("c", [5], hashes(1))) == set()
         other.save(Transfer("d", [9], [b"9" * 32]))
-    other.worker.wait_layers()
-    eventually(lambda: other.contents(7, 8, 5) == [3, 1, 3], "the loads are over")
+    assert other.contents(7, 8, 5) == [3, 1, 3]
     other.worker.flush()
     assert other.worker.take_counters().saved_blocks == 1
     other.worker.close()
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("load_async", [False, True])
-def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(address: str, shard: Shard, *, load_async: bool) -> None:
-    rank = Rank(address, shard, VllmSettings(load_async=load_async), first=100)
+def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(rank: Rank) -> None:
     rank.save(Transfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
     rank.worker.flush()
-    rank.worker.load(StepPlan(loads=[Transfer("b", [7, 8, 5], hashes(3))]))
-    failed: set[int] = set()
-
-    def has_failed() -> bool:
-        failed.update(rank.worker.take_failed())
-        return failed == {8, 5}
-
-    eventually(has_failed, "it is told which blocks did not come")
-    assert rank.contents(7) == [100]
-    assert rank.worker.take_finished()[1] == ({"b"} if load_async else set())
-    rank.worker.close()
-
-
-class SteppingClient(ParentClient):
-    """Reads ranges only when it is let, a call at a time, once it is `armed`."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.steps = threading.Semaphore(0)
-        self.armed = False
-
-    def get_ranges_into(self, keys: Any, offsets: Any, buffers: Any, *, deadline_s: float | None = None) -> Any:
-        if self.armed:
-            assert self.steps.acquire(timeout=60)
-        return super().get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s)
-
-
-BY_LAYER = VllmSettings(load_async=False, load_by_layer=True)
-
-
-def by_layer_rank(address: str, shard: Shard) -> tuple[Rank, SteppingClient]:
-    """Its client knows which blocks lie on this host once it has read one there."""
-    client = SteppingClient(address)
-    rank = Rank(address, shard, BY_LAYER, first=100, client=client)
-    rank.worker.load(StepPlan(loads=[Transfer("first", [11], hashes(1))]))
-    rank.worker.wait_layers()
-    eventually(lambda: all(client.exists_here(shard.keys(hashes(3)))), "the blocks are seen to lie on this host")
-    rank.worker.take_counters()
-    client.armed = True
-    return rank, client
-
-
-def test_a_step_waits_for_each_layer_of_its_loads_by_itself(
-    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
-    rank.worker.flush()
-    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
-    other, client = by_layer_rank(address, shard)
-    other.worker.load(StepPlan(loads=[Transfer("b", [7, 8, 5], hashes(3))]))
-    for layer in range(3):
-        client.steps.release()
-        other.worker.wait_layer(layer)
-        assert [of[7, 0] for of in other.layers] == [3] * (layer + 1) + [107] * (2 - layer)
-    other.worker.wait_layers()
-    assert other.contents(7, 8, 5, 6) == [3, 1, 2, 106]
-    assert (other.worker.take_failed(), other.worker.take_finished()) == (set(), (set(), set()))
-    counters = other.worker.take_counters()
-    assert (counters.loaded_blocks, counters.loaded_bytes, counters.failed_blocks) == (3, 3 * 3 * 512 * 4, 0)
-    other.worker.close()
-
-
-def test_loads_that_cannot_come_layer_by_layer_come_whole(address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which a block is not on this host, of several transfers, and into pools that are filled by way of staging memory."""
-    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
-    rank.worker.flush()
-    staged, _ = by_layer_rank(address, shard)
-    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
-    other, _ = by_layer_rank(address, shard)
-    for of_rank in (staged, other):  # ranges would wait for a step that nobody lets them
-        loads = [Transfer("b", [7], hashes(1)), Transfer("b", [8], hashes(3)[1:2])] if of_rank is other else [Transfer("b", [7], hashes(1))]
-        of_rank.worker.load(StepPlan(loads=[*loads, Transfer("c", [5, 6], [hashes(3)[2], b"nowhere" * 4])]))
-        of_rank.worker.wait_layer(2)
-        of_rank.worker.wait_layers()
-        assert of_rank.contents(7, 5, 9) == [3, 2, 109]
-        assert of_rank.worker.take_failed() == {6}
-        of_rank.worker.close()
-    assert other.contents(8) == [1]
-
-
-def test_a_load_by_layer_that_is_a_mistake_ends_all_the_same(
-    address: str, shard: Shard, rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rank.save(Transfer("a", [3, 1, 2], hashes(3)))
-    rank.worker.flush()
-    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
-    other, _ = by_layer_rank(address, shard)
-    other.worker.load(StepPlan(loads=[Transfer("b", [BLOCKS + 7], hashes(1))]))
-    other.worker.wait_layer(0)
-    other.worker.wait_layers()
-    assert other.worker.take_failed() == {BLOCKS + 7}
-    assert "loading blocks of request b" in caplog.text
-    other.worker.close()
+    assert rank.load(Transfer("b", [7, 8, 5], hashes(3))) == {8, 5}
+    assert rank.contents(7) == [0]
 
 
 def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:
@@ -248,16 +154,15 @@ def test_the_block_before_the_first_is_told_to_the_store(rank: Rank) -> None:
 def test_a_value_of_another_size_is_no_block(rank: Rank) -> None:
     rank.client.put(rank.shard.key(hashes(1)[0]), b"short")
     rank.client.flush()
-    rank.worker.load(StepPlan(loads=[Transfer("b", [7], hashes(1))]))
-    assert rank.worker.take_failed() == {7}
+    assert rank.load(Transfer("b", [7], hashes(1))) == {7}
 
 
 def test_a_request_of_many_chunks_is_moved_whole(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.engines.vllm.staging.CHUNK_BYTES", 3 * 3 * 512 * 4)
+    monkeypatch.setattr("kvstore.engines.vllm.pools.CHUNK_BYTES", 3 * 3 * 512 * 4)
     rank = Rank(address, shard)
     rank.save(Transfer("a", list(range(8)), hashes(8)))
     rank.worker.flush()
-    rank.worker.load(StepPlan(loads=[Transfer("b", [11, 10, 9, 8], hashes(4))]))
+    rank.load(Transfer("b", [11, 10, 9, 8], hashes(4)))
     assert rank.contents(*range(11, 7, -1)) == [0, 1, 2, 3]
     assert rank.client.parents == [[None, *shard.keys(hashes(2))], shard.keys(hashes(8)[2:5]), shard.keys(hashes(8)[5:7])]
     rank.worker.close()
@@ -273,13 +178,13 @@ def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(
         layer[3] = -1
     barrier.open()
     rank.worker.flush()
-    rank.worker.load(StepPlan(loads=[Transfer("b", [4], hashes(1))]))
+    rank.load(Transfer("b", [4], hashes(1)))
     assert rank.contents(4) == [3]
 
 
 def test_of_ranks_with_equal_bytes_only_one_stores(address: str, shard: Shard) -> None:
     rank = Rank(address, shard)
-    second = Worker(FaultyClient(address), [RankGroup(shard, LayerPools(rank.layers, BLOCKS), is_writer=False)], WAITING)
+    second = Worker(FaultyClient(address), [RankGroup(shard, LayerPools(rank.layers, BLOCKS), is_writer=False)], VllmSettings())
     second.save(StepPlan(saves=[Transfer("a", [3], hashes(1))], finishing=["a"]))
     second.flush()
     assert second.take_finished() == ({"a"}, set())
@@ -333,38 +238,34 @@ def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
 
 def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
     rank.client.faults.append(raises(Unavailable("away")))
-    rank.worker.load(StepPlan(loads=[Transfer("b", [7, 8], hashes(2))]))
-    assert rank.worker.take_failed() == {7, 8}
+    assert rank.load(Transfer("b", [7, 8], hashes(2))) == {7, 8}
 
 
 def test_a_mistake_in_a_load_fails_its_blocks_and_no_others(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
     rank.save(Transfer("a", [3], hashes(1)))
     rank.worker.flush()
-    rank.worker.load(StepPlan(loads=[Transfer("b", [BLOCKS + 7], hashes(1)), Transfer("c", [5], hashes(1))]))
-    assert rank.worker.take_failed() == {BLOCKS + 7}
+    assert rank.load(Transfer("b", [BLOCKS + 7], hashes(1)), Transfer("c", [5], hashes(1))) == {BLOCKS + 7}
     assert rank.contents(5) == [3]
     assert "loading blocks of request b" in caplog.text
 
 
 def test_a_load_that_takes_too_long_has_failed(address: str, shard: Shard) -> None:
-    rank = Rank(address, shard, VllmSettings(load_async=False, load_deadline_s=0.001))
+    rank = Rank(address, shard, VllmSettings(load_deadline_s=0.001))
     rank.client.faults.append(lambda deadline_s: time.sleep(0.01))
     rank.save(Transfer("a", [3], hashes(1)))
-    rank.worker.load(StepPlan(loads=[Transfer("b", [5], [b"nowhere"])]))
-    assert rank.worker.take_failed() == {5}
+    assert rank.load(Transfer("b", [5], [b"nowhere"])) == {5}
     rank.worker.close()
 
 
 def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(address: str, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     monkeypatch.setattr("kvstore.engines.vllm.worker.time", clock)
-    rank = Rank(address, shard, VllmSettings(load_async=False, load_deadline_s=3600))
+    rank = Rank(address, shard, VllmSettings(load_deadline_s=3600))
     rank.save(Transfer("a", [3], hashes(1)))
     rank.worker.flush()
     rank.client.faults += [clock.passes(2400), raises(DeadlineExceeded("late"))]
-    rank.worker.load(StepPlan(loads=[Transfer("b", [5], hashes(1)), Transfer("b", [6], [b"late"])]))
-    assert rank.worker.take_failed() == {6}
-    rank.worker.load(StepPlan(loads=[Transfer("c", [7], [b"nowhere"])]))
+    assert rank.load(Transfer("b", [5], hashes(1)), Transfer("b", [6], [b"late"])) == {6}
+    rank.load(Transfer("c", [7], [b"nowhere"]))
     assert ("get", [shard.key(b"nowhere")]) in rank.client.calls, "others' loads ask the store"
     rank.worker.close()
 
@@ -394,16 +295,10 @@ class HybridRank:
 
     def loaded(self, *transfers: Transfer) -> set[str]:
         """Requests whose load is over, all of them, and those that failed."""
+        requests = {transfer.request_id for transfer in transfers}
         self.worker.load(StepPlan(loads=list(transfers), is_idle=True))
-        over: set[str] = set()
-
-        def is_over() -> bool:
-            self.worker.wait_idle()
-            over.update(self.worker.take_finished()[1])
-            return over == {transfer.request_id for transfer in transfers}
-
-        eventually(is_over, "the loads are over")
-        return self.worker.take_failed_requests(over)
+        await_loads(self.worker, requests)
+        return self.worker.take_failed_requests(requests)
 
 
 @pytest.fixture

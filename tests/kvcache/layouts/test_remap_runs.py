@@ -6,9 +6,8 @@ import pytest
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.copies import Copies
 from kvstore.kvcache.layouts.counterparts import Pair, find_pairs
-from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout, Placed
 from kvstore.kvcache.layouts.remap_runs import Units, copies_of, template_of, units_of
-from kvstore.kvcache.layouts.strides import Placed
 from kvstore.kvcache.models.spec import CacheSpec
 from tests.kvcache.layouts.pools import layout_of, spec_of
 

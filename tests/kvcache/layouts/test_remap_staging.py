@@ -5,10 +5,9 @@ import pytest
 
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts import remap_staging
-from kvstore.kvcache.layouts.layout import CacheLayout
+from kvstore.kvcache.layouts.layout import CacheLayout, Placed
 from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
-from kvstore.kvcache.layouts.strides import Placed
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 from tests.kvcache.layouts.pools import Bytes, layout_of, noisy_pools, spec_of

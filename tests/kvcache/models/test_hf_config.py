@@ -1,5 +1,7 @@
 """Configurations as published (the fields that matter) give the shapes that are known of their models."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,188 +15,12 @@ from kvstore.protocol.errors import ConfigError
 
 Config = dict[str, Any]
 
-LLAMA3_8B: Config = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
-MISTRAL: Config = {
-    "model_type": "mistral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "sliding_window": 4096,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
-}
-GEMMA_2_9B: Config = {
-    "model_type": "gemma2",
-    "head_dim": 256,
-    "hidden_size": 3584,
-    "intermediate_size": 14336,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 42,
-    "num_key_value_heads": 8,
-    "sliding_window": 4096,
-    "sliding_window_size": 4096,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 256000,
-}
-GEMMA_3_27B: Config = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "model_type": "gemma3",
-    "text_config": {
-        "head_dim": 128,
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "model_type": "gemma3_text",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 62,
-        "num_key_value_heads": 16,
-        "sliding_window": 1024,
-        "torch_dtype": None,
-    },
-    "torch_dtype": "bfloat16",
-    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27, "model_type": "siglip_vision_model"},
-}
-MIXTRAL: Config = {
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
-}
-QWEN25_7B: Config = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "max_window_layers": 28,
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "sliding_window": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_sliding_window": False,
-    "vocab_size": 152064,
-}
-QWEN3_30B: Config = {
-    "model_type": "qwen3_moe",
-    "decoder_sparse_step": 1,
-    "head_dim": 128,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "sliding_window": None,
-    "torch_dtype": "bfloat16",
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-DEEPSEEK_V3: Config = {
-    "model_type": "deepseek_v3",
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-DEEPSEEK_V2_LITE: Config = DEEPSEEK_V3 | {
-    "model_type": "deepseek_v2",
-    "first_k_dense_replace": 1,
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 16,
-    "q_lora_rank": None,
-    "quantization_config": None,
-    "vocab_size": 102400,
-}
-FALCON_7B: Config = {
-    "model_type": "falcon",
-    "hidden_size": 4544,
-    "multi_query": True,
-    "new_decoder_architecture": False,
-    "num_attention_heads": 71,
-    "num_hidden_layers": 32,
-    "num_kv_heads": 71,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 65024,
-}
-OPT: Config = {
-    "model_type": "opt",
-    "ffn_dim": 16384,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 50272,
-    "word_embed_proj_dim": 4096,
-}
-GPT2: Config = {"model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
+PUBLISHED: dict[str, Config] = json.loads(Path(__file__).with_name("published.json").read_text())
+"""Of config.json on huggingface.co the fields that matter, by our names of the models."""
+LLAMA3_8B = PUBLISHED["llama3-8b"]
 
 
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("llama3-8b", LLAMA3_8B),
-        ("mistral-7b-v0.1", MISTRAL),
-        ("mistral-7b", MISTRAL | {"sliding_window": None, "vocab_size": 32768}),
-        ("gemma-2-9b", GEMMA_2_9B),
-        ("gemma-3-27b", GEMMA_3_27B),
-        ("mixtral-8x7b", MIXTRAL),
-        ("qwen2.5-7b", QWEN25_7B),
-        ("qwen3-30b-a3b", QWEN3_30B),
-        ("deepseek-v3", DEEPSEEK_V3),
-        ("deepseek-v2-lite", DEEPSEEK_V2_LITE),
-        ("falcon-7b", FALCON_7B),
-        ("opt-6.7b", OPT),
-        ("gpt-2", GPT2),
-    ],
-)
+@pytest.mark.parametrize(("name", "config"), PUBLISHED.items())
 def test_a_published_configuration_gives_the_facts_of_the_list(name: str, config: Config) -> None:
     assert ModelFacts.from_config(config, name=name) == find_model(name)
 
@@ -362,11 +188,13 @@ def test_what_is_missing_or_wrong_is_said_once_and_by_name(changes: Config, mess
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
-FIELDS = sorted({*LLAMA3_8B, *DEEPSEEK_V3, *QWEN3_30B, *FALCON_7B, *OTHER_CACHES, *NESTED, "layer_types", "sliding_window_pattern"})
+FIELDS = sorted(
+    {*(name for config in PUBLISHED.values() for name in config), *OTHER_CACHES, *NESTED, "layer_types", "sliding_window_pattern"}
+)
 
 
 @given(
-    config=st.sampled_from([LLAMA3_8B, QWEN3_30B, DEEPSEEK_V3, GEMMA_3_27B]),
+    config=st.sampled_from(list(PUBLISHED.values())),
     changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
 )
 def test_whatever_a_file_says_it_is_a_model_or_one_kind_of_error(config: Config, changes: Config) -> None:

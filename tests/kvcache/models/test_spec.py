@@ -7,7 +7,6 @@ Worked figures mix their units: "320 KB" and "128 KB" a token and "256 MB" at 2k
 import json
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ WINDOWED = replace(SMALL, window_tokens=100, windowed_layers=3)
 def test_the_worked_table_of_models(name: str, bytes_per_token: int, at_2k_bytes: int) -> None:
     """The table has 504 KB and 1.0 GB for the 405B (1,008 MiB), 4.7 MB and 9.4 GB for GPT-3: see below."""
     spec = CacheSpec.named(name)
-    assert spec.bytes_per_token == spec.append_bytes() == bytes_per_token
+    assert spec.bytes_per_token == bytes_per_token
     assert spec.sequence_bytes(2048) == at_2k_bytes
 
 
@@ -135,8 +134,6 @@ def test_a_block_is_the_sum_of_its_records(layers: int, kv_heads: int, block: in
     assert (spec.payload_bytes, spec.metadata_bytes, spec.block_bytes) == (payload, metadata, payload + metadata)
     elements = spec.layers * spec.kv_factor * spec.kv_heads * block * 64
     assert spec.effective_bits == 8 * (payload + metadata) / elements
-    assert spec.compression == elements * 4 / (payload + metadata)
-    assert spec.payload_compression == elements * 4 / payload
 
 
 L, H, D, T = 32, 8, 128, 1024
@@ -168,14 +165,12 @@ def test_one_fp8_scale_a_tensor_is_kept_with_each_head() -> None:
 def test_grouped_codes_take_b_and_32_over_g_bits(bits: int, group: int) -> None:
     spec = CacheSpec(layers=2, kv_heads=2, head_dim=128, block_tokens=128, scheme=CacheScheme.parse(f"int{bits}/{group}"))
     assert spec.effective_bits == bits + 32 / group
-    assert spec.compression == 16 / (bits + 32 / group)
 
 
 @pytest.mark.parametrize(("scheme", "factor"), [("none", 1), ("fp8-head", 2), ("int8", 2), ("int4/32", 4), ("int2/32", 8)])
 def test_the_payload_alone_is_16_over_b_times_smaller(scheme: str, factor: int) -> None:
     """Bytes of a pair of key and value scalars in the worked table: 4, 2, 1 and 0.5."""
     spec = CacheSpec(layers=2, kv_heads=2, head_dim=128, block_tokens=32, scheme=CacheScheme.parse(scheme))
-    assert spec.payload_compression == factor
     assert Fraction(spec.payload_bytes, 2 * 2 * 128 * 32) == Fraction(4, factor)
 
 
@@ -205,18 +200,10 @@ def test_a_window_keeps_the_last_tokens_and_the_blocks_they_lie_in(tokens: int, 
     )
 
 
-@given(tokens=st.integers(0, 300), scheme=st.sampled_from(["none", "int8", "int4/32"]))
-def test_what_a_sequence_keeps_is_what_its_tokens_added(tokens: int, scheme: str) -> None:
-    spec = replace(WINDOWED, scheme=CacheScheme.parse(scheme))
-    *_, total = accumulate(map(spec.append_bytes, range(tokens)), initial=0.0)
-    assert spec.sequence_bytes(tokens) == pytest.approx(total)
-
-
 def test_mistrals_window_bounds_a_sequence() -> None:
     spec = CacheSpec.named("mistral-7b-v0.1")
     assert (spec.window_tokens, spec.windowed_layers) == (4096, 32)
     assert spec.sequence_bytes(4096) == spec.sequence_bytes(32768) == 512 * MIB
-    assert (spec.append_bytes(4095), spec.append_bytes(4096)) == (128 * KIB, 0)
     # A window that does not begin with a block needs one more of them.
     assert spec.sequence_blocks_bytes(4096) == 512 * MIB
     assert spec.sequence_blocks_bytes(4097) == 512 * MIB + spec.block_bytes
@@ -327,6 +314,6 @@ def test_with_latent_attention_only_the_scheme_of_keys_counts() -> None:
 
 
 def test_a_sequence_has_no_negative_length() -> None:
-    for size in (SMALL.sequence_bytes, SMALL.sequence_blocks_bytes, SMALL.append_bytes):
+    for size in (SMALL.sequence_bytes, SMALL.sequence_blocks_bytes):
         with pytest.raises(InvalidArgument, match="tokens is -1: a sequence has 0 or more"):
             size(-1)

@@ -1,12 +1,16 @@
-"""Facts are found by name or in a file; whatever is wrong with either is one clear message."""
+"""Facts are found by name or in a file; whatever is wrong with either is one clear message.
 
+Element types have sizes, and a name that is none is answered with those there are.
+"""
+
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kvstore.kvcache.models.table import check_above_zero, facts_of, find_facts, is_file_name, read_object
-from kvstore.protocol.errors import ConfigError
+from kvstore.kvcache.models.table import DTYPE_BYTES, check_above_zero, dtype_bytes, facts_of, find_facts, is_file_name, read_object
+from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +106,16 @@ def test_a_figure_may_be_zero_where_that_means_something() -> None:
     check_above_zero(Engine("x", 3, 0.0), may_be_zero=frozenset({"litres"}))
     with pytest.raises(ConfigError, match=r"litres is -1\.0: it must be 0 or more, and finite"):
         check_above_zero(Engine("x", 3, -1.0), may_be_zero=frozenset({"litres"}))
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_the_size_is_in_the_name(dtype: str) -> None:
+    bits = re.search(r"\d+", dtype)
+    assert bits is not None
+    assert dtype_bytes(dtype) * 8 == int(bits[0])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "", "Float16", None, ["float16"]])
+def test_another_name_is_refused_with_those_there_are(dtype: str) -> None:
+    with pytest.raises(InvalidArgument, match="take one of float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2"):
+        dtype_bytes(dtype)

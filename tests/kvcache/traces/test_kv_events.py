@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, EventWriter, Gap
 from kvstore.kvcache.traces.kv_events import prompts, read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.errors import InvalidArgument, TraceError
 
 Chain = tuple[str, ...]

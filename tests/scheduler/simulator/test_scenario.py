@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.kvcache.traces.conversations import generate
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.scheduler.request import Reason, Slo
 from kvstore.scheduler.simulator.plan import Plan

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.errors import TraceError
 from kvstore.scheduler.admission import Admission, AdmitAll, RejectEarly, RejectLate
 from kvstore.scheduler.baselines import DISPATCHERS, make_dispatcher

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.kvcache.traces.conversations import generate
 from kvstore.kvcache.traces.mooncake import read_trace
+from kvstore.kvcache.traces.named import generate
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.policies.s3fifo import S3FIFO, SMALL_SHARE

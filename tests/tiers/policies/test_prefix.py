@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.kvcache.traces.conversations import generate
+from kvstore.kvcache.traces.named import generate
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
 from kvstore.tiers.policies.cohort_order import CohortOrder

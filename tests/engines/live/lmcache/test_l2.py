@@ -124,7 +124,7 @@ def doomed(tmp_path: Path) -> Iterator[tuple[Cluster, EngineChild]]:
     """A cluster that a test may break, and a server that has stored `x` and `y` in it."""
     with ExitStack() as stack:
         cluster = stack.enter_context(embedded(PLAN))
-        server = stack.enter_context(child(cluster, tmp_path / "log", load_deadline_s=3, lookup_deadline_s=3, store_deadline_s=3))
+        server = stack.enter_context(child(cluster, tmp_path / "log", load_deadline_s=3, lookup_deadline_s=3))
         assert server.ask("store", names=["x", "y"], sizes=[100 * KIB] * 2, fills=[7, 8])["ok"]
         yield cluster, server
 

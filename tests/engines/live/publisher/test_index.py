@@ -33,8 +33,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def publisher(fleet: Fleet, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    places = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*", "--poll-interval-s", "0.05")
-    flags = ("--master", fleet.store.address, "--model", MODEL, *fleet.naming, "--form", "dynamo")
+    places = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
+    flags = ("--master", fleet.store.address, "--model", MODEL, *fleet.naming[2:], "--form", "dynamo")
     process = Process("kvstore.engines.publisher.daemon", *places, *flags, log=tmp_path / "publisher.log")
     yield process.ready
     process.stop()

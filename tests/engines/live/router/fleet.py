@@ -201,9 +201,9 @@ class Fleet:
                         node,
                         "--master",
                         self.store.address,
-                        "--metrics-timeout-s",
+                        "--deadline-s",
                         "30",
-                        *self.naming,
+                        *self.naming[2:],
                     ),
                     log=self._folder / f"sidecar{number}.log",
                 )

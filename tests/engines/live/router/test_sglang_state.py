@@ -78,7 +78,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 "kvstore.engines.sidecar.daemon",
                 *("--engine", url, "--events", f"tcp://127.0.0.1:{events}", "--events-replay", f"tcp://127.0.0.1:{replay}"),
                 *("--master", started.address, "--name", "e0", "--model", MODEL, "--dtype", "float32", "--block-tokens", str(PAGE)),
-                *("--metrics-timeout-s", "30", "--replay-timeout-s", "60"),
+                *("--deadline-s", "60"),
                 log=folder / "sidecar.log",
             )
             try:

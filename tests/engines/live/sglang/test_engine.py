@@ -57,7 +57,7 @@ def plain(model: Path, lora: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def first(model: Path, lora: Path, store: Cluster) -> Iterator[Engine]:
     """It gives up soon what a full store does not take."""
-    with Engine(model, store=PATIENT | {"master": store.address, "store_deadline_s": 10}, lora=lora) as engine:
+    with Engine(model, store=PATIENT | {"master": store.address}, lora=lora) as engine:
         yield engine
 
 

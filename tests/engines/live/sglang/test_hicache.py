@@ -153,7 +153,7 @@ def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: Clu
 def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Two) -> None:
     engine = processes[0]
     with embedded(PLAN) as cluster:
-        use(engine, cluster.address, load_deadline_s=5, store_deadline_s=5)
+        use(engine, cluster.address, load_deadline_s=5)
         engine.ask("attach")
         engine.ask("open")
         assert engine.ask("backup", first=0, pages=2, seed=1)["tokens"] == 2 * PAGE

@@ -43,8 +43,8 @@ def plain(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def waiting(model: Path, store: Cluster) -> Iterator[Engine]:
-    """Its steps wait for what they load. It gives up soon what a full store does not take."""
-    with Engine(model, store=PATIENT | {"master": store.address, "load_async": False, "save_deadline_s": 10}, connector=LOSING) as engine:
+    """Computes what the other one loads."""
+    with Engine(model, store=PATIENT | {"master": store.address}, connector=LOSING) as engine:
         yield engine
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.engines.vllm.adapters import CHECK_S
+from kvstore.engines.vllm.variants import CHECK_S
 from tests.client.processes import Cluster
 from tests.engines.live.vllm.conftest import make_model
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt

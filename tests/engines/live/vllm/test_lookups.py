@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, prompt, start_node
@@ -20,34 +18,32 @@ def test_waiting_requests_share_lookups(model: Path, store: Cluster, plain: Engi
     """Blocks for two requests: the others wait, and vLLM asks for the first of them in each of about 300 steps."""
     prompts = [prompt(9000 + number, BLOCKS) for number in range(WAITING + 2)]
     right = plain.generate(*prompts, tokens=MADE_TOKENS)
-    settings = PATIENT | {"master": store.address, "lookup_interval_s": 60}
+    settings = PATIENT | {"master": store.address}
     with Engine(model, store=settings, num_gpu_blocks_override=2 * ONE_REQUEST_BLOCKS + 1, max_model_len=512) as engine:
         answers = engine.generate(*prompts, tokens=MADE_TOKENS)
         for answer, expected in zip(answers, right, strict=True):
             answer.check_same(expected)
         metrics = engine.tell("metrics")
-    assert metrics["vllm:kvstore_lookups"] == 1, "all requests were there before the first was asked for"
+    assert metrics["vllm:kvstore_lookups"] < 60, "all requests were there before the first was asked for, and share one a second"
     assert metrics["vllm:kvstore_requests"] == len(prompts)
     assert metrics["vllm:kvstore_queried_tokens"] == len(prompts) * BLOCKS * BLOCK_TOKENS
     assert metrics["vllm:kvstore_found_tokens"] == 0
 
 
-@pytest.mark.parametrize("hold_s", [60, 0])
-def test_found_blocks_stay_until_they_are_loaded(model: Path, tmp_path: Path, plain: Engine, hold_s: int) -> None:
-    """Four times the store's DRAM is put between lookup and load. Blocks that are not held are evicted by that, and computed."""
-    asked = prompt(9200 + hold_s)
+def test_found_blocks_stay_until_they_are_loaded(model: Path, tmp_path: Path, plain: Engine) -> None:
+    """Four times the store's DRAM is put between lookup and load."""
+    asked = prompt(9200)
     plain.forget()
     (right,) = plain.generate(asked)
     with cluster(tmp_path) as started:
         started.start_node("--dram", "16MiB", "--policy", "lru")
-        with Engine(model, store=PATIENT | {"master": started.address, "hold_s": hold_s}, connector=FILLING) as engine:
+        with Engine(model, store=PATIENT | {"master": started.address}, connector=FILLING) as engine:
             engine.generate(asked)
             engine.flush()
             engine.forget()
             (answer,) = engine.generate(asked)
             answer.check_same(right)
-            failed = engine.tell("metrics")["vllm:kvstore_failed_blocks"]
-    assert (failed == 0) is (hold_s > 0)
+            assert engine.tell("metrics")["vllm:kvstore_failed_blocks"] == 0
 
 
 def test_consumer_warns_once_of_a_store_that_cannot_be_reached(model: Path, tmp_path: Path, plain: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Values by KV heads of pools in any memory order, against slices by torch; put at one TP and read at another, with a real store."""
+"""Pools in any memory order as values, whole and by KV heads, against slices by torch; put at one TP and read at another, with a store."""
 
 import itertools
 from dataclasses import replace
@@ -10,23 +10,22 @@ import torch
 from kvstore.client import Client
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.engines.head_split import head_split
-from kvstore.engines.vllm.head_values import HeadPools, HeadShards, head_slices
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.layout import LayerPools
 from kvstore.engines.vllm.plan import StepPlan, Transfer
+from kvstore.engines.vllm.pools import CHUNK_BYTES, HeadPools, HeadShards, LayerPools, Staging, head_slices, rows
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 from tests.client.embedded import embedded
 from tests.client.jobs.faulty import FaultyClient
+from tests.engines.vllm.test_worker import await_loads
 
 BLOCKS, HEADS, TOKENS, ELEMENTS, LAYERS = 7, 8, 4, 6, 3
 TABLE = [5, 0, 3]
 ORDERS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 """Of vLLM: layers, blocks, KV heads, tokens, elements of K and V."""
 NUMBERS = itertools.count()
-WAITING = VllmSettings(load_async=False)
 
 
 def pools(order: str, heads: int = HEADS, seed: int = 0, elements: int = ELEMENTS) -> list[torch.Tensor]:
@@ -36,11 +35,17 @@ def pools(order: str, heads: int = HEADS, seed: int = 0, elements: int = ELEMENT
     return list(memory.permute([order.index(axis) for axis in "LBHNC"]))
 
 
-def head_pools(layers: list[torch.Tensor], count: int, *, copies_on_device: bool = False, blocks: int = BLOCKS) -> HeadPools:
+def head_pools(layers: list[torch.Tensor], count: int, *, copies_on_device: bool = False) -> HeadPools:
     slices = [head_slices(layer, layer.shape[1], count) for layer in layers]
     return HeadPools(
-        [LayerPools([of_layer[value] for of_layer in slices], blocks, copies_on_device=copies_on_device) for value in range(count)]
+        [LayerPools([of_layer[value] for of_layer in slices], BLOCKS, copies_on_device=copies_on_device) for value in range(count)]
     )
+
+
+def gathered(source: LayerPools | HeadPools, table: list[int] = TABLE) -> torch.Tensor:
+    values = torch.zeros(len(table), source.values_per_block * source.value_bytes, dtype=torch.uint8)
+    source.gather(table, values)
+    return values
 
 
 def oracle(layers: list[torch.Tensor], block: int, heads: slice, order: str) -> bytes:
@@ -51,67 +56,137 @@ def oracle(layers: list[torch.Tensor], block: int, heads: slice, order: str) -> 
 
 
 @pytest.mark.parametrize("copies_on_device", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("order", ORDERS)
-def test_gather_makes_values_of_heads(order: str, count: int, *, copies_on_device: bool) -> None:
+def test_pools_values_move_between_blocks(order: str, *, copies_on_device: bool) -> None:
+    """A value has the heads of all layers, in their own order; other blocks are left alone."""
     layers = pools(order)
-    source = head_pools(layers, count, copies_on_device=copies_on_device)
-    values = torch.zeros(len(TABLE), count * source.value_bytes, dtype=torch.uint8)
-    source.gather(TABLE, values)
-    each = HEADS // count
-    for row, block in zip(values, TABLE, strict=True):
-        wanted = b"".join(oracle(layers, block, slice(value * each, (value + 1) * each), order) for value in range(count))
-        assert row.numpy().tobytes() == wanted
+    for count in (1, 4):
+        source = head_pools(layers, count, copies_on_device=copies_on_device)
+        values = gathered(source)
+        each = HEADS // count
+        for row, block in zip(values, TABLE, strict=True):
+            wanted = b"".join(oracle(layers, block, slice(value * each, (value + 1) * each), order) for value in range(count))
+            assert row.numpy().tobytes() == wanted
+        copies = [torch.zeros_like(layer, memory_format=torch.preserve_format) for layer in layers]
+        head_pools(copies, count, copies_on_device=copies_on_device).scatter(values, [1, 2, 6])
+        for layer, copy in zip(layers, copies, strict=True):
+            assert torch.equal(copy[[1, 2, 6]], layer[TABLE])
+            assert not copy[[0, 3, 4, 5]].any()
 
 
-@pytest.mark.parametrize("copies_on_device", [False, True])
-@pytest.mark.parametrize("order", ORDERS)
-def test_scatter_fills_heads_of_blocks(order: str, *, copies_on_device: bool) -> None:
-    layers = pools(order)
-    source = head_pools(layers, 4)
-    values = torch.zeros(len(TABLE), 4 * source.value_bytes, dtype=torch.uint8)
-    source.gather(TABLE, values)
-    copies = [torch.zeros_like(layer, memory_format=torch.preserve_format) for layer in layers]
-    head_pools(copies, 4, copies_on_device=copies_on_device).scatter(values, [1, 2, 6])
-    for layer, copy in zip(layers, copies, strict=True):
-        assert torch.equal(copy[[1, 2, 6]], layer[TABLE])
-        assert not copy[[0, 3, 4, 5]].any(), "other blocks are left alone"
+def test_pools_layers_of_many_kinds_are_one_value() -> None:
+    kinds = [*pools("LBHNC"), torch.arange(BLOCKS * 3, dtype=torch.uint8).view(BLOCKS, 3), *(each.bfloat16() for each in pools("BLHNC"))]
+    copies = [torch.zeros_like(layer) for layer in kinds]
+    LayerPools(copies, BLOCKS).scatter(gathered(LayerPools(kinds, BLOCKS)), TABLE)
+    for layer, copy in zip(kinds, copies, strict=True):
+        assert torch.equal(copy[TABLE], layer[TABLE])
 
 
-def test_values_of_blocks_in_kernel_blocks_are_all_their_heads() -> None:
+def test_pools_kernel_blocks_are_one_block() -> None:
     """A backend whose kernels take smaller blocks has several of them side by side for one of the manager's."""
     small = torch.randn(BLOCKS * 2, HEADS, TOKENS // 2, ELEMENTS)
-    source = head_pools([small], 4)
-    values = torch.zeros(1, 4 * source.value_bytes, dtype=torch.uint8)
-    source.gather([5], values)
     wanted = [small[10:12, value * 2 : value * 2 + 2].contiguous() for value in range(4)]
-    assert torch.equal(values[0].view(torch.float32), torch.cat([part.flatten() for part in wanted]))
+    assert torch.equal(gathered(head_pools([small], 4), [5])[0].view(torch.float32), torch.cat([part.flatten() for part in wanted]))
 
 
-@pytest.mark.parametrize("order", ["LBHNC", "BLHNC"])
-def test_pieces_are_the_memory_of_each_value(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
-    layers = pools(order)
-    source = head_pools(layers, 4)
-    pieces = source.pieces(TABLE)
+def test_form_tells_what_blocks_have_in_common() -> None:
+    """Orders of axes of equal size too; the form of a value by heads does not depend on TP."""
+    forms = {order: LayerPools.form(pools(order)[0], BLOCKS) for order in ("LBHNC", "BLHNC", "LBNHC")}
+    assert forms["LBHNC"] == forms["BLHNC"] == f"torch.float32 {[HEADS, TOKENS, ELEMENTS]} of [0, 1, 2]"
+    assert forms["LBNHC"] != forms["LBHNC"], "tokens before heads"
+    assert LayerPools.form(pools("LBHNC")[0].bfloat16(), BLOCKS) != forms["LBHNC"]
+    square = torch.zeros(BLOCKS, 4, 4, 8)
+    assert LayerPools.form(square, BLOCKS) != LayerPools.form(square.transpose(1, 2), BLOCKS)
+    for order in ORDERS:
+        by_tp = {LayerPools.form(head_slices(pools(order, HEADS // tp)[0], HEADS // tp, 8 // tp)[0], BLOCKS) for tp in (1, 2, 4, 8)}
+        assert len(by_tp) == 1
+
+
+def test_scatter_waits_for_the_device_of_its_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that loads has not chosen the device of its rank. The device without memory stands for any that is no CPU."""
+    waited: list[object] = []
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda *device: waited.append(device))
+    layers = [torch.empty(BLOCKS, 4, 8, device="meta") for _ in range(LAYERS)]
+    target = LayerPools(layers, BLOCKS)
+    target.scatter(torch.zeros(len(TABLE), target.value_bytes, dtype=torch.uint8), TABLE)
+    assert waited == [(layers[0].device,)]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_pieces_are_the_memory_of_each_value(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = pools("BLHNC")
+    assert head_pools(layers, count).pieces(TABLE) is None, "too small to pay"
+    monkeypatch.setattr("kvstore.engines.vllm.pools.MIN_PIECE_BYTES", HEADS // count * TOKENS * ELEMENTS * 4)
+    pieces = head_pools(layers, count).pieces(TABLE)
     assert pieces is not None
-    wanted = [oracle(layers, block, slice(value * 2, value * 2 + 2), order) for block in TABLE for value in range(4)]
+    each = HEADS // count
+    wanted = [oracle(layers, block, slice(at * each, (at + 1) * each), "BLHNC") for block in TABLE for at in range(count)]
     assert [b"".join(piece.tobytes() for piece in value) for value in pieces] == wanted
-    pieces[1][0][:] = 0
-    assert not layers[0][TABLE[0], 2:4].any()
-    assert layers[0][TABLE[0], :2].all()
+    pieces[0][1][:] = 0
+    assert not layers[1][TABLE[0], :each].any()
+    assert layers[0][TABLE[0]].all()
+    monkeypatch.setattr("kvstore.engines.vllm.pools.MIN_PIECE_BYTES", 1)
+    assert head_pools(pools("LBHNC"), 4).pieces(TABLE) is not None
+    assert head_pools(pools("LBNHC"), 4).pieces(TABLE) is None, "heads are no bytes in a row"
+    assert LayerPools(layers, BLOCKS, copies_on_device=True).pieces(TABLE) is None
 
 
-def test_pieces_are_refused_where_heads_are_no_bytes_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert head_pools(pools("LBHNC"), 4).pieces(TABLE) is None, "too small to pay"
-    monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
-    assert head_pools(pools("LBNHC"), 4).pieces(TABLE) is None
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [([], "no KV cache"), ([torch.zeros(8, 2)], "not made of 7 blocks"), ([torch.zeros(BLOCKS, 4)[:, ::2]], "side by side")],
+)
+def test_pools_of_no_blocks_are_refused(layers: list[torch.Tensor], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LayerPools(layers, BLOCKS)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_form_of_a_value_does_not_depend_on_tp(order: str) -> None:
-    forms = {LayerPools.form(head_slices(pools(order, HEADS // tp)[0], HEADS // tp, 8 // tp)[0], BLOCKS) for tp in (1, 2, 4, 8)}
-    assert len(forms) == 1
+if torch.cuda.is_available():
+
+    @pytest.mark.gpu
+    def test_blocks_move_between_gpu_and_host() -> None:
+        layers = [layer.cuda() for layer in pools("BLHNC")]
+        copies = [torch.zeros_like(layer) for layer in layers]
+        LayerPools(copies, BLOCKS).scatter(gathered(LayerPools(layers, BLOCKS)), TABLE)
+        for layer, copy in zip(layers, copies, strict=True):
+            assert torch.equal(copy[TABLE].cpu(), layer[TABLE].cpu())
+
+
+@pytest.mark.parametrize(("value_bytes", "values"), [(1 << 20, 16), ((1 << 20) + 1, 15), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 1)])
+def test_a_chunk_is_of_whole_values(value_bytes: int, values: int) -> None:
+    staging = Staging(value_bytes, 0)
+    chunk = staging.take()
+    assert chunk is not None
+    assert staging.values(value_bytes) == values
+    assert rows(chunk, values, value_bytes).shape == (values, value_bytes)
+
+
+def test_a_chunk_has_room_for_many_small_values() -> None:
+    assert Staging(2 * CHUNK_BYTES, 0).values(1 << 20) == 32
+
+
+def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:
+    staging = Staging(1 << 20, 2 * CHUNK_BYTES)
+    first, second = staging.take(), staging.take()
+    assert first is not None
+    assert second is not None
+    assert staging.take() is None
+    staging.give_back(first)
+    again = staging.take()
+    assert again is not None
+    assert again.data_ptr() == first.data_ptr() != second.data_ptr()
+
+
+def test_a_chunk_that_there_was_no_memory_for_may_be_tried_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = Staging(1 << 20, CHUNK_BYTES)
+
+    def no_memory(*_size: int, **_kind: object) -> None:
+        raise RuntimeError("not enough memory")
+
+    with monkeypatch.context() as without, pytest.raises(RuntimeError, match="not enough"):
+        without.setattr("kvstore.engines.vllm.pools.torch.empty", no_memory)
+        staging.take()
+    assert staging.take() is not None
+    assert staging.take() is None
 
 
 @pytest.mark.parametrize(
@@ -160,7 +235,7 @@ class Engine:
             split = head_split(share_tp, kv_heads=HEADS, tp=(rank, tp))
             group = RankGroup(HeadShards.of_rank(namespace, split), head_pools(self.parts[rank], split.count), is_writer=split.is_writer)
             self.clients.append(PutClient(address))
-            self.ranks.append(Worker(self.clients[-1], [group], WAITING))
+            self.ranks.append(Worker(self.clients[-1], [group], VllmSettings()))
 
     def save(self, transfer: Transfer) -> None:
         for rank in self.ranks:
@@ -171,7 +246,9 @@ class Engine:
     def load(self, transfer: Transfer) -> set[int]:
         """Blocks that did not come, of any rank."""
         for rank in self.ranks:
-            rank.load(StepPlan(loads=[transfer]))
+            rank.load(StepPlan(loads=[transfer], is_idle=True))
+        for rank in self.ranks:
+            await_loads(rank, {transfer.request_id})
         return set[int]().union(*(rank.take_failed() for rank in self.ranks))
 
     def blocks(self, table: list[int]) -> torch.Tensor:
@@ -191,14 +268,12 @@ def hashes(count: int) -> list[bytes]:
     return [bytes([index + 1]) * 32 for index in range(count)]
 
 
-@pytest.mark.parametrize("way", ["staging", "in place"])
-@pytest.mark.parametrize("order", ["LBHNC", "LBNHC"])
-@pytest.mark.parametrize("share_tp", [1, 2, 4, 8])
+@pytest.mark.parametrize(("share_tp", "order", "way"), [(1, "LBHNC", "staging"), (4, "LBNHC", "staging"), (8, "LBHNC", "in place")])
 def test_what_any_tp_puts_any_tp_gets(
     address: str, namespace: Namespace, share_tp: int, order: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "in place":
-        monkeypatch.setattr("kvstore.engines.vllm.layout.MIN_PIECE_BYTES", 1)
+        monkeypatch.setattr("kvstore.engines.vllm.pools.MIN_PIECE_BYTES", 1)
     sizes = [tp for tp in (1, 2, 4, 8) if not share_tp % tp]
     for writer_tp, reader_tp in itertools.product(sizes, sizes):
         own = Namespace(model=f"{namespace.model}-{writer_tp}-{reader_tp}", dtype="float32", block_tokens=TOKENS)
@@ -216,8 +291,8 @@ def test_what_any_tp_puts_any_tp_gets(
         reader.close()
 
 
-@pytest.mark.parametrize("lost", [0, 5, 7])
-def test_a_block_without_one_of_its_values_is_not_loaded(address: str, namespace: Namespace, lost: int) -> None:
+def test_a_block_without_one_of_its_values_is_not_loaded(address: str, namespace: Namespace) -> None:
+    lost = 5
     writer, reader = Engine(address, namespace, 1, 8, "LBHNC", 1), Engine(address, namespace, 2, 8, "LBHNC", 2)
     writer.save(Transfer("a", TABLE, hashes(3)))
     value = HeadShards.of_rank(namespace, head_split(8, kv_heads=8, tp=(0, 1))).shards[lost]
@@ -240,12 +315,11 @@ def test_values_have_that_of_the_block_before_as_their_parent(address: str, name
     writer.close()
 
 
-@pytest.mark.parametrize(("writer_tp", "reader_tp"), [(1, 2), (2, 1), (8, 8)])
-def test_nodes_evict_the_values_of_a_block_together(namespace: Namespace, writer_tp: int, reader_tp: int) -> None:
+def test_nodes_evict_the_values_of_a_block_together(namespace: Namespace) -> None:
     """Of prompts of 10 blocks, which need four times what the node has: all are whole or gone but the one that is being evicted."""
     plan = ClusterPlan(dram="4MiB", nvme="", is_private=True)
     with embedded(plan) as cluster, Client(cluster.address) as client:
-        writer, reader = (Engine(cluster.address, namespace, tp, 8, "LBHNC", 1, 128) for tp in (writer_tp, reader_tp))
+        writer, reader = (Engine(cluster.address, namespace, tp, 8, "LBHNC", 1, 128) for tp in (2, 1))
         prompts = [[bytes([number, place]) * 16 for place in range(10)] for number in range(35)]
         for number, of_prompt in enumerate(prompts):
             for start in (0, 5):

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.engines.publisher.index import Subscriptions
 from kvstore.engines.publisher.prefix_table import Context, PrefixTable, Service
-from kvstore.engines.publisher.subscriptions import Subscriptions
 from kvstore.kvcache.namespace import Namespace
 from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import InvalidArgument

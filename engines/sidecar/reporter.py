@@ -25,8 +25,13 @@ from kvstore.rpc.tracing import trace_metadata
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
+
 ROLES: Final = {"both": Role.BOTH, "prefill": Role.PREFILL, "decode": Role.DECODE}
 MAX_METRICS_BYTES: Final = 16 << 20
+RETRY_INTERVAL_S: Final = 1.0
+"""Pause after an engine or a master that does not answer."""
+SEEN_AFTER_S: Final = 1.0
+"""A request counts as part of the engine's own figures this long after it was sent: vLLM updates its metrics with each step."""
 MAX_WAIT_S: Final = 0.2
 """For events, at a time: whether to end is looked at in between."""
 
@@ -93,22 +98,22 @@ class Telling:
         """Report once: seconds until the next time."""
         self.told_s = time.monotonic()
         try:
-            load = read_load(_fetch(self._settings.engine.rstrip("/") + "/metrics", self._settings.metrics_timeout_s))
+            load = read_load(_fetch(self._settings.engine.rstrip("/") + "/metrics", self._settings.deadline_s))
         except KVStoreError as error:
             self.failures += 1
             self._complain(error)
             self._leave()
-            return self._settings.retry_interval_s
+            return RETRY_INTERVAL_S
         if load.is_asleep:
             self._fall_asleep()
-            return self._settings.retry_interval_s
+            return RETRY_INTERVAL_S
         self._notice_restart(load)
         try:
             heard = self._client.report(self._report(load))
         except KVStoreError as error:
             self.failures += 1
             self._complain(error)
-            return self._settings.retry_interval_s
+            return RETRY_INTERVAL_S
         self.reports += 1
         if self._blocks is not None:
             self._blocks.heard(heard.engine_cache_version)
@@ -147,7 +152,7 @@ class Telling:
             batch=load.running + load.waiting,
             context_tokens=load.expected_tokens,
             capacity_tokens=load.capacity_tokens,
-            seen_after_s=settings.seen_after_s,
+            seen_after_s=SEEN_AFTER_S,
             engine_cache=None if self._blocks is None else self._blocks.change(),
         )
 

@@ -1,4 +1,4 @@
-"""Promises of routes.py, index.py and store_media.py, with the daemon, a real cluster, and an engine's events: queries over HTTP as
+"""Queries over HTTP, with the daemon, a real cluster, and an engine's events: queries over HTTP as
 Mooncake's clients send them, and events that Dynamo and llm-d decode."""
 
 import http.client
@@ -25,7 +25,7 @@ from tests.system.running import until
 from tests.telemetry.http.asking import ask
 
 ID = bytes(16)
-OF_STORE = ("--model", "qwen", "--naming", "vllm", "--namespace-id", ID.hex(), "--block-tokens", "2", "--poll-interval-s", "0.01")
+OF_STORE = ("--model", "qwen", "--namespace-id", ID.hex(), "--block-tokens", "2")
 PLACES = ("--events", "tcp://127.0.0.1:*", "--events-replay", "tcp://127.0.0.1:*")
 MSGPACK = "application/msgpack"
 

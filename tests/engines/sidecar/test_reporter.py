@@ -17,7 +17,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import Placement, SchedulerClient
 from kvstore.client.tools.child import Child
 from kvstore.engines.sidecar.config import SidecarSettings, check_settings
-from kvstore.engines.sidecar.telling import _fetch
+from kvstore.engines.sidecar.reporter import _fetch
 from kvstore.kvcache.naming import VllmNaming
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, Unavailable
@@ -92,7 +92,7 @@ def sidecar(engine: Engine, master: str, *flags: str) -> Iterator[tuple[Child, l
     child = Child(
         "sidecar",
         "kvstore.engines.sidecar.daemon",
-        (*("--engine", engine.url, "--master", master, "--name", "e", "--deadline-s", "60", "--metrics-timeout-s", "60"), *flags),
+        (*("--engine", engine.url, "--master", master, "--name", "e", "--deadline-s", "60"), *flags),
         environment={name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")},
         on_log=lambda _name, line: logs.append(line),
         on_end=lambda _child: None,
@@ -104,8 +104,8 @@ def sidecar(engine: Engine, master: str, *flags: str) -> Iterator[tuple[Child, l
 
 
 def events(engine: Engine, *, replays: bool = True) -> tuple[str, ...]:
-    replay = ("--events-replay", engine.publisher.replay_endpoint, "--replay-timeout-s", "60") if replays else ()
-    return ("--events", engine.publisher.endpoint, *replay, "--naming", "vllm", "--namespace-id", ID, "--block-tokens", "2")
+    replay = ("--events-replay", engine.publisher.replay_endpoint) if replays else ()
+    return ("--events", engine.publisher.endpoint, *replay, "--namespace-id", ID, "--block-tokens", "2")
 
 
 def shown(scheduler: SchedulerClient) -> dict[str, pb.ReportRequest]:
@@ -141,7 +141,7 @@ def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: P
 
 
 def test_an_engine_that_does_not_answer_gets_no_requests_until_it_does(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
-    with sidecar(engine, places.listen, "--retry-interval-s", "0.05", "--advertise", "http://elsewhere") as (child, logs):
+    with sidecar(engine, places.listen, "--advertise", "http://elsewhere") as (child, logs):
         child.facts("ready", deadline_s=DEADLINE_S)
         assert shown(scheduler)["e"].address == "http://elsewhere"
         engine.metrics = None
@@ -158,7 +158,7 @@ IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 
 def test_sleeping_engine_gets_no_requests_and_has_no_blocks(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
     engine.metrics = IDLE
-    with sidecar(engine, places.listen, "--retry-interval-s", "0.05", *events(engine)) as (child, logs):
+    with sidecar(engine, places.listen, *events(engine)) as (child, logs):
         child.facts("ready", deadline_s=DEADLINE_S)
         engine.publisher.await_subscriber()
         engine.store(0, 3)
@@ -201,8 +201,8 @@ def test_blocks_of_an_idle_engine_are_replayed_to_a_new_sidecar(engine: Engine, 
 def test_replay_without_an_answer_is_said_and_ends_nothing(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
     engine.metrics = IDLE
     [nowhere] = free_ports(1)
-    flags = ("--events", engine.publisher.endpoint, "--events-replay", f"tcp://127.0.0.1:{nowhere}", "--replay-timeout-s", "0.05")
-    with sidecar(engine, places.listen, *flags, "--naming", "vllm", "--namespace-id", ID, "--block-tokens", "2") as (child, logs):
+    flags = ("--events", engine.publisher.endpoint, "--events-replay", f"tcp://127.0.0.1:{nowhere}", "--deadline-s", "2")
+    with sidecar(engine, places.listen, *flags, "--namespace-id", ID, "--block-tokens", "2") as (child, logs):
         child.facts("ready", deadline_s=DEADLINE_S)
         assert "e" in shown(scheduler)
         until(lambda: any("did not end its replay" in line for line in logs), "why")
@@ -228,7 +228,7 @@ def test_metrics_that_come_in_drips_are_given_up() -> None:
 
 def test_without_a_master_it_complains_and_goes_on(engine: Engine) -> None:
     [nowhere] = free_ports(1)
-    with sidecar(engine, f"127.0.0.1:{nowhere}", "--retry-interval-s", "0.05") as (child, logs):
+    with sidecar(engine, f"127.0.0.1:{nowhere}") as (child, logs):
         until(lambda: any("engine e:" in line for line in logs), "a complaint")
         assert child.stop(), "it ends when told to"
 
@@ -238,7 +238,7 @@ def test_without_a_master_it_complains_and_goes_on(engine: Engine) -> None:
     [
         (("--events", "tcp://127.0.0.1:1"), "no model is named"),
         (("--events-replay", "tcp://127.0.0.1:1"), "events_replay without events"),
-        (("--events", "tcp://127.0.0.1:1", "--naming", "vllm"), "32 hex digits"),
+        (("--events", "tcp://127.0.0.1:1", "--namespace-id", "00"), "32 hex digits"),
     ],
 )
 def test_settings_that_do_not_fit_say_so(engine: Engine, places: Places, flags: tuple[str, ...], says: str) -> None:

@@ -1,16 +1,30 @@
 """The pools of an engine's layers as values: all layers of a block, one after another, each in the order in which its bytes lie in memory.
 
 Torch tensors on the CPU or a GPU; nothing here knows an engine or the store.
+
+Blocks of vLLM's pools whose KV heads are in several values: the keys of these values, and where their bytes lie in the pools.
+
+The values of a block follow one another, block by block, in keys and in staging memory. Each has the same value of the block before as its
+parent. All are stored under one label, by which nodes evict the values of a block together (tiers/policies/block_values.py).
+
+Memory between an engine's pools and the store: chunks, made when they are first needed and kept.
+
+Memory that is touched for the first time is many times slower than a copy: 120 MiB of it took 300 ms.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvstore.engines.head_split import HeadSplit
+from kvstore.engines.vllm.identity import Shard, Variant
+from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 
 MIN_PIECE_BYTES: Final = 32 << 10
@@ -94,15 +108,6 @@ class LayerPools:
         not reach it as bytes in a row, or where the pieces are too small for that to pay."""
         return [[rows[block] for rows in self._rows] for block in blocks] if self._is_in_pieces else None
 
-    @property
-    def layer_count(self) -> int:
-        """How many `layer_pieces` a value is made of; 0 where there are no `pieces`."""
-        return len(self._rows) if self._is_in_pieces else 0
-
-    def layer_pieces(self, layer: int, blocks: Sequence[int]) -> tuple[int, list[NDArray[np.uint8]]]:
-        """Of one of the `pieces`: where it begins in a value, in bytes, and its memory in each of `blocks`."""
-        return self._row_starts[layer], [self._rows[layer][block] for block in blocks]
-
     def _side_by_side(self, values: torch.Tensor, blocks: Sequence[int]) -> Iterator[tuple[memoryview, memoryview]]:
         """Each part of a value, and where it lies in the pools. To be copied by this thread alone, with the GIL: torch has several threads
         copy, which wait for one another, and where others compute on their cores 120 MiB took them 0.6 to 2 s in place of 0.03."""
@@ -160,3 +165,123 @@ def _follows(layer: torch.Tensor, first: torch.Tensor, distance: int) -> bool:
     same_memory: bool = layer.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
     same_form: bool = layer.shape == first.shape and layer.stride() == first.stride()
     return same_memory and same_form and layer.storage_offset() - first.storage_offset() == distance
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShards:
+    """The shards of the values that one rank holds of each block, in order. It has the methods of `Shard`."""
+
+    label: Shard
+    """What they are stored under."""
+    shards: tuple[Shard, ...]
+    """At least one."""
+
+    @classmethod
+    def of_rank(cls, template: Namespace, split: HeadSplit) -> "HeadShards":
+        return cls(Shard(split.label(template)), tuple(map(Shard, split.namespaces(template))))
+
+    @property
+    def namespace(self) -> Namespace:
+        """What the values are stored under."""
+        return self.label.namespace
+
+    def canonical(self) -> list[bytes]:
+        """Return the canonical forms of the values' namespaces, in order."""
+        return [shard.namespace.canonical() for shard in self.shards]
+
+    def of(self, variant: Variant) -> "HeadShards":
+        """Return the shards of one variant."""
+        return HeadShards(self.label.of(variant), tuple(shard.of(variant) for shard in self.shards))
+
+    def keys(self, hashes: Iterable[bytes]) -> list[bytes]:
+        """Return the keys of all values of the blocks, block by block."""
+        seeds = [shard.namespace.id for shard in self.shards]
+        return [seed + block_hash for block_hash in hashes for seed in seeds]
+
+
+class HeadPools:
+    """The KV cache of an engine as `LayerPools` has it, with several values a block. Threads may use it at once, on different blocks."""
+
+    def __init__(self, values: Sequence[LayerPools]) -> None:
+        """`values`: of each value the heads of all layers that it holds; all of one size."""
+        self._values = values
+        self.values_per_block = len(values)
+        self.value_bytes = values[0].value_bytes
+
+    def gather(self, blocks: Sequence[int], values: torch.Tensor) -> None:
+        """Copy `blocks` into the rows of `values`, uint8 `[len(blocks), values_per_block * value_bytes]` on the CPU."""
+        for pools, columns in self._columns(values):
+            pools.gather(blocks, columns)
+
+    def scatter(self, values: torch.Tensor, blocks: Sequence[int]) -> None:
+        """Copy the rows of `values`, as in `gather`, into `blocks`, which differ. They are there when it returns."""
+        for pools, columns in self._columns(values):
+            pools.scatter(columns, blocks)
+
+    def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
+        """Return the memory of each value, block by block, a piece a layer: see `LayerPools.pieces`."""
+        of_values = [pools.pieces(blocks) for pools in self._values]
+        if any(pieces is None for pieces in of_values):
+            return None
+        return [pieces for of_block in zip(*filter(None, of_values), strict=True) for pieces in of_block]
+
+    def _columns(self, values: torch.Tensor) -> list[tuple[LayerPools, torch.Tensor]]:
+        size = self.value_bytes
+        return [(pools, values[:, place * size : (place + 1) * size]) for place, pools in enumerate(self._values)]
+
+
+def head_slices(layer: torch.Tensor, kv_heads: int, count: int) -> list[torch.Tensor]:
+    """Return views of the `count` groups of KV heads of `layer`, `[blocks, kv_heads, tokens, elements]` in any memory order.
+
+    Raises ConfigError: the layer is not of that shape, so that its heads cannot be told from other axes, or `count` does not divide them.
+    """
+    if layer.dim() != 4 or layer.shape[1] != kv_heads or kv_heads % count:
+        raise ConfigError(
+            f"share_tp is not 0, and {kv_heads} KV heads in {count} values are not found in a layer of shape {tuple(layer.shape)}: set "
+            "share_tp to 0, or choose an attention backend whose KV cache is [blocks, KV heads, tokens, elements]"
+        )
+    return list(layer.chunk(count, dim=1))
+
+
+CHUNK_BYTES: Final = 16 << 20
+"""About what one request to the store moves: large enough that its round trip does not count."""
+
+
+class Staging:
+    """So many chunks at the most. Threads may use it at once."""
+
+    def __init__(self, value_bytes: int, max_bytes: int) -> None:
+        """As many as `max_bytes` hold, one at least, of CHUNK_BYTES, or of `value_bytes`, the largest value, if that is more."""
+        self._chunk_bytes = max(CHUNK_BYTES, value_bytes)
+        self._left = max(1, max_bytes // self._chunk_bytes)
+        self._free: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+
+    def values(self, value_bytes: int) -> int:
+        """How many values of so many bytes a chunk has room for."""
+        return self._chunk_bytes // value_bytes
+
+    def take(self) -> torch.Tensor | None:
+        """A chunk, uint8 of undefined content; None while all are in use. Its taker gives it back. Raises what torch does where there is no
+        memory; the chunk may be tried for again."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            if not self._left:
+                return None
+            self._left -= 1
+        try:
+            return torch.empty(self._chunk_bytes, dtype=torch.uint8)
+        except BaseException:
+            with self._lock:
+                self._left += 1
+            raise
+
+    def give_back(self, chunk: torch.Tensor) -> None:
+        with self._lock:
+            self._free.append(chunk)
+
+
+def rows(chunk: torch.Tensor, count: int, value_bytes: int) -> torch.Tensor:
+    """The first bytes of a chunk as `[count, value_bytes]`."""
+    return chunk[: count * value_bytes].view(count, value_bytes)
