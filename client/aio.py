@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.client import overview
 from kvstore.client.arguments import check_arguments, check_kind
-from kvstore.client.async_at_hand import AsyncAtHand
 from kvstore.client.async_driver import AsyncDriver
-from kvstore.client.async_views import AsyncView
-from kvstore.client.async_work import INLINE_WORK_BYTES
-from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.holds import Hold
 from kvstore.client.locations import Location
@@ -22,6 +18,7 @@ from kvstore.client.registered import RegisteredMemory
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed_async
 from kvstore.client.tracing import trace_calls
+from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
 from kvstore.transfer.config import TransferSettings
 
@@ -76,10 +73,8 @@ class AsyncClient:
         resolved = resolve_settings(settings, master=master, tenant=tenant, token=token, deadline_s=deadline_s)
         self._operations = Operations(resolved, transfer)
         self._timings = Timings()
-        self._near = self._operations.near
         self._driver = AsyncDriver(self._operations)
         self._run = self._driver.run
-        self._at_hand = AsyncAtHand(self._operations, self._run)
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Makes spans of the calls; None: nothing is traced."""
 
@@ -88,6 +83,7 @@ class AsyncClient:
         """Settings of the client, with its masters, tenant, token and deadline."""
         return self._operations.settings
 
+    @timed_async
     async def put(
         self,
         key: bytes,
@@ -100,11 +96,6 @@ class AsyncClient:
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
-            return await timings.sample_async("put", lambda: AsyncClient.put(self, key, value, **options))
         operation = self._operations.put(
             [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
         )
@@ -194,49 +185,21 @@ class AsyncClient:
         """
         await self._run(self._operations.flush(deadline_s=deadline_s))
 
+    @timed_async
     async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("get", lambda: AsyncClient.get(self, key, deadline_s=deadline_s))
-        nodes, timeout = await self._at_hand.nodes(deadline_s)
-        if nodes:
-            value = self._near.get(nodes, key, INLINE_WORK_BYTES)
-            if value is None and self._near.wanted:
-                value, timeout = await self._at_hand.again(timeout, self._near.get, nodes, key)
-            if value is not None:
-                return value
-        return (await self._run(self._operations.get([key], deadline_s=timeout)))[0]
+        return (await self._run(self._operations.get([key], deadline_s=deadline_s)))[0]
 
     @timed_async
     async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
         """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
         return await self._run(self._operations.get(keys, deadline_s=deadline_s))
 
+    @timed_async
     async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
         if there is too little room."""
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("get_into", lambda: AsyncClient.get_into(self, key, buffer, deadline_s=deadline_s))
-        view, finish = plain_memory(buffer), None
-        if view is None:
-            destination = as_destination(buffer)
-            if len(destination.parts) > 1:
-                return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
-            [view], finish = destination.parts, destination.finish
-        nodes, timeout = await self._at_hand.nodes(deadline_s)
-        if nodes:
-            size = self._near.get_into(nodes, key, view, INLINE_WORK_BYTES)
-            if size is None and self._near.wanted:
-                size, timeout = await self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
-            if size is not None:
-                if finish is not None:
-                    finish()
-                return size
-        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=timeout)))[0]
+        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
 
     @timed_async
     async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
@@ -277,7 +240,7 @@ class AsyncClient:
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> AsyncView:
         """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
-        return AsyncView(self._at_hand, key, deadline_s)
+        return AsyncView(self._operations, self._run, key, deadline_s)
 
     async def ping(self, *, deadline_s: float | None = None) -> float:
         """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
@@ -294,18 +257,10 @@ class AsyncClient:
         deadline = await self._run(self._operations.asking(deadline_s))
         return await asyncio.to_thread(overview.keys, self._operations.settings, deadline, namespace, limit)
 
+    @timed_async
     async def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
-        if hold is not None:
-            return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("exists", lambda: AsyncClient.exists(self, key, deadline_s=deadline_s))
-        nodes, timeout = await self._at_hand.nodes(deadline_s)
-        if nodes and self._near.exists(nodes, key):
-            return True
-        return (await self._run(self._operations.exists([key], deadline_s=timeout)))[0]
+        return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
 
     @timed_async
     async def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -22,10 +23,11 @@ from kvstore.client.arguments import (
 from kvstore.client.buffers import as_destination, as_rows, as_sources
 from kvstore.client.config import ClientSettings
 from kvstore.client.each import check_each, put_each
-from kvstore.client.effects import Operation
+from kvstore.client.effects import Operation, work
 from kvstore.client.forks import Process
 from kvstore.client.hold_lookup import HoldLookup
 from kvstore.client.holds import Hold, require_hold
+from kvstore.client.local.desk import LocalView
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
@@ -146,11 +148,6 @@ class Operations:
 
     # --- this host ---
 
-    def look_around(self, deadline: Deadline) -> Operation[None]:
-        """Find the nodes of this host, and what has become of them: when what is at hand is to be looked at again."""
-        if self.local.is_due():
-            yield from self.local.attach(deadline)
-
     def shared_memory(self, deadline_s: float | None) -> Operation[dict[str, str]]:
         """The nodes of this host, and for each why it is not reached through shared memory, "" where it is."""
         deadline = self.deadline(deadline_s)
@@ -159,10 +156,6 @@ class Operations:
         yield from self.local.attach(deadline, waits=True)
         found = {node.name: "it does not answer" if self.settings.use_index else "" for node in daemons.nodes.local()}
         return found | {node.name: "" for node in self.local.ready} | daemons.unshared.reasons()
-
-    def map_wanted(self, deadline_s: Timeout) -> Operation[None]:
-        """Map the slabs in which something was found."""
-        yield from self._map_wanted(self.deadline(deadline_s))
 
     def _nodes_at_hand(self, deadline: Deadline) -> Operation[tuple[LocalNode, ...]]:
         """Those of this host that can be read."""
@@ -242,9 +235,17 @@ class Operations:
         self.check_process()
         return self.resources.engine_copies.registry.add(buffer, location)
 
-    def open_view(self, key: bytes, *, deadline_s: Timeout) -> Operation[OpenView | None]:
+    def open_view(self, key: bytes, *, deadline_s: Timeout) -> Operation[LocalView | OpenView | None]:
         deadline = self.deadline(deadline_s)
         check_keys([key])
+        nodes = yield from self._nodes_at_hand(deadline)
+        look = partial(self.near.look, nodes, key)
+        view = (yield from work(look, self.near.look_bytes)) if nodes else None
+        if view is None and self.near.wanted:
+            yield from self._map_wanted(deadline)
+            view = yield from work(look, self.near.look_bytes)
+        if view is not None:
+            return view
         return (yield from open_view(self.resources, key, deadline, self._clock_ns))
 
     def close_view(self, view: OpenView) -> Operation[None]:

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.client import overview
 from kvstore.client.arguments import check_arguments, check_kind
-from kvstore.client.at_hand import AtHand
 from kvstore.client.buffers import as_destination, plain_memory
 from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.driver import Driver
+from kvstore.client.fast_reads import FastReads
 from kvstore.client.holds import Hold
 from kvstore.client.local.puts import LocalPuts
 from kvstore.client.local.slot_puts import SlotPuts
 from kvstore.client.locations import Location
 from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations
-from kvstore.client.reads.single import SingleReads
 from kvstore.client.registered import RegisteredMemory
 from kvstore.client.stats import ClientStats
 from kvstore.client.timings import Timings, timed
@@ -78,10 +77,9 @@ class Client:
         self._near = self._operations.near
         self._driver = Driver(self._operations)
         self._run = self._driver.run
-        self._at_hand = AtHand(self._operations, self._run)
+        self._fast = FastReads(self._operations.resources, self._operations.local, self._near, self._driver.pool)
         slot_puts = SlotPuts(self._operations.resources, self._operations.local, self._run)
         self._local_puts = LocalPuts(self._operations.resources, self._driver.pool, slot_puts)
-        self._single = SingleReads(self._operations.resources, self._driver.pool)
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Makes spans of the calls; None: nothing is traced."""
 
@@ -208,15 +206,13 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("get", lambda: Client.get(self, key, deadline_s=deadline_s))
-        nodes, timeout = self._at_hand.nodes(deadline_s)
+        nodes = self._fast.nodes(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
-            if value is None and self._near.wanted:
-                value, timeout = self._at_hand.again(timeout, self._near.get, nodes, key)
             if value is not None:
                 return value
-        deadline = self._operations.deadline(timeout)
-        value = self._single.get(key, deadline)
+        deadline = self._operations.deadline(deadline_s)
+        value = self._fast.get_remote(nodes, key, deadline)
         return value if value is not None else self._run(self._operations.get([key], deadline_s=deadline))[0]
 
     @timed
@@ -237,17 +233,15 @@ class Client:
             if len(destination.parts) > 1:
                 return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
             [view], finish = destination.parts, destination.finish
-        nodes, timeout = self._at_hand.nodes(deadline_s)
+        nodes = self._fast.nodes(deadline_s)
         if nodes:
             size = self._near.get_into(nodes, key, view)
-            if size is None and self._near.wanted:
-                size, timeout = self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
             if size is not None:
                 if finish is not None:
                     finish()
                 return size
-        deadline = self._operations.deadline(timeout)
-        size = self._single.get_into(key, view, deadline)
+        deadline = self._operations.deadline(deadline_s)
+        size = self._fast.get_remote_into(nodes, key, view, deadline)
         if size is None:
             return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline))[0]
         if finish is not None:
@@ -299,7 +293,7 @@ class Client:
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         """Look at a value without copying it: `with client.view(key) as memory`. See View."""
-        return View(self._at_hand, key, deadline_s)
+        return View(self._operations, self._run, self._fast, key, deadline_s)
 
     def ping(self, *, deadline_s: float | None = None) -> float:
         """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
@@ -324,10 +318,10 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("exists", lambda: Client.exists(self, key, deadline_s=deadline_s))
-        nodes, timeout = self._at_hand.nodes(deadline_s)
+        nodes = self._fast.nodes(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
-        return self._run(self._operations.exists([key], deadline_s=timeout))[0]
+        return self._run(self._operations.exists([key], deadline_s=deadline_s))[0]
 
     @timed
     def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:

@@ -6,7 +6,7 @@ would cost more than 2 % of a read of shared memory; to count down costs 40 ns. 
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 from kvstore.telemetry.metrics.histogram import Histograms
@@ -29,27 +29,13 @@ class Timings:
 
     def sample(self, name: str, call: Callable[[], T]) -> T:
         """Make a quick call, once more from the beginning, and time it."""
-        weight = self._begin()
+        self.untimed = PERIOD  # which the call itself counts down first
+        weight, self._weight = self._weight, PERIOD  # for how many calls this one stands
         began_ns = time.monotonic_ns()
         try:
             return call()
         finally:
             self.durations[name].observe(time.monotonic_ns() - began_ns, weight)
-
-    async def sample_async(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """As `sample`."""
-        weight = self._begin()
-        began_ns = time.monotonic_ns()
-        try:
-            return await call()
-        finally:
-            self.durations[name].observe(time.monotonic_ns() - began_ns, weight)
-
-    def _begin(self) -> int:
-        """For how many calls the one that begins stands."""
-        self.untimed = PERIOD  # which the call itself counts down first
-        weight, self._weight = self._weight, PERIOD
-        return weight
 
 
 def timed(method: F) -> F:

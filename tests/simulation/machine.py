@@ -387,7 +387,7 @@ def installed(machine: Machine) -> Iterator[None]:
 def clocks_of(client: Any, process: Process) -> None:
     """Clocks that are default arguments, bound before the world began."""
     client._driver.pool._clock_ns = process.monotonic_ns
-    client._single._clock_ns = process.monotonic_ns
+    client._fast._clock_ns = process.monotonic_ns
     client._operations.local.clock_ns = process.monotonic_ns
     client._operations.resources.early_puts._clock_ns = process.monotonic_ns
     client._operations.resources.daemons._clock_ns = process.monotonic_ns
