@@ -12,11 +12,9 @@ from kvstore.client.async_driver import AsyncDriver
 from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.holds import Hold
 from kvstore.client.locations import Location
-from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.stats import ClientStats
-from kvstore.client.timings import Timings, timed_async
+from kvstore.client.stats import ClientMetrics, ClientStats, Timings, timed_async
 from kvstore.client.tracing import trace_calls
 from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError

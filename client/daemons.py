@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from kvstore.client.effects import AnyLoan, Aside, Ask, Await, Operation, Send, Sleep, Take
-from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route, nowhere
-from kvstore.client.unshared import Unshared
+from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route, Unshared, nowhere
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     InvalidTicket,

@@ -25,20 +25,17 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.each import check_each, put_each
 from kvstore.client.effects import Operation, work
 from kvstore.client.forks import Process
-from kvstore.client.hold_lookup import HoldLookup
-from kvstore.client.holds import Hold, require_hold
+from kvstore.client.holds import Hold, HoldLookup, require_hold
 from kvstore.client.local.desk import LocalView
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
-from kvstore.client.questions import Questions
+from kvstore.client.questions import Questions, replicate
 from kvstore.client.ranges import RangeReads
-from kvstore.client.reads.mapped import CopyOut
-from kvstore.client.reads.reading import Reading
+from kvstore.client.reads.mapped import CopyOut, OpenView, close_view
+from kvstore.client.reads.reading import Reading, open_view
 from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Part, Sink
-from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.replicas import replicate
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.writing import Writing

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
 from kvstore.client.early_puts import EarlyPuts
-from kvstore.client.engine_copies import EngineCopies
+from kvstore.client.engine_copies import EngineCopies, RemoteMemory
 from kvstore.client.locations import Hints
-from kvstore.client.mapping import SlabMapping
-from kvstore.client.put_targets import PutTargets
 from kvstore.client.registered import Registry
-from kvstore.client.remote import RemoteMemory
-from kvstore.client.reservations import Reservations
-from kvstore.client.routes import IsHere, nowhere
+from kvstore.client.reservations import PutTargets, Reservations
+from kvstore.client.routes import IsHere, Unshared, nowhere
+from kvstore.client.slabs import SlabMapping
 from kvstore.client.stats import Counters
-from kvstore.client.unshared import Unshared
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import ELSEWHERE, why_not_here
 from kvstore.security.tls.config import names_tls

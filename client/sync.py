@@ -12,14 +12,11 @@ from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.driver import Driver
 from kvstore.client.fast_reads import FastReads
 from kvstore.client.holds import Hold
-from kvstore.client.local.puts import LocalPuts
-from kvstore.client.local.slot_puts import SlotPuts
+from kvstore.client.local.puts import LocalPuts, SlotPuts
 from kvstore.client.locations import Location
-from kvstore.client.metrics import ClientMetrics
 from kvstore.client.operations import Operations
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.stats import ClientStats
-from kvstore.client.timings import Timings, timed
+from kvstore.client.stats import ClientMetrics, ClientStats, Timings, timed
 from kvstore.client.tracing import trace_calls
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError

@@ -7,7 +7,7 @@ from typing import Any
 from kvstore.client.fast_reads import FastReads
 from kvstore.client.local.desk import LocalView
 from kvstore.client.operations import Operations
-from kvstore.client.reads.viewing import OpenView
+from kvstore.client.reads.mapped import OpenView
 
 Run = Callable[[Any], Any]
 """Driver.run: drives an operation to its end."""

@@ -11,8 +11,7 @@ from typing import Final, Protocol
 from kvstore.client.jobs.breaker import Breaker, State
 from kvstore.client.jobs.calls import UNREACHABLE, Ask, Outcome
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import BaseJob, Kind
-from kvstore.client.jobs.lane import Lane
+from kvstore.client.jobs.job import BaseJob, Kind, Lane
 from kvstore.client.jobs.stats import JobStats, Tally
 from kvstore.protocol.errors import Closed, KVStoreError, Unavailable
 

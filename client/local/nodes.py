@@ -18,8 +18,8 @@ from kvstore.client.effects import AnyLoan, Aside, AskForFds, Operation, Take
 from kvstore.client.forks import Process
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import FOREVER_NS, IndexView
-from kvstore.client.mapping import SlabMapping
 from kvstore.client.routes import KnownNode
+from kvstore.client.slabs import SlabMapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, InvalidTicket, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.protocol.shown_index import AT_HEARTBEAT

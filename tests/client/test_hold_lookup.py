@@ -8,8 +8,7 @@ import pytest
 from kvstore.client import effects
 from kvstore.client import holds as table
 from kvstore.client.effects import drive
-from kvstore.client.hold_lookup import BY_MESSAGE, HoldLookup
-from kvstore.client.holds import Hold, new_hold
+from kvstore.client.holds import BY_MESSAGE, Hold, HoldLookup, new_hold
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Lookup

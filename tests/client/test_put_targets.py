@@ -1,6 +1,6 @@
 """Promises of put_targets.py."""
 
-from kvstore.client.put_targets import TARGET_NS, PutTargets
+from kvstore.client.reservations import TARGET_NS, PutTargets
 
 
 class Clock:

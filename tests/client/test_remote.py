@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.client.remote import REST_S, RemoteMemory, SlabId
+from kvstore.client.engine_copies import REST_S, RemoteMemory, SlabId
 from kvstore.client.routes import KnownNode, Route, nowhere
 from kvstore.protocol.errors import Closed, ConfigError, Unreachable
 from kvstore.rpc.address import Address
@@ -234,7 +234,7 @@ def test_of_slabs_that_a_node_has_shown_the_oldest_are_forgotten(
     remote: RemoteMemory, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node gives slabs up and makes others for as long as it lives, and no two have one number."""
-    monkeypatch.setattr("kvstore.client.remote.MAX_SLABS", 3)
+    monkeypatch.setattr("kvstore.client.engine_copies.MAX_SLABS", 3)
     engine = make_engine()
     region = remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE)))
     slabs = [SlabId(1, 5, number) for number in range(5)]

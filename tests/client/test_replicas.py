@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.replicas import PAUSE_A_KEY_S, replicate
+from kvstore.client.questions import PAUSE_A_KEY_S, replicate
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Replicate
 from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE

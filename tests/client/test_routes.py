@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvstore.client.routes import MAX_ROUTES, KnownNodes, MasterRoutes, Route, Who, nowhere
-from kvstore.client.unshared import Unshared
+from kvstore.client.routes import MAX_ROUTES, KnownNodes, MasterRoutes, Route, Unshared, Who, nowhere
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.timings import PERIOD, Timings, timed, timed_async
+from kvstore.client.stats import PERIOD, Timings, timed, timed_async
 
 
 class Calls:

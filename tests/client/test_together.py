@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore.client.driver import run_together
 from kvstore.client.effects import Ask, Await, Fill, Move, Operation, Post, Send, Together, Work
-from kvstore.client.together import run_together
 from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import Blocks, Read, Release

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from kvstore.client import unshared
-from kvstore.client.unshared import Unshared
+from kvstore.client import routes
+from kvstore.client.routes import Unshared
 from kvstore.rpc.address import ELSEWHERE
 
 
@@ -54,7 +54,7 @@ def test_a_node_elsewhere_is_nothing_to_tell_of(logged: pytest.LogCaptureFixture
 
 
 def test_a_cluster_whose_names_never_end_does_not_fill_memory(logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unshared, "MAX_TOLD", 2)
+    monkeypatch.setattr(routes, "MAX_TOLD", 2)
     told = Unshared(nowhere)
     for number in range(5):
         told.note(f"n{number}", "gone")

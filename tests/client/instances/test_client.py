@@ -13,9 +13,8 @@ from grpc_health.v1 import health_pb2_grpc
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
-from kvstore.client.routes import KnownNodes
+from kvstore.client.routes import KnownNodes, Unshared
 from kvstore.client.tools.cluster import ClusterPlan
-from kvstore.client.unshared import Unshared
 from kvstore.master.health import Health
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server

@@ -2,7 +2,7 @@
 
 import random
 
-from kvstore.client.jobs.lane import Lane
+from kvstore.client.jobs.job import Lane
 from kvstore.protocol.errors import Full
 from tests.client.jobs.made import job
 

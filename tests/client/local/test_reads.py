@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvstore.client import AsyncClient, Client
-from kvstore.client.async_work import INLINE_WORK_BYTES
+from kvstore.client.async_driver import INLINE_WORK_BYTES
 from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Work
 from kvstore.client.local import reads

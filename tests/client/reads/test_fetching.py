@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.client.effects import Move
+from kvstore.client.engine_copies import REST_S, RemoteMemory
 from kvstore.client.reads import fetching, slices
-from kvstore.client.reads.viewing import OpenView, open_view
-from kvstore.client.remote import REST_S, RemoteMemory
+from kvstore.client.reads.mapped import OpenView
+from kvstore.client.reads.reading import open_view
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     DeadlineExceeded,

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from kvstore.client.reads import viewing
-from kvstore.client.reads.viewing import OpenView, close_view
+from kvstore.client.reads import reading
+from kvstore.client.reads.mapped import OpenView, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Read
 from tests.client.oracle import Oracle, OracleNode
 
 
 def open_view(oracle: Oracle, key: bytes) -> OpenView | None:
-    view: OpenView | None = oracle.run(viewing.open_view(oracle.resources, key, oracle.deadline(), lambda: 0))
+    view: OpenView | None = oracle.run(reading.open_view(oracle.resources, key, oracle.deadline(), lambda: 0))
     return view
 
 

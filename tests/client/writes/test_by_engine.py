@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.effects import Move, Operation, Together
-from kvstore.client.remote import REST_S
+from kvstore.client.engine_copies import REST_S
 from kvstore.client.writes import by_engine
 from kvstore.protocol.errors import (
     CatalogUnavailable,

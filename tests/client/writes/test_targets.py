@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.put_targets import TARGET_NS
+from kvstore.client.reservations import TARGET_NS
 from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, QuotaExceeded, TierFailed
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import GRANTED
