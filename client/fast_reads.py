@@ -54,13 +54,15 @@ class FastReads:
         self._small_bytes = min(SMALL_BYTES, int(resources.settings.engine_min_bytes) - 1)
 
     def nodes(self, deadline_s: float | None) -> tuple[LocalNode, ...] | None:
-        """The nodes of this host that can be read without asking. None: it is time to look what has become of them."""
+        """The nodes of this host that can be read without asking. None: they are to be asked first, by an operation."""
         if deadline_s is not None:
             check_deadline(deadline_s)
         local = self._local
         until_ns, nodes = local.at_hand
         if local.clock_ns() >= until_ns:
-            return None
+            if not local.renew():
+                return None
+            nodes = local.at_hand[1]
         return nodes if local.process == Process.number else ()
 
     def get_remote(self, nodes: tuple[LocalNode, ...] | None, key: bytes, deadline: Deadline) -> bytes | None:

@@ -15,6 +15,7 @@ from kvstore.client.arguments import (
     check_deadline,
     check_flag,
     check_keys,
+    check_limit,
     check_offsets,
     check_parents,
     check_replicas,
@@ -353,3 +354,20 @@ class Operations:
             return deadline_s
         check_deadline(deadline_s)
         return Deadline(deadline_s)
+
+
+def cluster_status(settings: ClientSettings, deadline: Deadline) -> dict[str, Any]:
+    """All that the master knows of the cluster, as `kvstore status --json` prints it. Raises as Control.find."""
+    from kvstore.client import control  # gRPC is loaded when it is asked for: who moves blocks needs none of it
+
+    return control.as_dict(control.cluster_status(settings, deadline))
+
+
+def stored_keys(settings: ClientSettings, deadline: Deadline, namespace: Any, limit: int | None) -> list[bytes]:
+    """The tenant's keys. Raises InvalidArgument, and as Control.find and Control.keys."""
+    from kvstore.client.control import Control
+
+    check_limit(limit)
+    text = None if namespace is None else namespace_text(namespace)
+    with Control.find(settings, deadline) as control:
+        return [stored.key for stored in control.keys(text, limit=limit or 0, deadline=deadline)]

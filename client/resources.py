@@ -49,7 +49,7 @@ class ClientResources:
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)
-        self.mapping = SlabMapping(asks=settings.transparent_hugepages)
+        self.mapping = SlabMapping()
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
         self.early_puts = EarlyPuts(self.daemons)

@@ -37,9 +37,7 @@ class SlabCache:
     copies under way keep the mapping that they use.
     """
 
-    def __init__(self, *, asks: bool = True) -> None:
-        """`asks`: for huge pages (setting `transparent_hugepages`)."""
-        self._asks = asks
+    def __init__(self) -> None:
         self._slabs: dict[SlabKey, Slab] = {}
         self._ahead: list[Found] = []
         """Announced, and not begun: in the order of their use."""
@@ -161,7 +159,7 @@ class SlabCache:
     def _map(self, found: Found) -> None:
         key, fd, size_bytes = found
         try:
-            self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=self._asks))
+            self._add(key, map_slab(fd, size_bytes, writable=key.writable, asks=True))
         finally:
             self._end_wait(key)
 
@@ -205,9 +203,8 @@ MAPPING_WORK_BYTES: Final = 1 << 30
 class SlabMapping:
     """The slabs that a client has mapped, and how it comes to more. Its threads and tasks share it."""
 
-    def __init__(self, *, asks: bool = True) -> None:
-        """`asks` as SlabCache."""
-        self.slabs = SlabCache(asks=asks)
+    def __init__(self) -> None:
+        self.slabs = SlabCache()
 
     def map_slabs(
         self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool

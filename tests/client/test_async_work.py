@@ -34,14 +34,6 @@ def test_a_cancelled_call_waits_for_the_copy_under_way() -> None:
     asyncio.run(main())
 
 
-def test_small_work_is_done_at_once_and_large_work_elsewhere() -> None:
-    async def main() -> None:
-        assert await carry_out(Work(threading.get_ident, 10)) == threading.get_ident()
-        assert await carry_out(Work(threading.get_ident, INLINE_WORK_BYTES + 1)) != threading.get_ident()
-
-    asyncio.run(main())
-
-
 def test_large_work_is_done_at_once_where_no_thread_can_be_had() -> None:
     async def main() -> None:
         executor = ThreadPoolExecutor()

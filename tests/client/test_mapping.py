@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.client import effects
 from kvstore.client.slabs import SlabKey
-from kvstore.protocol.errors import Broken, Closed, StaleHandle
+from kvstore.protocol.errors import Closed, StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 
 
@@ -14,16 +14,6 @@ def channel_to(oracle: Oracle, node: OracleNode) -> OracleChannel:
     from kvstore.rpc.address import Address
 
     return OracleChannel(Address(unix=node.unix), oracle._welcome(Address(unix=node.unix)))
-
-
-def test_slabs_are_mapped_once_for_reading_and_once_for_writing(oracle: Oracle, node: OracleNode) -> None:
-    channel = channel_to(oracle, node)
-    for writable in (False, True, True):
-        [one, two, again] = oracle.run(oracle.resources.mapping.map_slabs(channel, 1, [1, 2, 1], oracle.deadline(), writable=writable))
-        assert one is again
-        assert one is not two
-        assert one.memory.readonly is not writable
-    assert len(oracle.log) == 2
 
 
 def test_a_slab_that_is_gone_is_a_stale_handle_and_the_others_stay_mapped(oracle: Oracle, node: OracleNode) -> None:
@@ -57,15 +47,6 @@ def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracl
     map_announced()
     assert len(oracle.run(mapping.map_slabs(channel, 1, [1, 2], oracle.deadline(), writable=True))) == 2
     assert len(oracle.log) == 1, "the node was asked for both once"
-
-
-def test_slabs_that_are_there_or_on_their_way_are_not_asked_for_ahead(oracle: Oracle, node: OracleNode) -> None:
-    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
-    for _ in range(2):
-        oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
-    oracle.run(mapping.map_ahead(channel, 1, [1, 2], oracle.deadline()))
-    assert len(oracle.log) == 2
-    assert len(oracle.later) == 1, "one thread maps both"
 
 
 def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:
@@ -108,9 +89,3 @@ def test_who_maps_slabs_while_the_client_is_closed_is_told_so(oracle: Oracle, no
     oracle.resources.close()
     with pytest.raises(Closed):
         mapping.send(None)
-
-
-def test_places_outside_of_a_slab_are_refused(oracle: Oracle, node: OracleNode) -> None:
-    [slab] = oracle.run(oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=False))
-    with pytest.raises(Broken):
-        slab.part((1 << 20) - 1, 2)

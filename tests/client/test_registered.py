@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-import torch
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.registered import Registry
@@ -28,14 +27,6 @@ def test_what_lies_within_is_named_by_the_region_and_what_does_not_stays_as_it_i
     assert ends(registry, (memory, OTHER, 100), (OTHER, memory[300:], 100)) == [0, "plain", "plain", 300]
     span = Span(Region(OTHER), 7)
     assert registry.named([(memory[4:8], span, 4)])[0][1] is span
-
-
-def test_memory_that_reaches_beyond_is_plain() -> None:
-    registry, whole = Registry(), memoryview(bytearray(100))
-    registry.add(whole[20:60], "cpu:0")
-    registry.add(whole[80:], "cpu:0")
-    assert ends(registry, (whole[20:], whole[30:], 30), (whole[19:], whole[80:], 20)) == [0, 10, "plain", 0]
-    assert ends(registry, (whole[50:], whole[60:], 11)) == ["plain", "plain"]
 
 
 def test_a_region_says_where_it_lies_and_keeps_the_buffer_where_it_is() -> None:
@@ -68,19 +59,6 @@ def test_no_memory_is_registered_twice() -> None:
             registry.add(part, "cpu:0")
     registry.add(whole[:20], "cpu:0")
     registry.add(whole[60:], "cpu:0")
-
-
-def test_tensors_and_constant_bytes_can_be_registered() -> None:
-    registry, tensor = Registry(), torch.zeros(4, 4, dtype=torch.bfloat16)
-    registry.add(tensor, "cpu:0")
-    registry.add(b"constant", "cpu:0")
-    assert ends(registry, (tensor.view(torch.uint8).reshape(-1).numpy().data, OTHER, 32)) == [0, "plain"]
-
-
-@pytest.mark.parametrize("buffer", [b"", np.zeros((4, 4))[:, ::2], 7, torch.zeros(0)])
-def test_what_is_no_memory_is_refused(buffer: object) -> None:
-    with pytest.raises(InvalidArgument):
-        Registry().add(buffer, "cpu:0")
 
 
 def test_with_the_client_all_of_it_ends() -> None:

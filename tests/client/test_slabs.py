@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.slabs import SlabCache, SlabKey
-from kvstore.protocol.errors import Broken, Closed, StaleHandle
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.protocol.errors import Broken, Closed
 
 SIZE = 1 << 16
 
@@ -28,22 +27,6 @@ def key(slab: int, *, epoch: int = 1, node: int = 1, writable: bool = False) -> 
 
 def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
-
-
-def test_places_beyond_the_end_are_refused() -> None:
-    slab = map_slab(memfd(), SIZE, writable=False)
-    assert len(slab.part(SIZE - 1, 1)) == 1
-    with pytest.raises(Broken):
-        slab.part(SIZE, 1)
-
-
-def test_the_cache_tells_what_is_missing_each_once() -> None:
-    cache = SlabCache()
-    cache.map_now([(key(1), memfd(), SIZE)])
-    assert cache.missing([key(1), key(2), key(2), key(1, writable=True)]) == [key(2), key(1, writable=True)]
-    assert len(cache.get([key(1), key(1)])) == 2
-    with pytest.raises(StaleHandle):
-        cache.get([key(2)])
 
 
 def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() -> None:
@@ -101,15 +84,6 @@ def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -
     assert cache.coming([good_key, bad_key]) == []
 
 
-def test_one_thread_maps_what_several_calls_announce() -> None:
-    cache = SlabCache()
-    for turn in range(2):
-        keys = [key(2 * turn + slab, writable=True) for slab in range(2)]
-        assert [cache.announce([(one, memfd(), SIZE)]) for one in keys] == [True, False]
-        cache.map_announced()
-        assert cache.missing(keys) == []
-
-
 def test_announced_slabs_that_are_given_up_are_waited_for_no_longer_and_their_thread_finds_none() -> None:
     cache, fd = SlabCache(), memfd()
     cache.announce([(key(1, writable=True), fd, SIZE)])
@@ -135,16 +109,6 @@ def test_who_needs_an_announced_slab_first_maps_it() -> None:
     assert waiting[0].is_set()
     cache.map_announced()
     assert cache.missing([first, second]) == []
-
-
-def test_two_threads_may_announce_the_same_slab() -> None:
-    cache = SlabCache()
-    for _ in range(2):
-        cache.announce([(key(1, writable=True), memfd(), SIZE)])
-    waiting = cache.coming([key(1, writable=True)])
-    cache.map_announced()
-    assert [one.is_set() for one in waiting] == [True]
-    assert cache.coming([key(1, writable=True)]) == []
 
 
 def test_what_was_announced_to_a_client_that_is_closed_leaves_no_descriptor() -> None:

@@ -113,15 +113,6 @@ def test_a_master_that_is_away_is_told_of_once_when_that_begins_and_ends(
             reporter.close()
 
 
-def test_nothing_that_is_reported_raises(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    reporter = WeightsReporter(client, "engine-1")
-    reporter.use("base", "v1", [b"no namespace"])
-    eventually(lambda: "cannot report the weights" in caplog.text, "it says what is wrong")
-    reporter.use("base", "v1")
-    eventually(lambda: bool(used(client)), "and goes on")
-    reporter.close()
-
-
 def test_a_process_without_threads_to_spare_tries_again(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,10 +135,6 @@ def test_a_forked_childs_reports_are_dropped(client: Client, monkeypatch: pytest
     reporter.use("base")
     reporter.close()
     assert reporter._thread is None
-
-
-def test_one_that_never_reported_closes_at_once(client: Client) -> None:
-    WeightsReporter(client, "engine-1").close()
 
 
 def test_a_tenant_reports_and_sees_its_own_weights_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

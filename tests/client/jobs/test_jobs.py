@@ -20,8 +20,6 @@ from kvstore.protocol.errors import (
     ConfigError,
     DeadlineExceeded,
     Full,
-    InvalidArgument,
-    Unauthorized,
     Unavailable,
 )
 from kvstore.protocol.settings import Size
@@ -143,19 +141,6 @@ def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs
     assert jobs.stats().held_bytes == 0
 
 
-def test_a_malformed_job_is_its_result(jobs: Jobs) -> None:
-    job = jobs.store(fresh_keys(2), [b"one"])
-    assert job.is_over
-    assert isinstance(job.error, InvalidArgument)
-    assert jobs.finished() == [job]
-    assert jobs.stats().kinds[Kind.STORE].failed == 2
-
-
-def test_a_job_of_no_keys_is_over_at_once(jobs: Jobs) -> None:
-    assert jobs.load([], []).is_over
-    assert jobs.match_prefix([]) == 0
-
-
 def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs: Jobs, barrier: Barrier) -> None:
     stuck = jobs.lookup(fresh_keys(1))
     later = jobs.lookup(fresh_keys(1), deadline_s=50)
@@ -226,18 +211,6 @@ def test_close_may_let_what_was_submitted_be_carried_out_first(client: FaultyCli
     submitted = [jobs.store(fresh_keys(1), [b"x"]) for _ in range(20)]
     jobs.close(drain_s=60)
     assert [job.results for job in submitted] == [[True]] * 20
-
-
-def test_draining_ends_with_its_time(client: FaultyClient, barrier: Barrier) -> None:
-    jobs = Jobs(client, SETTINGS)
-    jobs.store(fresh_keys(1), [b"x"])
-    assert barrier.is_reached.acquire(timeout=60)
-    waiting = jobs.store(fresh_keys(1), [b"x"])
-    closing = threading.Thread(target=lambda: jobs.close(drain_s=0.01))
-    closing.start()
-    assert isinstance(over(waiting).error, Cancelled)
-    barrier.open()
-    closing.join(60)
 
 
 def test_after_close_all_is_answered_with_closed_and_told(client: FaultyClient) -> None:
@@ -383,15 +356,6 @@ def test_a_trial_that_is_cancelled_leaves_the_next_one_to_be_it(client: FaultyCl
         assert isinstance(trial.error, Cancelled)
         go_on.set()
         assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
-
-
-def test_other_errors_do_not_open_the_breaker(jobs: Jobs, client: FaultyClient) -> None:
-    client.faults += [raises(Full("full")), raises(Unauthorized("who?"))]
-    over(jobs.store(fresh_keys(1), [b"x"]))
-    assert jobs.match_prefix(fresh_keys(1)) == 0
-    stats = jobs.stats()
-    assert (stats.reads.state, stats.writes.state) == (State.CLOSED, State.CLOSED)
-    assert (stats.kinds[Kind.STORE].failed, stats.kinds[Kind.PREFIX].failed) == (1, 1)
 
 
 def test_a_forked_child_is_told_so_and_may_close(jobs: Jobs) -> None:

@@ -13,7 +13,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.effects import Operation
 from kvstore.client.local.nodes import RETRY_NS, LocalNodes
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, NoOwner, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.errors import Broken, DeadlineExceeded, Full, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.rpc.deadline import Deadline
@@ -57,11 +57,6 @@ def test_a_node_that_refuses_its_index_is_told_of(node: OracleNode, error: KVSto
     assert reasons(error, node) == {"n1": str(error)}
 
 
-@pytest.mark.parametrize("error", [Unreachable("it broke"), DeadlineExceeded("late"), StaleHandle("gone"), Closed("the client is closed")])
-def test_one_that_is_going_or_slow_is_not(node: OracleNode, error: KVStoreError) -> None:
-    assert reasons(error, node) == {}
-
-
 def test_one_that_does_not_take_the_ticket_is_shown_the_next_one_at_once(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.ticket = oracle.issued = b"first"
@@ -98,18 +93,6 @@ def test_a_node_that_has_not_registered_yet_is_asked_for_again(node: OracleNode,
     now_ns[0] += 100 * RETRY_NS
     oracle.run(local.attach(oracle.deadline()))
     assert len(oracle.sent(Nodes)) == 3, "one that does not come back is not asked for for ever"
-
-
-def test_one_whose_place_another_has_taken_is_not(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.strangers[node.unix] = "next door"
-    local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping)
-    oracle.run(local.attach(oracle.deadline()))
-    assert (local.ready, oracle.sent(OpenIndex)) == ((), [])
-    assert oracle.resources.daemons.unshared.reasons() == {}
-    assert len(oracle.sent(Nodes)) == 1
-    oracle.run(local.attach(oracle.deadline()))
-    assert len(oracle.sent(Nodes)) == 2, "the one that was meant may be elsewhere by now"
 
 
 def test_a_client_says_with_which_nodes_it_shares_memory(running: Cluster) -> None:

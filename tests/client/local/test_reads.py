@@ -18,8 +18,7 @@ from kvstore.client.effects import Work
 from kvstore.client.local import reads
 from kvstore.client.reads import mapped
 from kvstore.client.reads.sinks import IntoRows
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from kvstore.protocol.shown_index import AT_HAZARDS, HAZARDS
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.forks import told_by_child
@@ -91,34 +90,6 @@ def test_what_is_here_is_read_without_a_message(client: Client) -> None:
     assert client.exists_batch(keys) == [True] * len(keys)
     assert client.match_prefix(keys) == len(keys)
     assert requests.count == 0
-
-
-def test_the_asyncio_client_awaits_nothing_for_it(running: Cluster) -> None:
-    async def main() -> None:
-        async with AsyncClient(running.address) as client:
-            keys, values = [os.urandom(16) for _ in range(3)], [os.urandom(5000) for _ in range(3)]
-            await client.put_batch(keys, values)
-            await client.get_batch(keys)
-            rows = np.zeros((3, 5000), np.uint8)
-
-            def result(awaitable: Any) -> Any:
-                with pytest.raises(StopIteration) as end:
-                    awaitable.send(None)
-                return end.value.value
-
-            assert result(client.get(keys[0])) == values[0]
-            assert result(client.get_batch(keys)) == values
-            assert result(client.get_batch_into(keys, rows)) == [5000] * 3
-            assert [bytes(row) for row in rows] == values
-            assert result(client.get_into(keys[1], rows[0])) == 5000
-            assert result(client.exists(keys[2])) is True
-            assert result(client.exists_batch(keys)) == [True] * 3
-            assert result(client.match_prefix(keys)) == 3
-            view = client.view(keys[0])
-            assert result(view.__aenter__()) == values[0]
-            result(view.__aexit__(None, None, None))
-
-    asyncio.run(main())
 
 
 Call = Callable[[AsyncClient, bytes], Coroutine[Any, Any, bytes]]
@@ -227,56 +198,6 @@ def test_rows_of_one_array_are_filled_wherever_the_blocks_lie(client: Client, dt
 
 
 @pytest.mark.usefixtures("ways")
-def test_rows_longer_than_their_values_are_filled_from_the_front(client: Client) -> None:
-    keys, values = stored(client, [10, 20, 30])
-    rows = np.zeros((3, 32), np.uint8)
-    assert client.get_batch_into(keys, rows) == [10, 20, 30]
-    assert [bytes(row[:size]) for row, size in zip(rows, (10, 20, 30), strict=True)] == values
-
-
-def test_a_tensor_is_rows_too(client: Client) -> None:
-    torch = pytest.importorskip("torch")
-    keys, values = stored(client, [64] * 5)
-    tensor = torch.zeros((5, 4, 8), dtype=torch.float16)
-    assert client.get_batch_into(keys, tensor) == [64] * 5
-    assert [tensor[i].numpy().tobytes() for i in range(5)] == values
-
-
-@pytest.mark.usefixtures("ways")
-def test_a_buffer_that_is_too_small_is_named_by_its_index(client: Client) -> None:
-    keys, _ = stored(client, [100, 100, 200])
-    with pytest.raises(InvalidArgument, match="key 2 has 150"):
-        client.get_batch_into(keys, [bytearray(150) for _ in keys])
-    with pytest.raises(InvalidArgument, match="key 2 has 150"):
-        client.get_batch_into(keys, np.zeros((3, 150), np.uint8))
-    with pytest.raises(InvalidArgument, match="key 0 has 150"):
-        client.get_into(keys[2], bytearray(150))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda client, key: client.get("key"),
-        lambda client, key: client.get(b""),
-        lambda client, key: client.get(b"k" * 256),
-        lambda client, key: client.get(key, deadline_s=0),
-        lambda client, key: client.get_into(key, b"read-only"),
-        lambda client, key: client.get_batch([key, "key"]),
-        lambda client, key: client.get_batch([key, b""]),
-        lambda client, key: client.get_batch_into([key], np.zeros((2, 8), np.uint8)),
-        lambda client, key: client.exists(b""),
-        lambda client, key: client.exists(key, deadline_s=-1),
-        lambda client, key: client.view(b"").__enter__(),
-        lambda client, key: client.match_prefix(key),
-    ],
-)
-def test_what_is_refused_elsewhere_is_refused_here(client: Client, call: Callable[[Client, bytes], object]) -> None:
-    keys, _ = stored(client, [100])
-    with pytest.raises(InvalidArgument):
-        call(client, keys[0])
-
-
-@pytest.mark.usefixtures("ways")
 def test_a_removed_block_is_gone_for_every_client(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100, 100])
     with Client(running.address) as other:
@@ -382,33 +303,6 @@ def test_a_client_that_uses_no_index_reads_by_messages(running: Cluster) -> None
         client.put_batch(keys, values)
         assert client.get_batch(keys) == values
         assert not client._operations.local.ready
-
-
-def test_threads_share_what_is_near(client: Client) -> None:
-    keys, values = stored(client, [2000] * 50)
-    wrong: list[object] = []
-
-    def work(seed: int) -> None:
-        for i in range(300):
-            at = (7 * i + seed) % 50
-            with client.view(keys[at]) as memory:
-                if (
-                    memory is None
-                    or bytes(memory) != values[at]
-                    or client.get(keys[at]) != values[at]
-                    or client.get_batch(keys[at:]) != values[at:]
-                ):
-                    wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    desk = client._operations.local.ready[0].desk
-    assert len(desk._free) + len(desk._lost) == HAZARDS
-    assert not any(desk._words[AT_HAZARDS : AT_HAZARDS + HAZARDS])
 
 
 @pytest.mark.usefixtures("ways")

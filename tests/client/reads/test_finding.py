@@ -11,21 +11,6 @@ from tests.client.oracle import Oracle, Pair
 from tests.client.reads.gets import get
 
 
-def test_no_keys_give_no_values_and_no_questions(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    assert get(oracle) == []
-    assert oracle.log == []
-
-
-def test_a_known_block_is_read_without_asking_the_master(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    get(oracle, b"k")
-    asked = len(oracle.sent(Lookup))
-    assert get(oracle, b"k") == [b"v"]
-    assert len(oracle.sent(Lookup)) == asked
-
-
 @pytest.mark.parametrize(
     ("local", "tiers", "own", "chosen"),
     [

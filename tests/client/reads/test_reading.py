@@ -6,11 +6,10 @@ from kvstore.client.locations import Hint
 from kvstore.client.reads.reading import PART_BYTES
 from kvstore.protocol.errors import (
     DeadlineExceeded,
-    ProtocolError,
     Unavailable,
 )
 from kvstore.protocol.master_messages import Lookup, Nodes
-from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Slabs
+from kvstore.protocol.node_messages import LATER, Blocks, Read, Slabs
 from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
 
@@ -53,30 +52,6 @@ def test_an_unreachable_node_is_avoided(nodes: Pair) -> None:
     assert [message.avoid for message in oracle.sent(Lookup)] == [2]
 
 
-def test_a_node_that_has_moved_is_found_at_its_new_place(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    get(oracle, b"k")
-    oracle.unreachable.add("node2:1")
-    nodes[1].port = 2
-    assert get(oracle, b"k") == [b"v"]
-
-
-def test_a_block_whose_only_node_is_unreachable_is_a_miss(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.unreachable.add("node2:1")
-    assert get(oracle, b"k") == [None]
-
-
-def test_a_block_of_a_node_that_nobody_knows_is_a_miss(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.replicas[b"k"] = [77]
-    assert get(oracle, b"k") == [None]
-    assert len(oracle.sent(Nodes)) >= 1
-
-
 def test_an_unreachable_master_is_an_error_not_a_miss(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.unreachable.add(MASTER)
@@ -112,14 +87,6 @@ def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
         get(oracle, b"k")
 
 
-def test_a_socket_file_that_cannot_be_reached_falls_back_to_tcp(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", BIG, 1)
-    oracle.unreachable.add("unix:/run/node1")
-    assert get(oracle, b"k") == [BIG]
-    assert oracle.releases() == []
-
-
 def test_a_slab_that_is_gone_is_read_anew_over_a_fresh_lease(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", BIG, 1)
@@ -138,15 +105,6 @@ def test_a_slab_that_is_gone_is_read_anew_over_a_fresh_lease(nodes: Pair) -> Non
     assert not oracle.loans[3].channel.is_open
 
 
-def test_a_slow_node_ends_the_operation_with_its_deadline(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.script[Read].append(DeadlineExceeded("too slow"))
-    with pytest.raises(DeadlineExceeded):
-        get(oracle, b"k")
-    assert oracle.all_given_back()
-
-
 def test_an_interrupted_read_closes_its_channel(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2)
@@ -154,15 +112,6 @@ def test_an_interrupted_read_closes_its_channel(nodes: Pair) -> None:
     with pytest.raises(KeyboardInterrupt):
         get(oracle, b"k")
     assert oracle.all_given_back()
-    assert not oracle.loans[-1].channel.is_open
-
-
-def test_an_answer_for_other_than_the_keys_asked_is_a_protocol_error(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.script[Read].append(Blocks(0, 0, 0, bytes([INLINE] * 2), [1, 1], [0, 0], b"\2\2", [0, 0], [0, 0]))
-    with pytest.raises(ProtocolError):
-        get(oracle, b"k")
     assert not oracle.loans[-1].channel.is_open
 
 

@@ -128,9 +128,3 @@ def test_a_streams_slices_are_all_of_it_in_order(sizes: list[int]) -> None:
             assert part == views[index][seen[index] : seen[index] + len(part)]
             seen[index] += len(part)
     assert seen == sizes
-
-
-def test_small_values_share_a_slice() -> None:
-    views = [memoryview(bytearray(STREAM_BYTES // 4)) for _ in range(9)]
-    assert [[index for index, _ in parts] for parts in in_slices([(view,) for view in views])] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
-    assert list(in_slices([])) == []

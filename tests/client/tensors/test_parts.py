@@ -58,27 +58,6 @@ def test_whole_values_do_not_depend_on_the_sharding_that_made_them() -> None:
     assert len(sharded) == 6
 
 
-def test_the_last_group_of_layers_may_be_shorter() -> None:
-    parts = parts_of(range(6), range(4), each=(4, 4))
-    assert [part.namespace.layers for part in parts] == [(0, 4), (4, 6)]
-    assert all(part.is_whole for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("each", "message"),
-    [
-        ((1, -1), "layers_per_value is 1 to 6"),
-        ((1, 7), "layers_per_value"),
-        ((0, 0), "divides the 4 KV heads"),
-        ((8, 0), "8 does not"),
-        ((3, 0), "3 d"),
-    ],
-)
-def test_groups_that_the_model_cannot_be_cut_into_are_refused(each: tuple[int, int], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        parts_of(range(6), range(4), each=each)
-
-
 def test_the_scheme_is_in_the_namespace_so_that_only_compatible_blocks_are_shared() -> None:
     assert namespace_of(SPEC, BASE) == BASE
     schemes = ["int8", "int4/16", "k=int4/16,v=int8", "fp8-head"]

@@ -1,7 +1,6 @@
 """Promises of prompts.py: what names the blocks of a sequence."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -46,20 +45,3 @@ def test_an_engine_s_hashes_are_keys_of_the_values_namespaces() -> None:
     assert keys_of(Prompt(BlockHashes(hashes)), PARTS) == [tuple(part.namespace.id + name for part in PARTS) for name in hashes]
     other = value_parts(SPEC, replace(BASE, salt="s"), layers=range(2), heads=range(2), heads_per_value=1, layers_per_value=0)
     assert not set(flat(keys_of(Prompt(BlockHashes(hashes)), other))) & set(flat(keys_of(Prompt(BlockHashes(hashes)), PARTS)))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        (Prompt(BlockHashes([b""])), "the hash of a block is 1 to 239 bytes, not b''"),
-        (Prompt(BlockHashes([b"x" * 240])), "is 1 to 239 bytes"),
-        (Prompt(BlockHashes([5])), "not 5"),  # type: ignore[list-item]
-        (Prompt(BlockHashes([b"a"]), extras={0: b"lora"}), "extras go with token ids"),
-        (Prompt("text"), "token ids"),
-        (Prompt(TOKENS, extras={-1: b"x"}), "extras are keyed by the index"),
-        (Prompt(TOKENS, first_block=-1), "first_block is 0 or more"),
-    ],
-)
-def test_names_that_are_none_are_refused(prompt: Any, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        keys_of(prompt, PARTS)

@@ -1,6 +1,5 @@
 """Promises of staging.py: the values are those of tensor_value.py, in the caller's memory, whatever its strides."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -131,11 +130,6 @@ def test_rows_lie_apart_in_memory_that_is_kept() -> None:
     assert first.ctypes.data % 4 == second.ctypes.data % 4 == 0, "so that raw elements are aligned"
 
 
-def test_as_many_blocks_are_staged_as_the_memory_holds_and_never_none() -> None:
-    assert Staging(1000).blocks([125, 125]) == 4
-    assert Staging(1000).blocks([1000, 1]) == 1
-
-
 def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
     stagings = Stagings(TensorSettings(staging_bytes=Size(1000)))
     with stagings.lend(is_pinned=False) as first, stagings.lend(is_pinned=False) as second:
@@ -173,15 +167,6 @@ def test_rows_are_known_for_values_by_header_and_size() -> None:
     assert not are_values(rows, sizes_bytes - [0, 1, 0], HEADER)
     rows[2, 30] ^= 1
     assert not are_values(rows, sizes_bytes, HEADER)
-
-
-def test_torch_is_not_needed_for_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    array = np.ones((BLOCKS, *HEADER.shape), np.float32)
-    out = np.zeros_like(array)
-    monkeypatch.delitem(sys.modules, "torch")
-    read_values(written(HEADER, whole(array)), HEADER, whole(out))
-    assert "torch" not in sys.modules
-    assert np.array_equal(out, array)
 
 
 if torch.cuda.is_available():
