@@ -238,7 +238,7 @@ class AsyncJobs(AnyJobs[AsyncJob]):
     """`Jobs`' twin for asyncio, of one event loop: the same jobs, deadlines, bounds and breakers. Close it before its client.
 
     `lookup`, `lookup_prefix`, `load` and `store` return at once, with a job to `await job.wait()` for; tasks carry it out, at most
-    `read_workers` of lookups and loads and `write_workers` of stores at once. `on_done(job)` is called on the loop.
+    two of lookups and loads and one of stores at once. `on_done(job)` is called on the loop.
     Whoever is cancelled in `cancel` or `close` is when nothing uses the callers' memory any more.
     """
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from kvstore.client.forks import Process
 from kvstore.client.holds import Hold, require_hold
@@ -62,6 +63,16 @@ class Crew:
         outcome = self._calls.carry_out(job) if refusal is None else None
         if isinstance(job.error, UNREACHABLE):
             job.answer_here(self._calls.here(job))
+        with Shield(), self._lock:
+            board.asked(job, epoch, outcome)
+
+    def load_now(self, job: BaseJob) -> None:
+        """Carry out a load here."""
+        board, side = self._board, self._board.reads
+        here = self._calls.here(job) if board.may_be_here(job) else [False]
+        with Shield(), self._lock:
+            is_admitted, epoch = board.begin_load(job, here), side.breaker.epoch
+        outcome = self._calls.carry_out(job) if is_admitted else None
         with Shield(), self._lock:
             board.asked(job, epoch, outcome)
 
@@ -196,10 +207,11 @@ class Jobs(AnyJobs[Job]):
 
     Memory that a load fills or a store reads is used until the job is over; `cancel` and `close` return once nothing uses it, whatever
     a signal handler raises meanwhile. Stores are bounded in bytes, jobs in number: what is over that is refused with Full, key by key,
-    the last ones first. When the store cannot be reached (`breaker_failures` calls in a row) all that waits or comes is answered with
-    Unavailable at once, until one call in the background has found it again: for lookups and loads the question that failed, for
-    stores the next one that is submitted once `probe_interval_s` has passed. What nodes of this host show in shared memory is found
-    and loaded all the same: that asks nobody.
+    the last ones first.
+
+    When the store cannot be reached (a call ends with Unavailable or DeadlineExceeded) all that waits or comes is answered with Unavailable
+    at once, until one call in the background has found it again: for lookups and loads the question that failed, for stores the next one
+    that is submitted a second later. What nodes of this host show in shared memory is found and loaded all the same: that asks nobody.
 
     In a forked child all is answered with Forked, and `close` does nothing.
     """
@@ -207,7 +219,7 @@ class Jobs(AnyJobs[Job]):
     _kind_of_job = Job
 
     def __init__(self, client: Client, settings: JobSettings | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Asks nobody. Raises ConfigError: the system does not give its threads, `read_workers`, `write_workers` and one."""
+        """Asks nobody. Raises ConfigError: the system does not give its threads, four."""
         chosen = settings or JobSettings()
         self._calls = Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns)
         self._crew = Crew(self._calls, chosen, clock_ns)
@@ -227,6 +239,16 @@ class Jobs(AnyJobs[Job]):
     ) -> list[bool]:
         """Which of the blocks can be read now; none, as `match_prefix`."""
         return self._ask_now(Kind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
+
+    def load_now(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None, budget_s: float | None = None) -> Job:
+        """As `load`, carried out in the caller's thread: for an engine that has threads of its own. The job is over on return, and is not
+        waited for by `close`, nor ended by `cancel`."""
+        job = self._load_job(keys, buffers, None, deadline_s, budget_s, None)
+        if self._process != Process.number:
+            job.fail(0, len(keys), forked())
+            return job
+        self._crew.load_now(job)
+        return job
 
     def release(self, hold: Hold) -> None:
         """End a hold, as `Client.release`. Waits for nobody."""

@@ -79,6 +79,24 @@ def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
     assert kinds[Kind.LOOKUP] == kinds[Kind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
 
 
+def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, client: FaultyClient) -> None:
+    [there, away] = keys = fresh_keys(2)
+    over(jobs.store([there], [b"a" * 10]))
+    buffers = [bytearray(10) for _ in keys]
+    assert jobs.load_now(keys, buffers).results == [10, None]
+    assert bytes(buffers[0]) == b"a" * 10
+    eventually(lambda: client.exists_here([there]) == [True], "the block to be shown")
+    client.faults.append(raises(AWAY))
+    assert jobs.load_now([away], buffers[1:]).results == [AWAY]
+    found, refused = jobs.load_now(keys, buffers).results
+    assert found == 10
+    assert isinstance(refused, Unavailable)
+    assert isinstance(jobs.load_now([away], buffers[1:]).error, Unavailable)
+    assert jobs.stats().reads.opened == 1
+    assert isinstance(jobs.load_now(keys, buffers[:1]).error, InvalidArgument)
+    assert jobs.stats().kinds[Kind.LOAD].jobs == 5
+
+
 def test_a_lookup_may_hold_what_it_finds(jobs: Jobs, client: FaultyClient) -> None:
     keys, hold = fresh_keys(4), new_hold(60)
     over(jobs.store(keys, [b"x"] * 4, ack="cluster"))
