@@ -20,6 +20,7 @@ from kvstore.protocol.errors import (
     ConfigError,
     DeadlineExceeded,
     Full,
+    InvalidArgument,
     Unavailable,
 )
 from kvstore.protocol.settings import Size
