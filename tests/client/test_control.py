@@ -28,31 +28,12 @@ def settings() -> Iterator[ClientSettings]:
         yield ClientSettings(master=cluster.address)
 
 
-def test_the_status_names_the_nodes_and_their_tiers(settings: ClientSettings) -> None:
-    with Control.find(settings) as control:
-        status = control.status()
-    assert [node.name for node in status.nodes] == ["node-0"]
-    assert [tier.name for tier in status.nodes[0].tiers] == ["dram", "nvme"]
-    assert status.blocks == 3
-
-
 def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> None:
     with Control.find(settings) as control:
         assert sorted(control.keys()) == [(b"a", 2, "one"), (b"b", 3, "one"), (b"c", 1, "")]
         assert sorted(stored.key for stored in control.keys("one")) == [b"a", b"b"]
         assert list(control.keys("none of that name")) == []
         assert len(list(control.keys(limit=2))) == 2
-
-
-def test_contents_are_told_by_namespace_and_as_a_tree_of_prefixes(settings: ClientSettings) -> None:
-    with Control.find(settings) as control:
-        found = control.contents(namespace="one", max_segments=10)
-        assert [(one.namespace, one.held.blocks, one.held.bytes, one.held.dram_bytes) for one in found.namespaces] == [
-            ("one", 2, 5, 5),
-            ("", 1, 1, 1),
-        ]
-        assert [(one.key, one.held.bytes, one.subtree_bytes, one.branches) for one in found.segments] == [(b"b", 3, 3, 0), (b"a", 2, 2, 0)]
-        assert not control.contents().segments
 
 
 def test_a_node_is_not_left_out_of_a_partition_that_changes_hands() -> None:

@@ -1,16 +1,15 @@
 """Routes to masters and nodes of a scripted cluster."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
-from kvstore.client.effects import Operation, Sleep, Take
+from kvstore.client.effects import Operation, Sleep
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import DeadlineExceeded, InvalidTicket, NoOwner, StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.errors import StaleEpoch, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
@@ -101,17 +100,6 @@ def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracl
     assert len(oracle.sent(Exists)) == 1
 
 
-def test_a_single_master_that_follows_the_catalog_is_asked_again_until_it_owns_it(oracle: Oracle) -> None:
-    knowing(oracle, "a:1", owner_retry_s=0.25)
-    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
-    assert isinstance(next(asking), Take)
-    effect = asking.throw(NoOwner("no master owns the catalog now"))
-    assert isinstance(effect, Sleep)
-    assert effect.seconds == 0.25
-    oracle.run(resumed(asking))
-    assert len(oracle.sent(Exists)) == 1
-
-
 def resumed(operation: Operation[Any]) -> Operation[Any]:
     """What is left of an operation that was driven as far as a Sleep."""
     try:
@@ -120,21 +108,6 @@ def resumed(operation: Operation[Any]) -> Operation[Any]:
             effect = operation.send((yield effect))
     except StopIteration as end:
         return end.value
-
-
-def test_one_that_kept_a_call_waiting_to_its_end_is_asked_after_the_others(oracle: Oracle) -> None:
-    known = knowing(oracle, "a:1,b:1").masters.known
-    oracle.refusals["a:1"] = DeadlineExceeded("no answer within the deadline of 0.1 s")
-    with pytest.raises(DeadlineExceeded):
-        ask(oracle)
-    ask(oracle)
-    assert set(taken(oracle)) == {"b:1"}
-    known.was_silent(known.owner, 0)
-    oracle.owners["a:1"] = "b:1"
-    oracle.refusals.clear()
-    oracle.loans.clear()
-    ask(oracle)
-    assert taken(oracle) == ["a:1", "b:1", "b:1"], "it is the owner all the same, as the other one says"
 
 
 def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_catalog(oracle: Oracle) -> None:
@@ -160,28 +133,6 @@ def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_cat
     assert oracle.all_given_back()
 
 
-@pytest.mark.parametrize(("waited_s", "awaited"), [(0.5, [0.125, 0.125]), (0.4, [0.5, 0.125])])
-def test_an_owner_that_a_node_has_waited_for_in_vain_is_not_given_as_long_once_more(
-    oracle: Oracle, monkeypatch: pytest.MonkeyPatch, waited_s: float, awaited: list[float]
-) -> None:
-    knowing(oracle, "a:1,b:1", owner_patience_s=0.5)
-    begun, daemons = oracle.deadline(), oracle.resources.daemons
-    with monkeypatch.context() as patch:
-        patch.setattr(type(begun), "waited_s", lambda _deadline: waited_s)
-        daemons.doubt_owners(begun)
-    oracle.hanging.add("a:1")
-    oracle.owners["b:1"] = "a:1"
-    oracle.on_await = lambda waited: oracle.hanging.discard("a:1") if waited == 2 else None
-    ask(oracle)
-    assert oracle.awaited == awaited
-    assert not daemons.masters.is_doubted, "it has answered"
-    daemons.masters.is_doubted = True
-    oracle.unreachable.add("a:1")
-    del oracle.owners["b:1"]
-    ask(oracle)
-    assert not daemons.masters.is_doubted, "another one is the owner"
-
-
 def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.hanging.add("a:1")
@@ -190,27 +141,6 @@ def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     ask(oracle)
     assert taken(oracle) == ["a:1", "b:1"]
     assert oracle.loans[0].channel.is_open
-
-
-def test_an_owner_that_hangs_has_the_whole_deadline_where_there_is_no_other(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    knowing(oracle, "a:1,b:1")
-    oracle.hanging.add("a:1")
-    oracle.owners["b:1"] = "a:1"
-    monkeypatch.setattr(time, "monotonic_ns", lambda: int(sum(oracle.awaited) * 1e9))
-    with pytest.raises(DeadlineExceeded):
-        ask(oracle)
-    assert oracle.awaited == [1.0] + [0.25] * 16
-    assert not oracle.loans[0].channel.is_open
-
-
-def test_a_question_to_an_owner_whose_idle_connection_is_over_goes_over_a_new_one(oracle: Oracle) -> None:
-    knowing(oracle, "a:1,b:1")
-    ask(oracle)
-    old = oracle.loans[0].channel
-    oracle.idle[old.address].append(old)
-    oracle.script[Exists].append(Unavailable("it has hung up"))
-    ask(oracle)
-    assert taken(oracle) == ["a:1"] * 3
 
 
 def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Oracle) -> None:
@@ -299,20 +229,6 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
     assert not known.route.is_local
 
 
-def test_an_idle_connection_to_a_nodes_former_process_is_no_sign_that_the_node_is_gone(oracle: Oracle, node: OracleNode) -> None:
-    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
-    known = oracle.resources.daemons.nodes.get(1)
-    assert known is not None
-    loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    former = [OracleChannel(loan.channel.address, replace(loan.channel.welcome, host_id="of its former process")) for _ in range(2)]
-    oracle.idle[loan.channel.address].extend(former)
-    loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert not any(channel.is_open for channel in former)
-    assert loan.channel.is_open
-    assert loan.channel not in former
-    assert known.route.is_local, "the way to it is as good as before"
-
-
 def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
     oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -358,23 +274,6 @@ def test_a_node_is_shown_its_ticket_and_never_the_token(guarded: Oracle) -> None
     assert hello is not None
     assert (hello.tenant, hello.token, hello.ticket) == ("red", "", b"first")
     assert hello.name.startswith("client-")
-
-
-def test_a_node_that_does_not_take_the_ticket_is_shown_the_next_one_that_the_master_gives(guarded: Oracle) -> None:
-    guarded.ticket = guarded.issued = b"second"
-    begin(guarded)
-    assert [hello.ticket for hello in guarded.hellos if hello is not None] == [b"first", b"second"]
-    assert guarded.slept_s == 0.0
-
-
-def test_while_the_master_gives_no_other_ticket_it_is_asked_again_until_the_deadline(
-    guarded: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guarded.ticket = b"second"
-    monkeypatch.setattr(time, "monotonic_ns", lambda: int(guarded.slept_s * 1e9))
-    with pytest.raises(InvalidTicket):
-        begin(guarded)
-    assert 4.0 < guarded.slept_s <= 5.0
 
 
 def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_over(oracle: Oracle, node: OracleNode) -> None:

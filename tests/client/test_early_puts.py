@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from kvstore.client.buffers import as_sources
-from kvstore.client.early_puts import AWAY_NS, REST_NS
+from kvstore.client.early_puts import REST_NS
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
 from kvstore.client.reads.sinks import FreshBytes
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.writing import Writing
-from kvstore.protocol.errors import DeadlineExceeded, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Lookup, Nodes, Pin, Remove, Reserve
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read, Slabs
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 
@@ -78,20 +78,6 @@ def test_flush_asks_the_nodes_that_took_puts_once(oracle: Oracle) -> None:
     assert len(oracle.resources.early_puts) == 0
 
 
-def test_what_is_put_while_a_flush_is_under_way_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
-    put(oracle, b"a")
-
-    def meanwhile(channel: Any, message: Any) -> Any:
-        oracle.resources.early_puts.begin(known(oracle))
-        return oracle.answer(channel, message)
-
-    oracle.script[Flush].append(meanwhile)
-    flush(oracle)
-    assert len(oracle.resources.early_puts) == 1
-    flush(oracle)
-    assert len(oracle.sent(Flush)) == 2
-
-
 @pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, Commit)])
 def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value: bytes, message: type) -> None:
     """The node answers the flush of another thread before it has the block."""
@@ -105,21 +91,6 @@ def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value:
     assert len(oracle.resources.early_puts) == 1
     flush(oracle)
     assert len(oracle.resources.early_puts) == 0
-
-
-def test_a_node_that_ends_before_it_is_told_to_commit_had_nothing_that_could_be_lost(node: OracleNode) -> None:
-    far = OracleNode(2, local=False)
-    oracle = Oracle(node, far)
-
-    def ends(channel: Any, sent: Any) -> Any:
-        restart(oracle, node)
-        return Unreachable("it hung up")
-
-    oracle.script[Slabs].append(ends)
-    assert put(oracle, b"a", LARGE)
-    assert list(far.blocks) == [b"a"]
-    flush(oracle)
-    far.close()
 
 
 def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket(oracle: Oracle) -> None:
@@ -148,23 +119,6 @@ def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_ne
     assert len(oracle.resources.early_puts) == 1
     flush(oracle)
     assert len(oracle.resources.early_puts) == 0
-
-
-def test_a_put_that_was_interrupted_is_flushed_too(oracle: Oracle) -> None:
-    oracle.script[Put].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        put(oracle, b"a")
-    assert oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 0
-    assert [type(message) for message in oracle.log[-2:]] == [Flush, Remove]
-
-
-def test_a_flush_that_comes_too_late_leaves_it_to_be_flushed(oracle: Oracle) -> None:
-    put(oracle, b"a")
-    oracle.script[Flush].append(DeadlineExceeded("the master has not made the blocks durable yet"))
-    with pytest.raises(DeadlineExceeded):
-        flush(oracle)
-    flush(oracle)
-    assert len(oracle.sent(Flush)) == 2
 
 
 def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -> None:
@@ -236,14 +190,6 @@ def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
     assert kinds == [Put, Flush, Pin, Put, Flush, Remove, Remove]
 
 
-def test_a_remove_does_not_go_on_before_the_master_has_decided(oracle: Oracle) -> None:
-    put(oracle, b"a")
-    oracle.script[Flush].append(DeadlineExceeded("not yet"))
-    with pytest.raises(DeadlineExceeded):
-        oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False))
-    assert oracle.sent(Remove) == []
-
-
 def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     cut_off(oracle, node)
@@ -300,20 +246,6 @@ def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back
     hanging.remove()
     assert type(oracle.log[-2]) is Remove, "nothing is there any more that nobody knows"
     assert not hanging.has_told_loss()
-
-
-def test_a_node_that_was_given_up_is_looked_for_only_so_long(oracle: Oracle, node: OracleNode) -> None:
-    hanging = Hanging(oracle, node)
-    early = oracle.resources.early_puts
-    hanging.remove()
-    asked = len(oracle.sent(Nodes))
-    hanging.remove()
-    assert len(oracle.sent(Nodes)) == asked + 1
-    now_ns = early._clock_ns() + AWAY_NS + 1
-    early._clock_ns = lambda: now_ns
-    hanging.remove()
-    hanging.remove()
-    assert len(oracle.sent(Nodes)) == asked + 2
 
 
 @pytest.mark.parametrize("ask", ["exists", "match_prefix", "locate"])

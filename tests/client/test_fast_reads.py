@@ -23,11 +23,11 @@ from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Hint
 from kvstore.client.reads.finding import FAR_HINT_NS
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import Closed, Full, InvalidArgument
+from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, Blocks, Read
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Failure, Hello, Welcome
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Pool
@@ -191,23 +191,6 @@ def test_nothing_is_asked_while_nodes_of_this_host_are_to_be_looked_for(scene: S
     assert scene.reads.nodes(7.0) == ()
 
 
-def test_an_old_hint_is_good_where_no_node_is_on_this_host_and_so_is_a_younger_one(scene: Scene) -> None:
-    scene.resources.hints.learn([(b"key", HINT._replace(asked_ns=1))])
-    assert scene.get() == VALUE
-    scene.tell_nodes(near=True)
-    scene.resources.hints.learn([(b"key", HINT._replace(asked_ns=NOW_NS - FAR_HINT_NS + 1))])
-    assert scene.get() == VALUE
-
-
-def test_a_block_that_has_left_its_node_is_looked_for_anew(scene: Scene) -> None:
-    scene.answer = answers(blocks(MISS, value=b""))
-    assert scene.get() is None
-    assert scene.resources.hints.find_one(b"key") is None
-    stats = scene.resources.counters.snapshot()
-    assert (stats.stale_hints, stats.requests, stats.misses) == (1, 0, 0)
-    assert scene.pool.counts(scene.address) == (0, 1)
-
-
 def test_a_damaged_value_is_never_returned(scene: Scene) -> None:
     scene.answer = answers(blocks(), b"!" + VALUE[1:])
     assert scene.get() is None
@@ -264,12 +247,6 @@ def test_whatever_a_signal_handler_raises_ends_the_connection(scene: Scene) -> N
     finally:
         signal.signal(signal.SIGUSR1, old)
     assert scene.pool.counts(scene.address) == (0, 0)
-
-
-def test_a_closed_pool_says_so(scene: Scene) -> None:
-    scene.pool.close()
-    with pytest.raises(Closed):
-        scene.get()
 
 
 def test_a_client_of_another_host_gets_what_is_there_and_no_more(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import holds as table
 from kvstore.client.holds import BY_MESSAGE, Hold, HoldLookup, new_hold
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.node_messages import HOLD_GRANTED, HOLD_MISS, HOLD_REFUSED, HoldBlocks, ReleaseHolds
@@ -61,14 +60,6 @@ def test_each_node_is_asked_to_hold_its_own_of_what_was_found(lookups: Lookups) 
     assert lookups.oracle.all_given_back()
 
 
-def test_of_a_prefix_only_what_leads_is_held(lookups: Lookups) -> None:
-    store(lookups, [b"a", b"b", b"d"], 1)
-    assert lookups.exist(b"a", b"b", b"c", b"d", is_prefix=True)[:3] == [True, True, False]
-    assert [keys for _, _, keys, _ in lookups.held()] == [[b"a", b"b"]]
-    assert lookups.exist(b"x", is_prefix=True) == [False]
-    assert len(lookups.held()) == 1
-
-
 def test_a_block_that_its_node_does_not_have_any_more_is_not_found(lookups: Lookups) -> None:
     store(lookups, [b"a", b"b", b"c"], 1)
     lookups.oracle.script[HoldBlocks].append(Flags(bytes((HOLD_GRANTED, HOLD_MISS, HOLD_REFUSED))))
@@ -95,11 +86,3 @@ def test_a_release_tells_all_nodes_that_were_asked_once(lookups: Lookups) -> Non
     lookups.release(new_hold(1))
     assert len(lookups.oracle.sent(ReleaseHolds)) == 2
     assert lookups.oracle.all_given_back()
-
-
-def test_beyond_the_number_of_holds_a_lookup_finds_without_one(lookups: Lookups, monkeypatch: pytest.MonkeyPatch) -> None:
-    store(lookups, [b"a"], 1)
-    monkeypatch.setattr(table, "MAX_HOLDS", 1)
-    assert lookups.exist(b"a") == [True]
-    assert lookups.exist(b"a", b"x", hold=new_hold(1)) == [True, False]
-    assert (len(lookups.held()), lookups.counts()) == (1, (1, 1))

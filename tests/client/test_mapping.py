@@ -5,8 +5,7 @@ import os
 import pytest
 
 from kvstore.client import effects
-from kvstore.client.slabs import SlabKey
-from kvstore.protocol.errors import Closed, StaleHandle
+from kvstore.protocol.errors import StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 
 
@@ -59,16 +58,6 @@ def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_
     assert len(oracle.log) == 2
 
 
-def test_what_interrupts_the_start_of_the_thread_is_raised_and_nobody_waits_for_it(oracle: Oracle, node: OracleNode) -> None:
-    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
-    fds = os.listdir("/proc/self/fd")
-    oracle.script[effects.Later].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
-    assert os.listdir("/proc/self/fd") == fds
-    assert mapping.slabs.coming(mapping.slabs.missing([SlabKey(1, channel.welcome.epoch, 1, True)])) == []
-
-
 def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, node: OracleNode) -> None:
     fds = os.listdir("/proc/self/fd")
     mapping = oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1, 2], oracle.deadline(), writable=False)
@@ -80,12 +69,3 @@ def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, 
     assert os.listdir("/proc/self/fd") == fds
     work.function()  # one that comes too late all the same finds none
     assert len(oracle.resources.mapping.slabs) == 0
-
-
-def test_who_maps_slabs_while_the_client_is_closed_is_told_so(oracle: Oracle, node: OracleNode) -> None:
-    mapping = oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=True)
-    work = mapping.send(oracle._do(next(mapping)))
-    oracle._do(work)
-    oracle.resources.close()
-    with pytest.raises(Closed):
-        mapping.send(None)

@@ -98,15 +98,6 @@ def test_links_that_come_up_after_the_start_are_used_once_looked_for(remote: Rem
     assert [agent.rail.device for agent in remote.engine.agents] == ["lo1"]
 
 
-def test_a_node_that_describes_itself_anew_is_the_same_peer_by_another_way(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    engine = make_engine("node")
-    peer = remote.peer(node(engine))
-    engine.close()
-    moved = make_engine("node")  # at another port
-    assert remote.peer(node(moved, revision=1)) is peer
-    assert read(remote, moved, node(moved, revision=1)) == VALUE
-
-
 def test_nodes_that_swap_their_ids_are_both_read(remote: RemoteMemory, make_engine: MakeEngine) -> None:
     """A master without a lasting catalog gives ids anew."""
     one, two = make_engine("one"), make_engine("two")
@@ -115,14 +106,3 @@ def test_nodes_that_swap_their_ids_are_both_read(remote: RemoteMemory, make_engi
         assert read(remote, two, node(two, second)) == VALUE
         assert read(remote, one, node(one, first)) == VALUE
     assert {peer.name for peer in remote.engine.peers()} == {"one", "two"}
-
-
-def test_an_id_that_changes_hands_leaves_the_node_that_had_it_a_peer_under_its_new_one(
-    remote: RemoteMemory, make_engine: MakeEngine
-) -> None:
-    one, two = make_engine("one"), make_engine("two")
-    peer = remote.peer(node(one, 1))
-    assert remote.peer(node(one, 7)) is peer
-    remote.peer(node(two, 1))
-    assert peer.is_connected
-    assert read(remote, one, node(one, 7)) == VALUE

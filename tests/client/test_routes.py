@@ -43,28 +43,6 @@ def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str)
     assert route.address() == TCP
 
 
-def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> None:
-    route = Route(TCP, is_here, NODE)
-    route.welcomed(welcome(1))
-    assert route.failed(UNIX, "refused")
-    assert route.address() == TCP
-    route.welcomed(welcome(1))
-    assert route.address() == TCP
-    route.welcomed(welcome(2))
-    assert route.address() == UNIX
-
-
-def test_an_offer_of_the_node_table_that_fails_gets_one_more_chance_from_the_node_itself() -> None:
-    route = Route(TCP, is_here, NODE)
-    route.offer("/run/x", "here")
-    route.failed(UNIX, "refused")
-    route.welcomed(welcome(5))
-    assert route.address() == UNIX
-    route.failed(UNIX, "refused")
-    route.welcomed(welcome(5))
-    assert route.address() == TCP
-
-
 def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
     route = Route(TCP, is_here, NODE)
     for address in (TCP, UNIX):
@@ -83,17 +61,6 @@ def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_b
         route.welcomed(told)
         assert route.is_meant(UNIX, told)
         assert not route.is_meant(UNIX, welcome(1, name="another", server=SERVER_MASTER))
-
-
-def test_the_node_of_this_host_that_is_used_stays_so_while_it_is_there() -> None:
-    first, second = (1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")
-    nodes = KnownNodes(is_here, 1, UNSHARED)
-    nodes.replace(table(first))
-    assert nodes.local_id == 1
-    nodes.replace(table(first, second))
-    assert nodes.local_id == 1, "though by turns it would be the other's"
-    nodes.replace(table(second))
-    assert nodes.local_id == 2
 
 
 def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
@@ -132,27 +99,6 @@ def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known()
     assert (second.transfer, second.revision, second is first) == (b"one rail", 4, False)
     assert second.route is first.route
     assert not second.route.is_local
-
-
-def test_ids_given_by_another_master_process_are_forgotten() -> None:
-    nodes = KnownNodes(is_here, 0, UNSHARED)
-    nodes.heard_from(7)
-    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
-    nodes.heard_from(7)
-    assert (nodes.local_id, nodes.is_known) == (1, True)
-    nodes.heard_from(8)
-    assert (nodes.get(1), nodes.local_id, nodes.is_known) == (None, 0, False)
-
-
-def test_a_node_of_this_host_whose_socket_is_not_to_be_had_is_told_of_as_long_as_it_is_there() -> None:
-    reasons = {"closed": "permission denied", "there": ELSEWHERE}
-    unshared = Unshared(lambda unix, host_id: reasons[host_id])
-    nodes = KnownNodes(is_here, 0, unshared)
-    rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "closed", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
-    nodes.replace(table(*rows))
-    assert unshared.reasons() == {"n2": "permission denied"}
-    nodes.replace(table(*rows[::2]))
-    assert unshared.reasons() == {}
 
 
 def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.slabs import SlabCache, SlabKey
-from kvstore.protocol.errors import Broken, Closed
+from kvstore.protocol.errors import Broken
 
 SIZE = 1 << 16
 
@@ -48,17 +48,6 @@ def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() 
     assert Path("/proc/self/maps").read_text().count(name) == others + 1
 
 
-def test_a_new_process_of_a_node_ends_the_slabs_of_the_old_one_only() -> None:
-    cache = SlabCache()
-    cache.map_now([(key(1), memfd(), SIZE), (key(1, node=2), memfd(), SIZE)])
-    cache.map_now([(key(5, epoch=2), memfd(), SIZE)])
-    assert cache.missing([key(1), key(1, node=2), key(5, epoch=2)]) == [key(1)]
-    cache.close()
-    assert len(cache) == 0
-    with pytest.raises(Closed):
-        cache.get([key(5, epoch=2)])
-
-
 def test_when_one_cannot_be_mapped_no_descriptor_is_left() -> None:
     cache = SlabCache()
     fds = [memfd(), memfd()]
@@ -82,19 +71,6 @@ def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -
     assert cache.missing([good_key, bad_key]) == [bad_key]
     assert cache.absent([good_key, bad_key]) == [bad_key]
     assert cache.coming([good_key, bad_key]) == []
-
-
-def test_announced_slabs_that_are_given_up_are_waited_for_no_longer_and_their_thread_finds_none() -> None:
-    cache, fd = SlabCache(), memfd()
-    cache.announce([(key(1, writable=True), fd, SIZE)])
-    [waiting] = cache.coming([key(1, writable=True)])
-    cache.give_up_announced()
-    assert waiting.is_set()
-    assert not is_open(fd)
-    cache.map_announced()
-    assert len(cache) == 0
-    assert cache.announce([(key(1, writable=True), memfd(), SIZE)]), "another thread is wanted"
-    cache.close()
 
 
 def test_who_needs_an_announced_slab_first_maps_it() -> None:

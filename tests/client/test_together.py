@@ -1,18 +1,16 @@
 """Promises of together.py: operations written for the tests, over real sockets to peers that the tests play, and real transfer engines."""
 
-import gc
 import signal
 import socket
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from kvstore.client.driver import run_together
-from kvstore.client.effects import Ask, Await, Fill, Move, Operation, Post, Send, Together, Work
-from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable
+from kvstore.client.effects import Ask, Fill, Move, Operation, Post, Send, Together, Work
+from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import Blocks, Read
 from kvstore.protocol.session_messages import Failure, Flags
@@ -309,41 +307,3 @@ def test_copies_of_all_have_ended_when_a_signal_strikes_while_the_first_are_ende
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [transfer.is_over for transfer in transfers] == [True, True]
-
-
-@pytest.mark.parametrize("ends_by", ["the error of another", "their deadline"])
-def test_copies_that_end_early_keep_nothing_of_their_operation(engine: TransferEngine, silent: PeerRegion, ends_by: str) -> None:
-    """A loan that a signal kept from being given back goes with the last frame that has it: no garbage has to be collected for that."""
-
-    class Lent:
-        pass
-
-    def moves(lent: Lent, deadline: Deadline) -> Operation[None]:
-        yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], deadline)
-
-    def fails() -> Operation[None]:
-        yield Move(engine, [], Deadline(LONG_S))
-        raise StaleHandle("gone")
-
-    def run() -> "weakref.ref[Lent]":
-        lent = Lent()
-        is_late = ends_by == "their deadline"
-        with pytest.raises(DeadlineExceeded if is_late else StaleHandle):
-            together(moves(lent, Deadline(SOON_S if is_late else LONG_S)), *([] if is_late else [fails()]))
-        return weakref.ref(lent)
-
-    gc.disable()
-    try:
-        assert run()() is None
-    finally:
-        gc.enable()
-
-
-def test_an_answer_awaited_from_a_peer_that_is_gone_is_an_error(one: Line) -> None:
-    def patient() -> Operation[None]:
-        yield Send(one.channel, EXISTS, Deadline(LONG_S))
-        yield Await(one.channel, Flags, Deadline(LONG_S))
-
-    one.peer.close()
-    with pytest.raises(Unavailable):
-        together(patient())

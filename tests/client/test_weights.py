@@ -60,31 +60,6 @@ def test_reports_what_the_engine_uses_and_its_end(client: Client) -> None:
     assert len(used(client)) == 2, "it is closed"
 
 
-def test_reports_again_and_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.master.control_service.REPORT_S", 0.01)
-    reporter = WeightsReporter(client, "engine-1")
-    reporter.use("base")
-
-    def age_s() -> float:
-        with Control.find(client.settings) as control:
-            return max((one.used_age_s for one in control.weights().versions), default=1e9)
-
-    eventually(lambda: age_s() < 10, "it is reported")
-    reports = threading.Event()
-    seen: list[float] = []
-    original = Control.report_weights
-
-    def counted(self: Control, report: object) -> float:
-        seen.append(0)
-        if len(seen) > 3:
-            reports.set()
-        return original(self, report)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Control, "report_weights", counted)
-    assert reports.wait(30)
-    reporter.close()
-
-
 def test_a_master_that_is_away_is_told_of_once_when_that_begins_and_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,22 +86,6 @@ def test_a_master_that_is_away_is_told_of_once_when_that_begins_and_ends(
             eventually(lambda: "takes this engine's weights (engine-1) again" in caplog.text, "it says when that ends")
             assert used(client) == [("base", "v1", ["engine-1"], True)]
             reporter.close()
-
-
-def test_a_process_without_threads_to_spare_tries_again(
-    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lacking(_self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    reporter = WeightsReporter(client, "engine-1")
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lacking)
-        reporter.use("base")
-    assert "can't start new thread" in caplog.text
-    reporter.use("base")
-    eventually(lambda: bool(used(client)), "there is one by now")
-    reporter.close()
 
 
 def test_a_forked_childs_reports_are_dropped(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

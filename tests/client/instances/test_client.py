@@ -1,7 +1,6 @@
 """Promises of client.py, against real masters; where blocks matter, against real nodes and what clients have put to them."""
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +15,7 @@ from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceRe
 from kvstore.client.routes import KnownNodes, Unshared
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.master.health import Health
-from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
+from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
 from kvstore.rpc.address import is_here, why_not_here
 from kvstore.rpc.deadline import Deadline
@@ -195,46 +193,6 @@ def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) 
         client.instances()
 
 
-def test_of_several_masters_a_stopping_one_is_left_too(tmp_path: Path) -> None:
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_SchedulerServicer_to_server(_Stopping(), server)  # type: ignore[no-untyped-call]
-    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with master_in_thread(tmp_path) as elected, stub_masters(2) as (follower, stopping):
-        stopping.control = control
-        with SchedulerClient(ClientSettings(master=follower.address, deadline_s=TIMEOUT_S)) as client, ThreadPoolExecutor(1) as thread:
-            leaving = thread.submit(client.leave, "p")
-            eventually(lambda: stopping.hellos > 1, "it has asked again")
-            stopping.owner = elected.listen
-            leaving.result(TIMEOUT_S)
-    server.stop(0).wait(TIMEOUT_S)
-
-
-class _Stopping(SchedulerServicer):
-    """A master that is being stopped: it cancels what it has begun."""
-
-    def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
-        context.abort(grpc.StatusCode.CANCELLED, "stopping")
-        raise AssertionError
-
-
-def test_a_call_cancelled_by_a_stopping_master_or_by_another_thread_goes_to_the_next_one(client: SchedulerClient) -> None:
-    client.report(PREFILL)
-    assert client._link is not None
-    client._link.channel.close()
-    client.leave("p")
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_SchedulerServicer_to_server(_Stopping(), server)  # type: ignore[no-untyped-call]
-    channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    server.start()
-    client.report(PREFILL)
-    client._link.channel.close()
-    client._link = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
-    client.leave("p")
-    assert not client.instances().instances
-    server.stop(0).wait(TIMEOUT_S)
-
-
 def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(client: SchedulerClient) -> None:
     client.check()
     server, health = grpc.server(ThreadPoolExecutor(1)), Health()
@@ -249,19 +207,3 @@ def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(clien
     assert former is not None
     former.channel.close()
     server.stop(0).wait(TIMEOUT_S)
-
-
-def test_a_scheduler_whose_loop_hangs_does_not_check(places: Places) -> None:
-    master, entered, release = places.master, threading.Event(), threading.Event()
-    assert master is not None
-
-    def hang() -> None:
-        entered.set()
-        release.wait(TIMEOUT_S)
-
-    with SchedulerClient(ClientSettings(master=places.listen, deadline_s=0.2, connect_timeout_s=0.1)) as client:
-        master.reactor.call_soon(hang)
-        assert entered.wait(TIMEOUT_S)
-        with pytest.raises((Unavailable, DeadlineExceeded)):
-            client.check()
-        release.set()

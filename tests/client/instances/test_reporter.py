@@ -1,7 +1,6 @@
 """Promises of reporter.py, against real masters that come and go."""
 
 import dataclasses
-import queue
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,7 +16,6 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.transfer.testing.waiting import eventually
 from tests.line_child import LineChild
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
@@ -85,36 +83,6 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     assert [number for report in told for number in report.seen_request_ids] == [placed.request_id]
     assert [sample for report in told for sample in report.prefill_samples] == [PrefillSample(10, 5, 0.5)]
     assert [sample for report in told for sample in report.decode_samples] == [DecodeSample(2, 30, 0.25)]
-
-
-def test_news_that_the_master_refuses_is_logged_once_and_dropped_and_reports_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "RETRY_INTERVAL_S", 0.01)
-    caplog.set_level("WARNING", logger="kvstore.client")
-    states = [dataclasses.replace(PREFILL, batch=1.5), dataclasses.replace(PREFILL, queue_s=-1.0)]  # type: ignore[arg-type]
-    told: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-
-    class Listening(SchedulerClient):
-        def report(self, report: InstanceReport) -> Heard:
-            told.put(list(report.seen_request_ids))
-            return super().report(report)
-
-    with (
-        master_in_thread(tmp_path, report_interval_s=0.01) as places,
-        Listening(ClientSettings(master=places.listen)) as client,
-        Reporter(client, lambda: states[0] if states else PREFILL) as reporter,
-    ):
-        for said in ("what no message can say", "queue_s = -1"):
-            eventually(lambda said=said: any(said in message for message in caplog.messages), "it is said")  # type: ignore[misc]
-            reporter.saw(7)
-            while told.get(timeout=TIMEOUT_S) != [7]:
-                pass
-            assert told.get(timeout=TIMEOUT_S) == []
-            states.pop(0)
-        until(lambda: "p" in shown(client))
-        eventually(lambda: "instance p reports again" in caplog.messages, "it is said")
-    assert len(caplog.messages) == 3
 
 
 def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(

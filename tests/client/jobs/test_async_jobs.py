@@ -92,40 +92,6 @@ def test_what_is_stored_can_be_looked_up_and_loaded(address: str) -> None:
     on_loop(play, address)
 
 
-def test_as_many_run_at_once_as_there_are_workers(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barriers = [at.barrier(), at.barrier()]
-        jobs = [at.jobs.lookup(fresh_keys(1)) for _ in range(5)]
-        for barrier in barriers:
-            await barrier.is_reached.wait()
-        assert (at.jobs.stats().running, at.jobs.stats().waiting) == (2, 3)
-        barriers[0].open()
-        await until(lambda: sum(job.is_over for job in jobs) == 4)
-        barriers[1].open()
-        await asyncio.gather(*map(over, jobs))
-
-    on_loop(play, address, dataclasses.replace(SETTINGS, read_workers=2))
-
-
-def test_cancel_ends_what_waits_and_waits_for_what_runs(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barrier, keys = at.barrier(), fresh_keys(2)
-        running = at.jobs.store(keys[:1], [b"x"], request="r")
-        await barrier.is_reached.wait()
-        waiting, other = at.jobs.store(keys[1:], [b"y"], request="r"), at.jobs.store(fresh_keys(1), [b"z"], request="other")
-        cancelling = asyncio.ensure_future(at.jobs.cancel("r"))
-        assert isinstance((await over(waiting)).error, Cancelled)
-        assert not running.is_over
-        assert not cancelling.done()
-        barrier.open()
-        assert await cancelling == 2
-        assert running.results == [True]
-        assert (await over(other)).results == [True]
-        assert await at.jobs.cancel("r") == 0
-
-    on_loop(play, address)
-
-
 def test_who_is_cancelled_while_he_cancels_is_when_nothing_runs_any_more(address: str) -> None:
     async def play(at: Scene) -> None:
         barrier = at.barrier()
@@ -167,21 +133,6 @@ def test_close_cancels_what_waits_and_tells_of_everything(address: str) -> None:
         await at.jobs.close()
 
     on_loop(play, address)
-
-
-def test_a_lookup_in_the_caller_s_task_opens_the_breaker_as_well(address: str) -> None:
-    async def play(at: Scene) -> None:
-        keys = fresh_keys(1)
-        await at.client.put(keys[0], b"value")
-        await at.client.exists_batch(keys, deadline_s=60)
-        at.client.faults += [raises(AWAY)] * 3
-        elsewhere = fresh_keys(1)
-        assert await at.jobs.match_prefix(elsewhere) == 0
-        await until(lambda: at.jobs.stats().reads.state is State.CLOSED)
-        assert await at.jobs.match_prefix(keys) == 1
-        assert at.jobs.stats().reads.probes == 3
-
-    on_loop(play, address, dataclasses.replace(SETTINGS, probe_interval_s=0.01))
 
 
 def test_close_waits_for_a_probe_that_is_under_way(address: str) -> None:
@@ -239,20 +190,6 @@ def test_somebody_cancels_every_task_and_no_job_waits_for_what_is_gone(address: 
         assert (await over(at.jobs.store(fresh_keys(1), [b"z"]))).results == [True], "later jobs have new tasks"
         assert await asyncio.wait_for(at.jobs.cancel("r"), 60) == 0
         await asyncio.wait_for(at.jobs.close(), 60)
-
-    on_loop(play, address)
-
-
-def test_jobs_whose_own_tasks_live_are_carried_out_whatever_else_is_cancelled(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barrier = at.barrier()
-        running, waiting = at.jobs.store(fresh_keys(1), [b"x"]), at.jobs.store(fresh_keys(1), [b"y"])
-        await barrier.is_reached.wait()
-        [clock] = [task for task in asyncio.all_tasks() if "_keep_time" in repr(task)]
-        clock.cancel()
-        await asyncio.wait([clock])
-        barrier.open()
-        assert [(await over(job)).results for job in (running, waiting)] == [[True], [True]]
 
     on_loop(play, address)
 

@@ -1,7 +1,5 @@
 """Promises of board.py, without threads, tasks or a client: what a test says happens in the order in which it says so."""
 
-import dataclasses
-
 import pytest
 
 from kvstore.client.jobs.board import NEVER_NS, Board, Side
@@ -116,29 +114,3 @@ def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> No
     assert side.begin_probe(False)
     at.board.probed(side, side.breaker.epoch, 3)
     assert state(side) is State.CLOSED
-
-
-def test_a_load_of_this_host_that_ends_while_it_waits_leaves_the_probe_alone(at: Scene) -> None:
-    at.submit(job(Kind.LOAD))
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    late = at.submit(job(Kind.LOAD, deadline_ns=at.clock() + 20_000_000_000), True, True, True)
-    cancelled = at.submit(job(Kind.LOAD, request="c"), True, True, True)
-    at.clock.advance(10)
-    assert at.board.reads.begin_probe(False)
-    epoch = at.board.reads.breaker.epoch
-    at.board.cancel("c")
-    at.clock.advance(10)
-    assert at.board.end_overdue()
-    assert (late.is_over, cancelled.is_over, state(at.board.reads)) == (True, True, State.PROBING)
-    at.board.probed(at.board.reads, epoch, 3)
-    assert state(at.board.reads) is State.CLOSED
-
-
-def test_a_failure_does_not_open_a_breaker_that_waits_for_more() -> None:
-    at = Scene(dataclasses.replace(SETTINGS, breaker_failures=2))
-    at.submit(job(Kind.LOAD))
-    waiting = at.submit(job(Kind.LOAD))
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    assert (state(at.board.reads), waiting.is_over, at.board.reads.probe) == (State.CLOSED, False, None)
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    assert state(at.board.reads) is State.OPEN

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.client.jobs.calls import Calls, Outcome, sizes_of
 from kvstore.client.jobs.job import Job, Kind
-from kvstore.protocol.errors import Cancelled, DeadlineExceeded, InvalidArgument, KVStoreError, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from tests.client.jobs.clock import Clock
 from tests.client.jobs.faulty import FaultyClient, raises
 
@@ -70,36 +70,6 @@ def test_values_are_stored_and_loaded_in_parts_of_a_batch(client: FaultyClient, 
     assert buffers == values
 
 
-@pytest.mark.parametrize("places", [[0], [3], [1, 2], [0, 2, 3]], ids=str)
-def test_what_is_left_out_of_a_load_is_not_asked_for_and_keeps_its_result(
-    client: FaultyClient, calls: Calls, clock: Clock, places: list[int]
-) -> None:
-    keys, values = stored(client, 4)
-    buffers = [bytearray(40) for _ in keys]
-    load = job(clock, Kind.LOAD, keys, buffers)
-    load.fail(0, len(keys), Unavailable("away"))
-    load.leave_out(places)
-    assert calls.carry_out(load) is Outcome.ANSWERED
-    assert [result if result == 40 else type(result) for result in load.results] == [Unavailable if at in places else 40 for at in range(4)]
-    assert buffers == [bytes(40) if at in places else value for at, value in enumerate(values)]
-    asked = [key for _name, part in client.calls for key in part]
-    assert asked == [key for at, key in enumerate(keys) if at not in places]
-
-
-def test_what_is_wrong_with_one_key_is_its_result_alone(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, values = stored(client, 5)
-    buffers = [bytearray(40), bytearray(39), bytearray(40), bytearray(40), bytearray(40)]
-    load = job(clock, Kind.LOAD, [*keys[:3], b"", keys[4]], buffers)
-    assert calls.carry_out(load) is Outcome.ANSWERED
-    assert load.succeeded == [True, False, True, False, True]
-    assert isinstance(load.results[1], InvalidArgument)
-    assert isinstance(load.results[3], InvalidArgument)
-    assert [buffers[i] for i in (0, 2, 4)] == [values[i] for i in (0, 2, 4)]
-    store = job(clock, Kind.STORE, fresh_keys(2), [b"", b"sound"])
-    assert calls.carry_out(store) is Outcome.ANSWERED
-    assert store.succeeded == [False, True]
-
-
 def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyClient, calls: Calls, clock: Clock) -> None:
     keys, _ = stored(client, 6)
     away = Unavailable("away")
@@ -108,17 +78,6 @@ def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyCl
     assert calls.carry_out(load) is Outcome.UNREACHABLE
     assert load.results == [40, 40, away, away, away, away]
     assert len(client.calls) == 2
-
-
-def test_one_key_out_of_reach_ends_the_job_and_keeps_what_the_others_have(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, _ = stored(client, 5)
-    away = Unreachable("its node is away")
-    client.results = [40, away]
-    load = job(clock, Kind.LOAD, keys, [bytearray(40) for _ in keys])
-    assert calls.carry_out(load) is Outcome.UNREACHABLE
-    assert load.results == [40, away, away, away, away]
-    calls.probe(load)(30)
-    assert client.calls[1:] == [("view", keys[1:2])]
 
 
 def test_what_is_nobodys_error_is_logged_and_typed(
@@ -130,15 +89,6 @@ def test_what_is_nobodys_error_is_logged_and_typed(
         assert calls.carry_out(lookup) is Outcome.ANSWERED
     assert type(lookup.error) is KVStoreError
     assert "a mistake" in caplog.text
-
-
-def test_a_cancelled_job_ends_between_two_parts(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, _ = stored(client, 4)
-    load = job(clock, Kind.LOAD, keys, [bytearray(40) for _ in keys])
-    client.faults.append(lambda deadline_s: setattr(load, "is_cancelled", True))
-    assert calls.carry_out(load) is Outcome.ANSWERED
-    assert load.results[:2] == [40, 40]
-    assert all(isinstance(result, Cancelled) for result in load.results[2:])
 
 
 def test_a_call_has_what_is_left_of_the_deadline(client: FaultyClient, calls: Calls, clock: Clock) -> None:

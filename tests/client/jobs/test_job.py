@@ -1,11 +1,10 @@
 """Promises of job.py."""
 
 import asyncio
-import threading
 
 import pytest
 
-from kvstore.client.jobs.job import AsyncJob, Job, Kind, Result
+from kvstore.client.jobs.job import AsyncJob, Kind, Result
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from tests.client.jobs.made import job
 
@@ -34,24 +33,6 @@ def test_it_says_why_it_is_not_to_be_carried_out() -> None:
     assert isinstance(made.reason_to_stop(10), DeadlineExceeded)
     made.is_cancelled = True
     assert isinstance(made.reason_to_stop(9), Cancelled)
-
-
-def test_who_waits_is_woken_by_its_end_and_its_memory_is_let_go() -> None:
-    made, woken = job(), []
-
-    def wait(job: Job) -> None:
-        woken.append(job.wait())
-
-    threads = [threading.Thread(target=wait, args=(made,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert not made.wait(0.01)
-    made.end()
-    for thread in threads:
-        thread.join()
-    assert woken == [True] * 3
-    assert made.wait(0)
-    assert made.values == ()
 
 
 def test_tasks_that_wait_are_woken_by_its_end_and_may_be_cancelled() -> None:

@@ -1,7 +1,6 @@
 """Promises of jobs.py and crew.py, on a real cluster. A barrier before a call keeps a worker busy for as long as a test needs it to be."""
 
 import dataclasses
-import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -126,16 +125,6 @@ def test_each_end_is_told_once_by_on_done_in_another_thread_or_by_finished(jobs:
     assert jobs.poll("second")
     assert jobs.poll("never there")
     assert told.empty()
-
-
-def test_an_on_done_that_fails_is_logged_and_harms_nobody(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(job: Job) -> None:
-        raise ZeroDivisionError("in a callback")
-
-    with caplog.at_level(logging.ERROR, "kvstore.client"):
-        over(jobs.lookup(fresh_keys(1), on_done=fail))
-        over(jobs.lookup(fresh_keys(1)))
-    assert "in a callback" in caplog.text
 
 
 def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
@@ -269,18 +258,6 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
 
 
-def test_who_asks_after_close_is_told_once_there_is_a_thread_to_tell_him(client: FaultyClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = Jobs(client, SETTINGS)
-    jobs.close()
-    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    with monkeypatch.context() as patch:
-        no_more_threads(patch)
-        first = jobs.lookup(fresh_keys(1), on_done=told.put)
-    assert isinstance(first.error, Closed)
-    second = jobs.lookup(fresh_keys(1), on_done=told.put)
-    assert [told.get(timeout=60), told.get(timeout=60)] == [first, second]
-
-
 @pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late")])
 def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client: FaultyClient, barrier: Barrier, error: Exception) -> None:
     client.faults.append(raises(error))
@@ -339,42 +316,6 @@ def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(clien
         assert stats.kinds[Kind.STORE] == KindStats(jobs=6, keys=6, succeeded=2, skipped=2, unreachable=2, moved_bytes=2)
         assert jobs.match_prefix(fresh_keys(1)) == 0
         assert stats.reads.state is State.CLOSED
-
-
-def test_a_trial_without_room_leaves_the_next_one_to_be_it(client: FaultyClient, barrier: Barrier) -> None:
-    clock_ns = [10**12]
-    settings = dataclasses.replace(SETTINGS, write_workers=2)
-    with Jobs(client, settings, clock_ns=lambda: clock_ns[0]) as jobs:
-        client.faults.append(raises(AWAY))
-        stuck = jobs.store(fresh_keys(1), [b"x" * 990])
-        assert barrier.is_reached.acquire(timeout=60)
-        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
-        clock_ns[0] += int(NOT_SOON * 1e9)
-        assert isinstance(jobs.store(fresh_keys(1), [b"x" * 11]).error, Full)
-        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
-        assert jobs.stats().writes.state is State.CLOSED
-        barrier.open()
-        over(stuck)
-
-
-def test_a_trial_that_is_cancelled_leaves_the_next_one_to_be_it(client: FaultyClient) -> None:
-    clock_ns, is_told, go_on = [10**12], threading.Event(), threading.Event()
-
-    def hold(job: Job) -> None:
-        is_told.set()
-        assert go_on.wait(60)
-
-    with Jobs(client, SETTINGS, clock_ns=lambda: clock_ns[0]) as jobs:
-        client.faults.append(raises(AWAY))
-        jobs.store(fresh_keys(1), [b"x"], on_done=hold)
-        assert is_told.wait(60)
-        clock_ns[0] += int(NOT_SOON * 1e9)
-        trial = jobs.store(fresh_keys(1), [b"x"], request="trial", deadline_s=3600)
-        assert jobs.stats().writes.state is State.PROBING
-        assert jobs.cancel("trial") == 1
-        assert isinstance(trial.error, Cancelled)
-        go_on.set()
-        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
 
 
 def test_a_forked_child_is_told_so_and_may_close(jobs: Jobs) -> None:

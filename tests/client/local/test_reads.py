@@ -8,16 +8,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.async_driver import INLINE_WORK_BYTES
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import Work
 from kvstore.client.local import reads
 from kvstore.client.reads import mapped
-from kvstore.client.reads.sinks import IntoRows
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
@@ -167,37 +164,6 @@ def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) ->
 
 
 @pytest.mark.usefixtures("ways")
-def test_keys_of_several_lengths_and_keys_too_long_to_show(client: Client) -> None:
-    keys = [os.urandom(length) for length in (1, 7, 8, 9, 16, 32, 64, 65, 255)]
-    values = [os.urandom(50 + i) for i in range(len(keys))]
-    client.remove(keys)  # there are few keys of one byte
-    assert all(client.put_batch(keys, values))
-    for _ in range(2):
-        assert client.get_batch(keys) == values
-        assert [client.get(key) for key in keys] == values
-        assert client.match_prefix(keys) == len(keys)
-        assert client.exists_batch(keys) == [True] * len(keys)
-        with client.view(keys[-1]) as memory:
-            assert memory is not None
-            assert bytes(memory) == values[-1]
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_rows_of_one_array_are_filled_wherever_the_blocks_lie(client: Client, dtype: Any) -> None:
-    keys, values = stored(client, [4096] * 300)
-    rows = np.zeros((300, 4096 // np.dtype(dtype).itemsize), dtype)
-    order = np.random.default_rng(1).permutation(300)
-    shuffled = [keys[i] for i in order]
-    for missing in (None, 7):
-        rows.fill(0)
-        if missing is not None:
-            shuffled[missing] = os.urandom(16)
-        sizes = client.get_batch_into(shuffled, rows)
-        assert sizes == [None if i == missing else 4096 for i in range(300)]
-        assert all(rows[i].tobytes() == values[order[i]] for i in range(300) if i != missing)
-
-
-@pytest.mark.usefixtures("ways")
 def test_a_removed_block_is_gone_for_every_client(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100, 100])
     with Client(running.address) as other:
@@ -280,45 +246,6 @@ def test_reads_count_as_hits_here_and_at_the_node(client: Client, running: Clust
         assert (now.requests - mine.requests, now.hits - mine.hits, now.bytes_in - mine.bytes_in) == (3, 5, 5000)
         assert now.hits_by_tier["dram"] - mine.hits_by_tier["dram"] == 5
         eventually(lambda: hits() >= before + 5, "the node has counted them")
-
-
-def test_what_was_promoted_is_shown_from_then_on(client: Client) -> None:
-    keys, values = stored(client, [100_000] * 3)
-    local = client._operations.local.ready[0]
-
-    def pushed_out() -> bool:
-        """By the master, for an index that a larger one has replaced shows what it showed last."""
-        client.put_batch([os.urandom(16) for _ in range(50)], [b"v" * 100_000] * 50)
-        client.flush(deadline_s=60)
-        return [[place.tiers for place in places] for places in client.locate(keys)] == [[("nvme",)]] * len(keys)
-
-    eventually(pushed_out, "more than DRAM holds: they went down to NVMe")
-    assert client.get_batch(keys) == values
-    eventually(lambda: client.get_batch(keys) == values and all(local.index.find(key) for key in keys), "promoted on their second hit")
-
-
-def test_a_client_that_uses_no_index_reads_by_messages(running: Cluster) -> None:
-    with Client(running.address, settings=ClientSettings(use_index=False)) as client:
-        keys, values = [os.urandom(16)], [os.urandom(100)]
-        client.put_batch(keys, values)
-        assert client.get_batch(keys) == values
-        assert not client._operations.local.ready
-
-
-@pytest.mark.usefixtures("ways")
-def test_slabs_that_another_thread_has_unmapped_meanwhile_are_read_to_the_end(client: Client) -> None:
-    keys, values = stored(client, [20_000] * 3)
-    rows = np.zeros((3, 20_000), np.uint8)
-    [local] = client._operations.local.ready
-    reading = client._operations.near.read([local], keys, {16}, IntoRows(rows))
-    copying = next(reading)
-    local.slabs.clear()
-    assert isinstance(copying, Work)
-    with pytest.raises(StopIteration) as end:
-        reading.send(copying.function())
-    assert end.value.value == []
-    assert [bytes(row) for row in rows] == values
-    assert client.get_batch(keys) == values
 
 
 def test_a_forked_child_reads_nothing(client: Client) -> None:

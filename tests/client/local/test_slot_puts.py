@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.protocol.errors import Forked, Unavailable
+from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import ASK_AGAIN, Commit, Open, OpenAhead
+from kvstore.protocol.node_messages import Commit, Open, OpenAhead
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.memcpy import MemcpyPool
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
-from tests.forks import told_by_child
 
 SIZE = (100 << 10) + 7
 HOLDER = """
@@ -100,30 +99,11 @@ def test_values_of_any_size_are_what_was_put(client: Client, size: int) -> None:
     client.remove([key for key, _ in stored])
 
 
-def test_a_slot_that_was_taken_back_has_the_put_made_the_usual_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the copy and the message."""
-    for _ in range(3):
-        put(client)
-    monkeypatch.setattr(Channel, "call_for_flag", lambda *_: ASK_AGAIN)
-    sent = Sent(monkeypatch)
-    key, value = put(client)
-    assert (sent.count(Open), sent.count(Commit)) == (1, 1)
-    assert client.get(key) == value
-
-
 def test_a_block_that_is_shown_is_not_copied_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     key, value = put(client)
     assert client.get(key) == value, "its index is at hand from now on"
     monkeypatch.setattr(MemcpyPool, "gather_and_sum", lambda *_: 1 // 0)
     assert client.put(key, value) is False
-
-
-def test_a_forked_child_is_told_so_and_the_parents_slot_is_whole(client: Client) -> None:
-    for _ in range(3):
-        put(client)
-    assert told_by_child(lambda: client.put(b"key", bytes(SIZE))) == Forked.__name__
-    key, value = put(client)
-    assert client.get(key) == value
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -211,19 +191,6 @@ def test_a_node_that_hung_up_is_put_to_anew(tmp_path: Path) -> None:
                 return True
 
             eventually(is_put, "a put to the node that took the other's place")
-
-
-def test_a_node_without_room_for_slots_is_not_asked_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sixteenth of its memory is less than the value."""
-    with cluster(tmp_path) as started:
-        started.start_node("--dram", "8MiB")
-        with Client(started.address) as client:
-            put(client, 1 << 20)
-            client._local_puts._slots._clock_ns = lambda: 10**15
-            sent = Sent(monkeypatch)
-            for _ in range(5):
-                put(client, 1 << 20)
-            assert sent.count(OpenAhead) == 1
 
 
 def test_what_a_handler_raises_in_a_copy_comes_out_and_the_slot_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

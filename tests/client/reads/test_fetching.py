@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.client.effects import Move
-from kvstore.client.engine_copies import RemoteMemory
 from kvstore.client.reads import fetching, slices
 from kvstore.client.reads.mapped import OpenView
 from kvstore.client.reads.reading import open_view
@@ -16,7 +15,6 @@ from kvstore.protocol.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
     Denied,
-    InvalidArgument,
     KVStoreError,
     ProtocolError,
     StaleHandle,
@@ -24,7 +22,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.protocol.master_messages import Nodes
-from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
+from kvstore.protocol.node_messages import Read, RegionList, Regions
 from kvstore.transfer.paths.spans import Span
 from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
 from tests.client.reads.gets import get, get_into
@@ -57,17 +55,6 @@ def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_
     assert oracle.releases() == [1]
     stats = oracle.resources.counters.snapshot()
     assert (stats.engine_bytes, stats.bytes_in, stats.hits, stats.misses, stats.retries) == (200_000, 200_003, 3, 1, 0)
-
-
-def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Oracle) -> None:
-    oracle.store(b"other", OTHER, 2)
-    buffers = [bytearray(10), bytearray(200_000)]
-    with pytest.raises(InvalidArgument, match="the buffer of key 0 has 10 bytes"):
-        get_into(oracle, [b"k", b"other"], buffers)
-    assert buffers[1][:100_001] == OTHER + b"\0"
-    assert buffers[0] == bytearray(10)
-    assert oracle.releases() == [1]
-    assert oracle.resources.counters.snapshot().engine_bytes == len(OTHER)
 
 
 def test_what_lies_in_registered_memory_is_moved_as_a_part_of_that(oracle: Oracle) -> None:
@@ -124,22 +111,6 @@ def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracl
     assert ways(oracle) == [1, 1, 1]
     assert get(oracle, b"k") == [BIG]
     assert ways(oracle) == [1, 1, 1, 1]
-
-
-def test_when_links_of_this_host_have_changed_the_engine_is_tried_again_at_once(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert get(oracle, b"k") == [BIG]
-    monkeypatch.setattr(RemoteMemory, "refresh", lambda _: True)
-    oracle.script[Move].append(Unreachable("no path"))
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 1, 1]
-
-
-@pytest.mark.parametrize("regions", [[b""], [], [b"a", b"b"]], ids=["gone", "too few", "too many"])
-def test_a_slab_that_the_node_does_not_show_leaves_its_block_to_a_message(oracle: Oracle, regions: list[bytes]) -> None:
-    oracle.script[Regions].append(RegionList(regions))
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 0]
-    assert oracle.sent(Slabs) == []
 
 
 def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle) -> None:
@@ -240,35 +211,6 @@ def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is
             node.close()
 
 
-def test_an_interrupt_closes_the_channel_and_with_it_the_lease(oracle: Oracle) -> None:
-    oracle.script[Move].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        get(oracle, b"k")
-    assert not oracle.loans[-1].channel.is_open
-
-
-def test_a_slab_forgotten_while_it_was_being_asked_for_leaves_its_block_to_a_message(oracle: Oracle, far: OracleNode) -> None:
-    oracle.store(b"other", OTHER, 2)
-    get(oracle, b"k")
-
-    def answer(channel: OracleChannel, message: Read) -> Blocks:
-        blocks = oracle.answer(channel, message)
-        assert isinstance(blocks, Blocks)
-        blocks.slabs = [1, 2]
-        return blocks
-
-    def regions(channel: OracleChannel, message: Regions) -> RegionList:
-        oracle.resources.engine_copies.remote.forget(2)  # as another thread does whose transfer failed
-        shown = oracle.answer(channel, message)
-        assert isinstance(shown, RegionList)
-        return shown
-
-    oracle.script[Read].append(answer)
-    oracle.script[Regions].append(regions)
-    assert get(oracle, b"k", b"other") == [BIG, OTHER]
-    assert ways(oracle) == [1, 1, 0]
-
-
 def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fetching, slices):
         monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
@@ -281,17 +223,6 @@ def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: 
     with pytest.raises(ChecksumMismatch):
         get(oracle, b"k")
     assert oracle.resources.counters.snapshot().checksum_failures == 1
-
-
-def test_a_large_value_that_is_read_beside_others_is_moved_whole(make_oracle: MakeOracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = OracleNode(2, local=False, has_engine=True), OracleNode(3, local=False, has_engine=True)
-    oracle = make_oracle(*nodes)
-    oracle.store(b"k", BIG, 2)
-    oracle.store(b"o", OTHER, 3)
-    for module in (fetching, slices):
-        monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
-    assert get(oracle, b"k", b"o") == [BIG, OTHER]
-    assert [length for move in oracle.moves for _, _, length in move.copies] == [len(BIG), len(OTHER)]
 
 
 def test_a_large_batch_that_is_read_alone_is_moved_and_hashed_in_parts(

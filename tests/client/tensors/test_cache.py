@@ -151,40 +151,6 @@ def test_elements_of_every_type_come_back_to_the_bit(client: Client, dtype: str)
     assert out.view(torch.uint8).equal(cache.view(torch.uint8))
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8"])
-def test_pools_of_another_order_of_axes_are_views(client: Client, scheme: str) -> None:
-    """An engine that keeps [layers, kv, blocks, tokens, heads, head_dim], and one with gaps between its blocks, share with HND."""
-    spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
-    tokens, cache, namespace = fresh(spec)
-    pool = cache.permute(1, 2, 0, 4, 3, 5).contiguous()
-    rank = TensorCache(client, spec, namespace)
-    assert rank.put_tensor(tokens, pool.permute(2, 0, 1, 4, 3, 5)) == BLOCKS * 4
-    dense = torch.zeros_like(cache)
-    assert rank.get_tensor(tokens, dense) == BLOCKS
-    assert dense.equal(cache) or scheme != "none"
-    other, gaps = torch.zeros_like(pool), torch.zeros(2 * BLOCKS, *cache.shape[1:], dtype=cache.dtype)
-    assert rank.get_tensor(tokens, other.permute(2, 0, 1, 4, 3, 5)) == BLOCKS
-    assert rank.get_tensor(tokens, gaps[::2]) == BLOCKS
-    assert other.permute(2, 0, 1, 4, 3, 5).equal(dense)
-    assert gaps[::2].equal(dense)
-    assert not gaps[1::2].any()
-
-
-@pytest.mark.parametrize(("dtype", "stand_in"), [("float32", np.float32), ("bfloat16", np.uint16), ("float16", np.float16)])
-def test_numpy_arrays_of_any_strides_serve_as_well(client: Client, dtype: str, stand_in: type) -> None:
-    spec = replace(SPEC, dtype=dtype)
-    tokens, cache, namespace = fresh(spec)
-    array: np.ndarray[Any, Any] = np.ascontiguousarray(cache.view(torch.uint8).numpy()).view(stand_in)
-    rank = TensorCache(client, spec, namespace)
-    pool = np.ascontiguousarray(array.transpose(1, 2, 0, 4, 3, 5))
-    assert rank.put_tensor(np.array(tokens), pool.transpose(2, 0, 1, 4, 3, 5)) == BLOCKS * 4
-    reversed_out, out = np.zeros_like(array)[::-1], torch.zeros_like(cache)
-    assert rank.get_tensor(tokens, reversed_out) == BLOCKS
-    assert np.array_equal(reversed_out, array)
-    assert rank.get_tensor(tokens, out) == BLOCKS
-    assert out.equal(cache)
-
-
 @pytest.mark.parametrize(
     ("scheme", "error"),
     [
@@ -262,20 +228,6 @@ def test_a_missing_value_ends_the_prefix_for_those_who_need_it_and_leaves_the_re
         assert (out[expected:] == 7.0).all()
 
 
-def test_a_growing_sequence_is_put_and_read_from_any_block_on(client: Client) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace)
-    assert rank.put_tensor(tokens[:40], cache[:2]) == 2 * 4
-    assert rank.put_tensor(tokens, cache[1:], first_block=1) == (BLOCKS - 2) * 4
-    assert rank.match_prefix(tokens) == BLOCKS
-    assert rank.match_prefix(tokens[:15]) == 0
-    out = torch.zeros_like(cache[3:])
-    assert rank.get_tensor(torch.tensor(tokens), out, first_block=3) == 2
-    assert out.equal(cache[3:])
-    assert rank.get_tensor([9] + tokens[1:], out, first_block=3) == 0
-    assert rank.put_tensor(tokens, cache[:0]) == rank.get_tensor(tokens, cache[:0]) == 0
-
-
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Client, kind: str) -> None:
     tokens, cache, namespace = fresh(blocks=6)
@@ -290,21 +242,6 @@ def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Clie
     assert bool((pool[places] == wanted[1:]).all())
     assert bool((torch.as_tensor(pool) == before)[[4, 5, 7, 8]].all())
     assert rank.put_tensor(tokens, pool, blocks=[]) == rank.get_tensor(tokens, pool, blocks=[]) == 0
-
-
-def test_more_than_the_staging_memory_holds_goes_in_batches(client: Client) -> None:
-    tokens, cache, namespace = fresh(blocks=7)
-    rank = TensorCache(client, SPEC, namespace, settings=THREE_BLOCKS)
-    before = client.stats().requests
-    assert rank.put_tensor(tokens, cache) == 7 * 4
-    assert client.stats().requests == before + 4, "two blocks a batch: the headers take room too"
-    out = torch.zeros_like(cache)
-    assert rank.get_tensor(tokens, out) == 7
-    assert out.equal(cache)
-    client.remove([keys_of(namespace, tokens, SPEC)[3 * 4]])
-    before = client.stats().requests
-    assert rank.get_tensor(tokens, out) == 3
-    assert client.stats().requests == before + 2, "nothing is asked for behind a miss"
 
 
 def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_their_ends(address: str) -> None:
@@ -323,27 +260,6 @@ def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_the
 
 
 # --- misuse ---
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda cache: cache.tolist(), "a torch tensor or a numpy array, or an EnginePool, not list"),
-        (lambda cache: cache[0], r"\[any, 4, 2, 4, 16, 16\], not \[4, 2, 4, 16, 16\]"),
-        (lambda cache: cache[:, :2], r"not \[5, 2, 2, 4, 16, 16\]"),
-        (lambda cache: cache.float(), "elements are torch.float32, and those of the cache bfloat16"),
-        (lambda cache: cache.float().numpy(), "elements are float32, and those"),
-        (lambda cache: cache.view(torch.uint16).numpy().astype(">u2"), "elements are >u2"),
-        (lambda cache: torch.cat([cache, cache]), "end with token 160, and token_ids has 5 full blocks"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_before_anything_is_sent(client: Client, change: Any, message: str) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace)
-    for call in (rank.put_tensor, rank.get_tensor):
-        with pytest.raises(InvalidArgument, match=message):
-            call(tokens, change(cache))
-    assert rank.match_prefix(tokens) == 0
 
 
 def test_other_arguments_out_of_range_are_refused(client: Client) -> None:

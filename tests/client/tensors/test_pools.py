@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.tensors.pools import EnginePool, Plane, Pool
+from kvstore.client.tensors.pools import EnginePool, Pool
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -89,40 +89,6 @@ def test_what_counts_is_the_order_of_memory_not_what_axes_are_called_nor_the_typ
     for given in (named, as_bytes):
         tensors = [torch.from_numpy(region) for region in given] if kind == "torch" else given
         assert np.array_equal(seen(EnginePool(layout, tensors, rank=RANK), layout), expected)
-
-
-def test_planes_are_views_of_tensors_anywhere_in_their_storage_and_write_through() -> None:
-    layout = layout_of("vllm-cpu")
-    size = layout.region_bytes(RANK, 0) // 2
-    storage = torch.zeros(2 * size + 8, dtype=torch.float16)
-    pool = EnginePool(layout, [storage[8 : 8 + size].view(5, 2, 3, 12), storage[8 + size :]], rank=RANK)
-    for plane in pool.planes:
-        plane.values.fill_(1)
-    assert storage[:8].sum() == 0
-    assert storage[8:].sum() == 2 * size
-
-
-def test_a_pool_says_what_it_is_made_of() -> None:
-    layout = layout_of("vllm-flash")
-    regions = memory_of(layout)
-    pool = EnginePool(layout, regions, rank=RANK)
-    assert (pool.block_count, pool.is_tensor, pool.device, pool.is_on_gpu, pool.is_writable) == (5, False, None, False, True)
-    regions[1].flags.writeable = False
-    assert not EnginePool(layout, regions, rank=RANK).is_writable
-    other = Pool([Plane(range(1), range(1), torch.zeros(2, 1, 1, 1, 1, 1))])
-    assert (other.block_count, other.is_tensor, other.device, other.is_on_gpu) == (2, True, torch.device("cpu"), False)
-
-
-def test_blocks_are_chosen_in_order() -> None:
-    pool = Pool([Plane(range(1), range(1), np.zeros((4, 1, 1, 1, 1, 1)))])
-    assert pool.choose(None).tolist() == [0, 1, 2, 3]
-    assert pool.choose(np.array([3, 0], np.uint8)).tolist() == [3, 0]
-    assert pool.choose([]).tolist() == []
-    for blocks in ([4], [-1], [0.5], [[0]], "0"):
-        with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 3"):
-            pool.choose(blocks)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="blocks are numbers in one list"):
-        pool.choose(torch.eye(2).to_sparse())
 
 
 @pytest.mark.parametrize(

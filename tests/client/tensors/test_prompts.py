@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from kvstore.client.tensors.parts import value_parts
-from kvstore.client.tensors.prompts import BlockHashes, Prompt, check_prompts, flat, keys_of
+from kvstore.client.tensors.prompts import BlockHashes, Prompt, flat, keys_of
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import InvalidArgument
 
 SPEC = CacheSpec(layers=2, kv_heads=2, head_dim=8, block_tokens=4)
 BASE = Namespace(model="m", dtype="bfloat16", block_tokens=4)
@@ -20,17 +17,6 @@ def test_tokens_give_a_key_a_value_of_each_full_block() -> None:
     keys = keys_of(Prompt(TOKENS), PARTS)
     assert keys == list(zip(*(part.namespace.block_keys(TOKENS) for part in PARTS), strict=True))
     assert len(keys) == 3
-
-
-def test_prompts_and_their_extras_are_of_their_types() -> None:
-    check_prompts([])
-    check_prompts([Prompt(TOKENS)])
-    with pytest.raises(InvalidArgument, match="prompts is a list"):
-        check_prompts(Prompt(TOKENS))  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="a prompt is a Prompt, not a list"):
-        check_prompts([TOKENS])  # type: ignore[list-item]
-    with pytest.raises(InvalidArgument, match="extras maps a block's index to bytes, a list does not"):
-        keys_of(Prompt(TOKENS, extras=[b"image"]), PARTS)  # type: ignore[arg-type]
 
 
 def test_extras_change_the_keys_from_their_block_on() -> None:

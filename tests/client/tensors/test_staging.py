@@ -85,19 +85,6 @@ def test_a_value_is_the_same_of_one_tensor_or_of_many_and_of_blocks_in_a_row_or_
         assert not out[[1, 2, 5]].any()
 
 
-def test_numpy_arrays_are_written_and_read_as_tensors_are() -> None:
-    array: np.ndarray[Any, Any] = random_blocks(HEADER).numpy()
-    rows = written(HEADER, in_pieces(array[:, ::-1]))
-    assert np.array_equal(rows, written(HEADER, whole(torch.from_numpy(array[:, ::-1].copy()))))
-    out = np.zeros((16, BLOCKS, 1, 2, 4, 32), np.float32).transpose(1, 2, 3, 4, 0, 5)
-    read_values(rows, HEADER, [Piece(slice(0, 1), slice(0, 2), slice(0, 4), out, ALL)])
-    assert np.array_equal(out[:, 0], array[:, 2])
-    scattered = np.zeros((5, *HEADER.shape), np.float32)
-    read_values(rows, HEADER, in_pieces(scattered, np.array([4, 1, 0])))
-    assert np.array_equal(scattered[[4, 1, 0]], array[:, ::-1])
-    assert not scattered[2:4].any()
-
-
 def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finite() -> None:
     header = header_of("int8", dtype="float32")
     values = random_blocks(header)
@@ -141,21 +128,6 @@ def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
         assert np.shares_memory(again.rows(1, [100])[0], row)
         with stagings.lend(is_pinned=True) as pinned:
             assert pinned is not second, "of another kind"
-
-
-def test_memory_over_the_bound_and_that_of_a_call_that_failed_is_accounted_for() -> None:
-    stagings = Stagings(TensorSettings(staging_bytes=Size(1000), kept_bytes=Size(1500)))
-    with pytest.raises(KeyError), stagings.lend(is_pinned=False) as first:
-        first.rows(1, [100])
-        raise KeyError
-    assert 1000 <= stagings.kept_bytes <= 1500
-    with stagings.lend(is_pinned=False) as again, stagings.lend(is_pinned=False) as second:
-        assert again is first
-        second.rows(1, [100])
-        assert stagings.kept_bytes == 0
-    assert 1000 <= stagings.kept_bytes <= 1500
-    with stagings.lend(is_pinned=False) as kept:
-        assert kept is second
 
 
 def test_rows_are_known_for_values_by_header_and_size() -> None:

@@ -1,7 +1,7 @@
 """Writes by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,10 +21,9 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.protocol.master_messages import Cancel, Reserve
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Commit, Open, Opened, Put
+from kvstore.protocol.node_messages import Commit, Open, Put
 from kvstore.protocol.session_messages import Flags
-from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
+from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleNode
 from tests.client.writes.puts import put
 
 
@@ -41,19 +40,6 @@ def names(oracle: Oracle) -> list[str]:
     return [type(message).__name__ for message in oracle.log]
 
 
-def opened(oracle: Oracle, *statuses: int) -> Callable[[OracleChannel, Open], Opened]:
-    """What the node would answer, with other statuses."""
-
-    def answer(channel: OracleChannel, message: Open) -> Opened:
-        whole = oracle.answer(channel, message)
-        assert isinstance(whole, Opened)
-        whole.statuses = bytes(statuses)
-        whole.regions = [region if status == GRANTED else b"" for status, region in zip(statuses, whole.regions, strict=True)]
-        return whole
-
-    return answer
-
-
 def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_sent(oracle: Oracle, far: OracleNode) -> None:
     assert put(oracle, [b"a", b"small", b"b"], [BIG, b"abc", OTHER]) == [True] * 3
     assert names(oracle) == ["Nodes", "Reserve", "Open", "Commit", "Put"]
@@ -61,21 +47,6 @@ def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_
     assert [length for _, _, length in oracle.moves[0].copies] == [len(BIG), len(OTHER)]
     stats = oracle.resources.counters.snapshot()
     assert (stats.puts, stats.bytes_out, stats.engine_bytes, stats.retries) == (3, 200_003, 200_000, 0)
-
-
-def test_what_the_node_has_or_has_no_room_for_is_not_written(oracle: Oracle, far: OracleNode) -> None:
-    oracle.script[Open].append(opened(oracle, PRESENT, GRANTED, BUSY))
-    assert put(oracle, [b"a", b"b", b"c"], [BIG, BIG, OTHER]) == [False, True, True]
-    assert [len(move.copies) for move in oracle.moves] == [1, 1]
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a", b"c"]]
-    assert stored(far) == {b"b": BIG, b"c": OTHER}
-
-
-def test_a_value_that_the_node_did_not_get_whole_is_written_again(oracle: Oracle, far: OracleNode) -> None:
-    oracle.script[Commit].append(Flags(b"\2"))
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert len(oracle.moves) == len(oracle.sent(Commit)) == 2
-    assert stored(far) == {b"a": BIG}
 
 
 @pytest.mark.parametrize(
@@ -133,14 +104,6 @@ def test_a_full_node_is_an_error_and_reservations_are_given_back(oracle: Oracle)
     assert oracle.reserved == set()
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_slots_for_other_than_the_keys_asked_are_a_protocol_error(oracle: Oracle, count: int) -> None:
-    oracle.script[Open].append(Opened(bytes([GRANTED] * count), [1] * count, [0] * count, [0] * count, [b""] * count, []))
-    with pytest.raises(ProtocolError):
-        put(oracle, [b"a"], [BIG])
-    assert not all(loan.channel.is_open for loan in oracle.loans)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidArgument("the slot is smaller")], ids=lambda error: type(error).__name__)
 def test_whatever_ends_the_transfer_otherwise_is_passed_on_and_the_slots_are_given_up(oracle: Oracle, error: BaseException) -> None:
     oracle.script[Move].append(error)
@@ -185,15 +148,6 @@ def parted(far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interle
     yield oracle
     oracle.resources.close()
     far.close()
-
-
-def test_parts_that_are_copied_during_a_commit_are_committed_as_one(parted: Interleaved, far: OracleNode) -> None:
-    assert put(parted, KEYS, VALUES) == [True] * 4
-    assert parted.together == [3]
-    assert [len(move.copies) for move in parted.moves] == [2, 1, 1]
-    assert names(parted) == ["Nodes", "Reserve", "Open", "Commit", "Commit"]
-    assert [len(message.put_ids) for message in parted.sent(Commit)] == [2, 2]
-    assert stored(far) == dict(zip(KEYS, VALUES, strict=True))
 
 
 def test_of_parts_only_those_that_the_engine_cannot_write_are_sent(parted: Interleaved, far: OracleNode) -> None:

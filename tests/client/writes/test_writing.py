@@ -77,22 +77,6 @@ def test_a_key_that_stays_busy_ends_with_the_deadline(remote: OracleNode) -> Non
         put(oracle, [b"a"], [b"v"], deadline_s=0.02)
 
 
-def test_the_granted_keys_of_a_batch_do_not_wait_for_the_busy_ones(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    oracle.script[Reserve].append(Grants(bytes([BUSY, GRANTED]), [0, 2], [0, 9]))
-    assert put(oracle, [b"a", b"b"], [b"1", b"2"]) == [True, True]
-    assert [message.keys for message in oracle.sent(Put)] == [[b"b"], [b"a"]]
-
-
-def test_what_a_node_has_no_room_for_yet_is_given_back_and_asked_for_again(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.script[Open].append(opened(GRANTED, BUSY))
-    oracle.script[Commit].append(Flags(b"\1"))
-    assert put(oracle, [b"a", b"b"], [BIG, BIG]) == [True, True]
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"b"]]
-    assert [message.keys for message in oracle.sent(Open)] == [[b"a", b"b"], [b"b"]]
-
-
 def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.script[Open].append(opened(PRESENT))
@@ -106,14 +90,6 @@ def test_a_put_the_node_forgot_is_written_again(node: OracleNode) -> None:
     oracle.script[Commit].append(Flags(b"\2"))
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert len(oracle.sent(Commit)) == 2
-
-
-def test_a_full_node_is_an_error_and_reservations_are_given_back(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.script[Open].append(Full("no room"))
-    with pytest.raises(Full):
-        put(oracle, [b"a", b"b"], [BIG, b"s"])
-    assert oracle.reserved == set()
 
 
 def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(node: OracleNode) -> None:
@@ -151,14 +127,6 @@ def test_where_every_node_is_drained_a_put_waits_for_its_deadline(remote: Oracle
         put(oracle, [b"a"], [b"v"], deadline_s=0.05)
     assert oracle.slept_s > 0
     assert len(oracle.sent(Cancel)) == len(oracle.sent(Put)), "no reservation is left behind"
-
-
-def test_an_unreachable_node_is_avoided_once(node: OracleNode, remote: OracleNode) -> None:
-    oracle = Oracle(node, remote)
-    oracle.unreachable |= {"unix:/run/node1", "node1:1"}
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert [message.avoid for message in oracle.sent(Reserve)] == [0, 1]
-    assert b"a" in remote.blocks
 
 
 def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> None:
