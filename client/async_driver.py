@@ -28,7 +28,7 @@ from kvstore.client.operations import Operations
 from kvstore.client.reservations import CLEANUP_S
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.async_pool import AsyncPool
-from kvstore.transfer.memory.gate import Gate
+from kvstore.transfer.memory.signal_safety import Gate
 
 INLINE_WORK_BYTES: Final = 256 << 10
 """Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""

@@ -39,8 +39,7 @@ from kvstore.client.reservations import CLEANUP_S
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Pool
-from kvstore.transfer.memory.gate import begin_thread
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield, begin_thread
 
 if TYPE_CHECKING:
     from kvstore.transfer.paths.transfers import Transfer

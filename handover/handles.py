@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.handover.latch import Latch
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
+from kvstore.transfer.memory.signal_safety import Latch
 
 PATIENCE_S: Final = 5.0
 """How long after its deadline and fence a request may take to say that it is over; one that takes longer is at fault."""

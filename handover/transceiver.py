@@ -16,7 +16,6 @@ from kvstore.handover.arguments import block_indexes, check_deadline, check_regi
 from kvstore.handover.config import HandoverSettings
 from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
 from kvstore.handover.handles import Handover, Receiving, Sending
-from kvstore.handover.latch import Latch
 from kvstore.handover.prefix import PrefixStore
 from kvstore.handover.ranks.roll_call import Outcome
 from kvstore.handover.receiving.side import Wanted
@@ -28,6 +27,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.signal_safety import Latch
 from kvstore.transfer.streams.connection import Transport
 
 CALL_S: Final = 30.0

@@ -18,7 +18,7 @@ from kvstore.protocol.errors import Cancelled, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.pieces import Pieces, regions_here, total_bytes
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 
 
 class Direction(Enum):

@@ -24,10 +24,9 @@ from kvstore.transfer.agent import TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
 from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.gate import Gate, begin_thread
 from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Region, RemoteRegion
-from kvstore.transfer.memory.shield import Shield, shielded
+from kvstore.transfer.memory.signal_safety import Gate, Shield, begin_thread, shielded
 from kvstore.transfer.paths.bandwidth import Measured
 from kvstore.transfer.paths.batches import begin_transfer
 from kvstore.transfer.paths.carrier import Carrier

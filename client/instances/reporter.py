@@ -16,7 +16,7 @@ from kvstore.client.instances.client import Heard, InstanceReport, SchedulerClie
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 
 RETRY_INTERVAL_S: Final = 1.0
 """Between reports that do not come through."""

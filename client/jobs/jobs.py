@@ -23,7 +23,7 @@ from kvstore.client.jobs.job import BaseJob, Job, Kind
 from kvstore.client.jobs.stats import JobStats
 from kvstore.client.sync import Client
 from kvstore.rpc.workers import not_given
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 
 
 class Crew:

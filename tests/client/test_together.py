@@ -21,7 +21,7 @@ from kvstore.transfer.agent import Rail
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import RemoteRegion
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.paths.transfers import Transfer

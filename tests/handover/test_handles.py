@@ -7,8 +7,8 @@ import pytest
 
 from kvstore.handover import handles
 from kvstore.handover.handles import Receiving, Sending
-from kvstore.handover.latch import Latch
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
+from kvstore.transfer.memory.signal_safety import Latch
 from kvstore.transfer.testing.waiting import in_background, is_quiet, within
 
 

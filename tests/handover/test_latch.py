@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.handover import latch as latch_module
-from kvstore.handover.latch import Latch
+from kvstore.transfer.memory import signal_safety as latch_module
+from kvstore.transfer.memory.signal_safety import Latch
 from kvstore.transfer.testing.waiting import in_background, is_quiet
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.handover.latch import Latch
+from kvstore.transfer.memory.signal_safety import Latch
 
 
 class Struck(BaseException):

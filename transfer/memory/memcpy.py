@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from kvstore.rpc.gil_contention import GilContention
-from kvstore.transfer.memory.gate import Gate, begin_thread
+from kvstore.transfer.memory.signal_safety import Gate, begin_thread
 
 R = TypeVar("R")
 Pair = tuple[memoryview, memoryview]

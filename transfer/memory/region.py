@@ -15,7 +15,7 @@ import numpy as np
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.transfer.memory.location import ANYWHERE, location_of
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 
 CLOSE_TIMEOUT_S: Final = 30.0
 """How long `close` waits for transfers unless told otherwise."""

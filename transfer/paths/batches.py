@@ -5,9 +5,9 @@ from itertools import islice
 
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.gate import Gate
 from kvstore.transfer.memory.pieces import regions_here, total_bytes
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.paths.carrier import Carrier
 from kvstore.transfer.paths.peer import Peer
 from kvstore.transfer.paths.slices import cut

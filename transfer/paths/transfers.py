@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
-from kvstore.transfer.memory.gate import Gate
 from kvstore.transfer.memory.pieces import Pieces
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Gate, Shield
 from kvstore.transfer.paths.choice import Path
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from kvstore.transfer.memory.mapping import Slab, map_slab
 from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
 from kvstore.transfer.memory.region import Region, RemoteRegion
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.shm.target import SharedTarget
 
 MAGIC: Final = b"kvshm1 "

@@ -23,7 +23,7 @@ from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.pieces import check_pieces, longest_bytes
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.streams.connection import Connection, Transport
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready
 from kvstore.transfer.streams.lane import Lane, Link, NoticeRequest

@@ -2,7 +2,7 @@
 
 import threading
 
-from kvstore.transfer.memory.gate import Gate
+from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
 from kvstore.transfer.memory.location import location_of
 from kvstore.transfer.memory.region import PlainRegion, Region, RemoteRegion, on_rail
-from kvstore.transfer.memory.shield import Shield
+from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 
 

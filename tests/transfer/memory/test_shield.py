@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
-from kvstore.transfer.memory import shield as module
-from kvstore.transfer.memory.shield import Shield, shielded
+from kvstore.transfer.memory import signal_safety as module
+from kvstore.transfer.memory.signal_safety import Shield, shielded
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 
 

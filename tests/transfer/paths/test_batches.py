@@ -7,8 +7,8 @@ import pytest
 from kvstore.protocol.errors import Closed, InvalidArgument, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.gate import Gate
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.paths.batches import begin_transfer
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.spans import Copy, Span
