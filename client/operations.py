@@ -60,7 +60,7 @@ class Operations:
         check_deadline(settings.deadline_s)
         self.settings = settings
         self.hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, f"client-{os.getpid()}")
-        self.resources = ClientResources(settings.master, settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self.resources = ClientResources(settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
         self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
         self._questions = Questions(self.resources)

@@ -2,7 +2,6 @@
 questions.py, reads/ and writes/."""
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.client.config import ClientSettings
@@ -28,23 +27,18 @@ if TYPE_CHECKING:
 class ClientResources:
     """Threads and tasks of a client share them: each part is thread-safe."""
 
-    def __init__(
-        self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int
-    ) -> None:
+    def __init__(self, settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int) -> None:
         """Raises InvalidArgument for a malformed address, ConfigError for certificates that cannot be used."""
         self.settings = settings
         self.tls = certificates(settings)
         maps = maps_memory(transfer)
         unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
         self.daemons = Daemons(
-            masters,
+            settings,
             is_here=is_here if maps else nowhere,
             spread=spread,
             unshared=unshared,
-            owner_patience_s=settings.owner_patience_s,
-            owner_retry_s=settings.owner_retry_s,
             hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
-            shows_certificate=bool(settings.tls_cert),
         )
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()

@@ -23,7 +23,7 @@ def ask(oracle: Oracle) -> None:
 
 
 def knowing(oracle: Oracle, masters: str, **settings: Any) -> Daemons:
-    oracle.resources = ClientResources(masters, ClientSettings(**settings), TransferSettings(), is_here=is_here, spread=0)
+    oracle.resources = ClientResources(ClientSettings(master=masters, **settings), TransferSettings(), is_here=is_here, spread=0)
     return oracle.resources.daemons
 
 
@@ -255,7 +255,9 @@ def guarded(oracle: Oracle, node: OracleNode) -> Oracle:
     """A cluster whose node takes a ticket, which the master gives out."""
     oracle.ticket = oracle.issued = b"first"
     oracle.ticket_ms = 10_000
-    oracle.resources = ClientResources("m:1", ClientSettings(tenant="red", token="secret"), TransferSettings(), is_here=is_here, spread=0)
+    oracle.resources = ClientResources(
+        ClientSettings(master="m:1", tenant="red", token="secret"), TransferSettings(), is_here=is_here, spread=0
+    )
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     oracle.hellos.clear()
     return oracle

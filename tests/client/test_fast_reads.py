@@ -65,7 +65,7 @@ class Scene:
         peer = stack.enter_context(RawAnswerer(self._play))
         self.tcp = peer.metadata.rpartition(b" ")[2].decode()
         self.resources = ClientResources(
-            "master:1", ClientSettings(), TransferSettings(), is_here=lambda unix, _: unix == "/here", spread=0
+            ClientSettings(master="master:1"), TransferSettings(), is_here=lambda unix, _: unix == "/here", spread=0
         )
         stack.callback(self.resources.close)
         self.tell_nodes()
