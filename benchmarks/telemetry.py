@@ -23,7 +23,7 @@ from typing import Final
 from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.timings import Timings, timed
+from kvstore.client.stats import Timings, timed
 from kvstore.client.tools.bench import Row, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.client.tracing import CALLS, trace_calls

@@ -6,30 +6,20 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvstore.client import overview
-from kvstore.client.arguments import check_arguments, check_kind
-from kvstore.client.async_at_hand import AsyncAtHand
 from kvstore.client.async_driver import AsyncDriver
-from kvstore.client.async_views import AsyncView
-from kvstore.client.async_work import INLINE_WORK_BYTES
-from kvstore.client.buffers import as_destination, plain_memory
-from kvstore.client.config import ClientSettings, resolve_settings
+from kvstore.client.base import BaseClient
 from kvstore.client.holds import Hold
 from kvstore.client.locations import Location
-from kvstore.client.metrics import ClientMetrics
-from kvstore.client.operations import Operations
-from kvstore.client.registered import RegisteredMemory
-from kvstore.client.stats import ClientStats
-from kvstore.client.timings import Timings, timed_async
-from kvstore.client.tracing import trace_calls
+from kvstore.client.operations import cluster_status, stored_keys
+from kvstore.client.stats import timed_async
+from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
-from kvstore.transfer.config import TransferSettings
 
 if TYPE_CHECKING:
-    from kvstore.telemetry.tracing.config import TracingSettings
+    pass
 
 
-class AsyncClient:
+class AsyncClient(BaseClient):
     """Client's twin for asyncio: the same calls, awaited. Tasks of one event loop may share it; a forked child must make its own.
 
     A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has. Copies and hashes of
@@ -43,51 +33,11 @@ class AsyncClient:
     master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
     """
 
-    def __init__(
-        self,
-        master: str | Sequence[str] | None = None,
-        *,
-        tenant: str | None = None,
-        token: str | None = None,
-        deadline_s: float | None = None,
-        settings: ClientSettings | None = None,
-        transfer: TransferSettings | None = None,
-        tracing: "TracingSettings | None" = None,
-    ) -> None:
-        """Does no I/O: it connects at the first call.
-
-        Args:
-            master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name.
-            tenant: whose blocks are seen; `token`, or the certificate of `settings`, proves it.
-            deadline_s: the time for one call, unless it names its own.
-            settings: all of these and TLS, connections, leases and limits.
-            transfer: how values move: transports, rails and limits of the transfer engine.
-            tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
-                names say.
-
-        What neither an argument nor `settings` gives is read where the command line reads it: KVSTORE_CLIENT_* (KVSTORE_MASTER), then
-        [client] of the file that KVSTORE_CONFIG names, then the default. Raises InvalidArgument: malformed, or an argument differs from
-        `settings`. Raises ConfigError: a variable, the file or a certificate cannot be used.
-        """
-        check_arguments(master, tenant, token, deadline_s)
-        check_kind(settings, ClientSettings, "settings")
-        check_kind(transfer, TransferSettings, "transfer")
-        resolved = resolve_settings(settings, master=master, tenant=tenant, token=token, deadline_s=deadline_s)
-        self._operations = Operations(resolved, transfer)
-        self._timings = Timings()
-        self._near = self._operations.near
+    def _connect(self) -> None:
         self._driver = AsyncDriver(self._operations)
         self._run = self._driver.run
-        self._at_hand = AsyncAtHand(self._operations, self._run)
-        self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
-        """Makes spans of the calls; None: nothing is traced."""
 
-    @property
-    def settings(self) -> ClientSettings:
-        """Settings of the client, with its masters, tenant, token and deadline."""
-        return self._operations.settings
-
+    @timed_async
     async def put(
         self,
         key: bytes,
@@ -100,11 +50,6 @@ class AsyncClient:
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
-            return await timings.sample_async("put", lambda: AsyncClient.put(self, key, value, **options))
         operation = self._operations.put(
             [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
         )
@@ -127,7 +72,7 @@ class AsyncClient:
         `ack` (default: the client's setting) says when it returns. "node": once the node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
         is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        The node is that of this host. Where there is none, values up to `put_inline_bytes` go to the node that the master last chose for
+        The node is that of this host. Where there is none, values up to 64 KiB go to the node that the master last chose for
         their size, for a second at a time; larger ones are acknowledged as by "cluster". "cluster": once every one of them can be read
         by all. "replicas": once they are at `replicas` nodes, too.
 
@@ -194,49 +139,21 @@ class AsyncClient:
         """
         await self._run(self._operations.flush(deadline_s=deadline_s))
 
+    @timed_async
     async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
         """The value, None on a miss."""
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("get", lambda: AsyncClient.get(self, key, deadline_s=deadline_s))
-        nodes, timeout = await self._at_hand.nodes(deadline_s)
-        if nodes:
-            value = self._near.get(nodes, key, INLINE_WORK_BYTES)
-            if value is None and self._near.wanted:
-                value, timeout = await self._at_hand.again(timeout, self._near.get, nodes, key)
-            if value is not None:
-                return value
-        return (await self._run(self._operations.get([key], deadline_s=timeout)))[0]
+        return (await self._run(self._operations.get([key], deadline_s=deadline_s)))[0]
 
     @timed_async
     async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
         """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
         return await self._run(self._operations.get(keys, deadline_s=deadline_s))
 
+    @timed_async
     async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
         if there is too little room."""
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("get_into", lambda: AsyncClient.get_into(self, key, buffer, deadline_s=deadline_s))
-        view, finish = plain_memory(buffer), None
-        if view is None:
-            destination = as_destination(buffer)
-            if len(destination.parts) > 1:
-                return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
-            [view], finish = destination.parts, destination.finish
-        nodes, timeout = await self._at_hand.nodes(deadline_s)
-        if nodes:
-            size = self._near.get_into(nodes, key, view, INLINE_WORK_BYTES)
-            if size is None and self._near.wanted:
-                size, timeout = await self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
-            if size is not None:
-                if finish is not None:
-                    finish()
-                return size
-        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=timeout)))[0]
+        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
 
     @timed_async
     async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
@@ -271,13 +188,9 @@ class AsyncClient:
         """
         return await self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
 
-    def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
-        """As `Client.register`; asks nobody, so that there is nothing to await."""
-        return self._operations.register(buffer, location)
-
     def view(self, key: bytes, *, deadline_s: float | None = None) -> AsyncView:
         """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
-        return AsyncView(self._at_hand, key, deadline_s)
+        return AsyncView(self._operations, self._run, key, deadline_s)
 
     async def ping(self, *, deadline_s: float | None = None) -> float:
         """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
@@ -287,34 +200,22 @@ class AsyncClient:
 
     async def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
         """As `Client.status`; asked in a thread."""
-        return await asyncio.to_thread(overview.status, self._operations.settings, await self._run(self._operations.asking(deadline_s)))
+        return await asyncio.to_thread(cluster_status, self._operations.settings, await self._run(self._operations.asking(deadline_s)))
 
     async def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
         """As `Client.keys`; asked in a thread."""
         deadline = await self._run(self._operations.asking(deadline_s))
-        return await asyncio.to_thread(overview.keys, self._operations.settings, deadline, namespace, limit)
+        return await asyncio.to_thread(stored_keys, self._operations.settings, deadline, namespace, limit)
 
+    @timed_async
     async def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
-        if hold is not None:
-            return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("exists", lambda: AsyncClient.exists(self, key, deadline_s=deadline_s))
-        nodes, timeout = await self._at_hand.nodes(deadline_s)
-        if nodes and self._near.exists(nodes, key):
-            return True
-        return (await self._run(self._operations.exists([key], deadline_s=timeout)))[0]
+        return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
 
     @timed_async
     async def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
         return await self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
-
-    def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
-        """As `Client.exists_here`; asks nobody, so that there is nothing to await."""
-        return self._operations.exists_here(keys)
 
     @timed_async
     async def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
@@ -369,14 +270,6 @@ class AsyncClient:
     async def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
         """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
         return await self._run(self._operations.shared_memory(deadline_s))
-
-    def metrics(self) -> ClientMetrics:
-        """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
-        return ClientMetrics(self.stats, self._timings, self.tracing)
-
-    def stats(self) -> ClientStats:
-        """What this client did so far. Asks nobody."""
-        return self._operations.stats()
 
     async def close(self) -> None:
         """Hang up; later calls raise Closed. Views must be over. A second close is a no-op.

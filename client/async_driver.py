@@ -1,10 +1,11 @@
-"""Carries out an asyncio client's operations, effect by effect, over its pool of asynchronous channels."""
+"""Carries out an asyncio client's operations, effect by effect, over its pool of asynchronous channels. Large work goes to a thread; of
+several operations at once each has a task."""
 
 import asyncio
 import contextlib
-from typing import Any, TypeVar, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar, cast
 
-from kvstore.client.async_work import carry_out, run_together
 from kvstore.client.effects import (
     AnyChannel,
     Aside,
@@ -27,6 +28,59 @@ from kvstore.client.operations import Operations
 from kvstore.client.reservations import CLEANUP_S
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.async_pool import AsyncPool
+from kvstore.transfer.memory.signal_safety import Gate
+
+INLINE_WORK_BYTES: Final = 256 << 10
+"""Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""
+
+
+async def carry_out(effect: Work) -> Any:
+    """Small work here, large work in a thread. A cancelled caller waits for it, and so does one that is dropped (its loop was stopped
+    by a signal): the memory that the work uses is given back right after. Where no thread can be had the loop does it, as a blocking
+    client's thread would."""
+    if effect.size_bytes <= INLINE_WORK_BYTES:
+        return effect.function()
+    gate = Gate()
+    results: list[Any] = []
+    working: asyncio.Future[bool] | None = None
+    try:
+        with contextlib.suppress(RuntimeError):  # the system has none, or the executor takes nothing more
+            working = asyncio.get_running_loop().run_in_executor(None, gate.pass_through, lambda: results.append(effect.function()))
+        if working is not None:
+            await _wait_for(working)
+    finally:
+        gate.shut()
+    return results[0] if results else effect.function()
+
+
+async def _wait_for(working: asyncio.Future[bool]) -> None:
+    """To its end, also when cancelled, however often."""
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+        raise
+
+
+async def run_together(operations: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Their results, in order, each in a task of its own. The first error cancels the others, as being cancelled does all, and is raised
+    once they have ended."""
+    tasks = [asyncio.ensure_future(operation) for operation in operations]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()  # once: what it has to give back is not to be interrupted too
+        while not all(task.done() for task in tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait(tasks)
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [task.result() for task in tasks]
+
 
 T = TypeVar("T")
 

@@ -1,14 +1,14 @@
 """Settings of a client: flags of the command line, `KVSTORE_CLIENT_*`, or [client] in the TOML file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NoReturn
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.settings import Size, load_settings, loaded_mark, setting, settings_of
+from kvstore.protocol.settings import constant, load_settings, loaded_mark, setting
 from kvstore.protocol.variables import MASTER
 from kvstore.rpc.busy_poll import DEFAULT_US
-from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "client"
@@ -29,68 +29,17 @@ class ClientSettings(TlsSettings):
         "node",
         "When a put is answered: `node` once this host's node holds the block, of which the cluster hears within milliseconds; `cluster` "
         "once all can read it. Where this host has no node, `node` is the one of another host that the master last chose for that size, up "
-        "to `put_inline_bytes`; larger values are answered as by `cluster`.",
+        "to 64 KiB; larger values are answered as by `cluster`.",
         choices=("node", "cluster"),
     )
-    connect_timeout_s: float = setting(2.0, "Time for one attempt to connect, so that another address can still be tried.", minimum=0.001)
-    owner_patience_s: float = setting(
-        1.0,
-        "Where several masters are known: one that has not answered what was asked for so long has the others asked which of them owns "
-        "the catalog, again after each quarter of that; once another one does, that one is asked. What changes something waits for its "
-        "answer.",
-        minimum=0.001,
-    )
-    owner_retry_s: float = setting(
-        0.05,
-        "Where several masters are known: pause before they are asked again which of them owns the catalog, while none does; doubles up to "
-        "eight times that. The call waits until its deadline.",
-        minimum=0.001,
-    )
-    put_inline_bytes: Size = setting(
-        Size(64 << 10),
-        "Up to this many bytes, of one value or of a batch's small ones together, are written through the socket even on the same host: it "
-        "saves a round trip.",
-        minimum=0,
-        maximum=1 << 30,
-    )
-    get_inline_bytes: Size = setting(
-        Size(16 << 10),
-        "Values up to this size are read through the socket even on the same host: it saves a lease.",
-        minimum=0,
-        maximum=1 << 30,
-    )
-    frame_bytes: Size = setting(Size(64 << 20), "Values that one message moves; larger batches are cut.", minimum=1 << 10, maximum=4 << 30)
-    engine_min_bytes: Size = setting(
-        Size(1 << 20),
-        "Batches from or to a node of another host go by the transfer engine from this size on; smaller ones along with the message.",
-        minimum=1,
-    )
     copy_threads: int = setting(0, "Threads that copy a large batch; 0: one a processor, 4 at most.", minimum=0, maximum=64)
-    max_hints: int = setting(262_144, "Blocks whose place is remembered; 0 asks the master each time.", minimum=0)
-    view_lease_s: float = setting(30.0, "How long a view may stay open for which the node had to be asked.", minimum=0.001, maximum=3600)
-    read_lease_s: float = setting(10.0, "How long a copy out of shared memory may take.", minimum=0.001, maximum=3600)
     use_index: bool = setting(
         True, "Find blocks of nodes on this host in shared memory, without asking. Off: every read is a message, as on another host."
-    )
-    verify_bytes: Size = setting(
-        Size(64 << 10),
-        "Single values up to this size that are read in shared memory are compared with their checksum. Larger ones are where the "
-        "processor may change the order of loads (not x86-64).",
-        minimum=0,
     )
     verify_all: bool = setting(
         False,
         "Compare everything that is read in shared memory with its checksum: large values, batches, and views as they are opened. A bit "
         "that this host's memory has changed is then no hit. It costs a hash of each value, about half as long as its copy.",
-    )
-    transparent_hugepages: bool = setting(
-        True, "Ask the kernel for huge pages where this client is the first to touch the memory of a node on its host (docs/sharing.md)."
-    )
-    max_channels: int = setting(
-        1024,
-        "Connections to one daemon, half of the descriptors that the process may have (RLIMIT_NOFILE) at most; an open view holds one, and "
-        "on a node's own host its index does. Threads and tasks beyond it wait in turn.",
-        minimum=2,
     )
     busy_poll_us: int = setting(
         DEFAULT_US,
@@ -99,13 +48,39 @@ class ClientSettings(TlsSettings):
         minimum=0,
         maximum=10_000,
     )
-    peer_timeout_s: float = setting(
-        PEER_TIMEOUT_S,
-        "An unused connection over TCP is closed when its daemon's host acknowledges nothing for about this long.",
-        minimum=MIN_PEER_TIMEOUT_S,
-        maximum=MAX_PEER_TIMEOUT_S,
-    )
-    idle_ttl_s: float = setting(60.0, "Connections unused for this long are closed.", minimum=0.001)
+    connect_timeout_s: float = constant(2.0)
+    """Time for one attempt to connect, so that another address can still be tried."""
+    owner_patience_s: float = constant(1.0)
+    """Where several masters are known: one that has not answered what was asked for so long has the others asked which of them owns the
+    catalog, again after each quarter of that; once another one does, that one is asked. What changes something waits for its answer."""
+    owner_retry_s: float = constant(0.05)
+    """Where several masters are known: pause before they are asked again which of them owns the catalog, while none does; doubles up to
+    eight times that. The call waits until its deadline."""
+    put_inline_bytes: int = constant(64 << 10)
+    """Up to this many bytes, of one value or of a batch's small ones together, are written through the socket even on the same host: it
+    saves a round trip."""
+    get_inline_bytes: int = constant(16 << 10)
+    """Values up to this size are read through the socket even on the same host: it saves a lease."""
+    frame_bytes: int = constant(64 << 20)
+    """Values that one message moves; larger batches are cut."""
+    engine_min_bytes: int = constant(1 << 20)
+    """Batches from or to a node of another host go by the transfer engine from this size on; smaller ones along with the message."""
+    max_hints: int = constant(262_144)
+    """Blocks whose place is remembered: some 50 MB."""
+    view_lease_s: float = constant(30.0)
+    """How long a view may stay open for which the node had to be asked."""
+    read_lease_s: float = constant(10.0)
+    """How long a copy out of shared memory may take."""
+    verify_bytes: int = constant(64 << 10)
+    """Single values up to this size that are read in shared memory are compared with their checksum: the hash takes little beside the call.
+    Larger ones are where the processor may change the order of loads (not x86-64)."""
+    max_channels: int = constant(1024)
+    """Connections to one daemon, half of the descriptors that the process may have (RLIMIT_NOFILE) at most; an open view holds one, and on
+    a node's own host its index does. Threads and tasks beyond it wait in turn."""
+    peer_timeout_s: float = constant(PEER_TIMEOUT_S)
+    """An unused connection over TCP is closed when its daemon's host acknowledges nothing for about this long."""
+    idle_ttl_s: float = constant(60.0)
+    """Connections unused for this long are closed."""
     is_loaded: bool = loaded_mark()
     """These are complete: a client reads neither environment nor file for what has its default here."""
 
@@ -133,7 +108,7 @@ def resolve_settings(
 
 def _chosen(settings: ClientSettings) -> dict[str, Any]:
     """Fields of `settings` that differ from their default."""
-    found = {field.name: (getattr(settings, field.name), field.default) for field in settings_of(ClientSettings)}
+    found = {field.name: (getattr(settings, field.name), field.default) for field in fields(ClientSettings) if field.compare}
     return {name: value for name, (value, default) in found.items() if value != default}
 
 

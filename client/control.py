@@ -5,7 +5,7 @@ by key, of partition 0's.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -46,10 +46,9 @@ class Control:
         self._are_owners = are_owners
         self._shown = as_metadata(settings.tenant, settings.token)
         tls, options = Certificates.of(settings), grpc_options(settings.peer_timeout_s)
-        addresses = (address, *others)
-        self._channels = {place: open_channel(place, tls, options) for place in dict.fromkeys(addresses)}
-        self._stubs: list[Any] = [ControlStub(self._channels[place]) for place in addresses]  # type: ignore[no-untyped-call]
-        self._stub = self._stubs[0]
+        self._addresses = (address, *others)
+        self._channels = {place: open_channel(place, tls, options) for place in dict.fromkeys(self._addresses)}
+        self._stubs: list[Any] = [ControlStub(self._channels[place]) for place in self._addresses]  # type: ignore[no-untyped-call]
 
     def _metadata(self, partition: int = 0) -> tuple[tuple[str, str | bytes], ...]:
         """Of a call that begins: who asks, what about, and the trace that it belongs to."""
@@ -61,64 +60,54 @@ class Control:
         first, *others = find_controls(settings, deadline or Deadline(settings.deadline_s))
         return cls(first, settings, *others, are_owners=True)
 
-    @property
-    def _others(self) -> range:
-        """Partitions but the first."""
-        return range(1, len(self._stubs))
-
     def status(self, deadline: Deadline | None = None) -> pb.StatusReply:
         """The whole cluster, as the nodes' last heartbeats have it. `deadline`: of all that is asked; None: each question has its own."""
         return merged_status([self.status_of(partition, deadline) for partition in range(len(self._stubs))])
 
     def status_of(self, partition: int, deadline: Deadline | None = None) -> pb.StatusReply:
         """The cluster as the owner of one partition knows it. Raises Unavailable."""
-        left_s = self._settings.deadline_s if deadline is None else deadline.left_s()
-        try:
-            reply: pb.StatusReply = self._stubs[partition].Status(pb.StatusRequest(), timeout=left_s, metadata=self._metadata(partition))
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        left_s = None if deadline is None else deadline.left_s()
+        reply: pb.StatusReply = self._call("Status", pb.StatusRequest(), partition, left_s)
         if self._are_owners and reply.role == "following":
             raise Unavailable(f"another master owns partition {partition} by now, or nobody yet: try again")
         return reply
 
-    def _of_each(self, node: str, call: Callable[[int], object]) -> None:
-        """Do what concerns a node at the owner of each partition that knows it, of the first one, which says whether that may be, last."""
+    def _call(self, method: str, request: Any, partition: int = 0, left_s: float | None = None) -> Any:
+        """The reply, or the list of those that a stream brings. Raises the typed error."""
+        timeout_s = self._settings.deadline_s if left_s is None else left_s
         try:
-            for partition in self._others:
-                if any(known.name == node for known in self.status_of(partition).nodes):
-                    call(partition)
-            call(0)
+            reply = getattr(self._stubs[partition], method)(request, timeout=timeout_s, metadata=self._metadata(partition))
+            return list(reply) if hasattr(reply, "__next__") else reply
         except grpc.RpcError as error:
             raise translated(error) from None
 
+    def _of_each_owner(self, method: str, request: Any) -> list[Any]:
+        """What each master that owns a partition replies, as `_call`."""
+        first = {address: partition for partition, address in reversed(list(enumerate(self._addresses)))}
+        return [self._call(method, request, partition) for partition in sorted(first.values())]
+
+    def _change_node(self, method: str, node: str, request: Any) -> None:
+        """Ask the owner of each partition that knows the node, that of the first one, which says whether that may be, last."""
+        for partition in range(1, len(self._stubs)):
+            if any(known.name == node for known in self.status_of(partition).nodes):
+                self._call(method, request, partition)
+        self._call(method, request)
+
     def topologies(self, node: str = "") -> list[pb.NodeTopology]:
         """What the nodes, or the one named, last said of their hosts. Raises InvalidArgument for a node that there is not."""
-        request = pb.TopologiesRequest(node=node)
-        try:
-            return list(self._stub.Topologies(request, timeout=self._settings.deadline_s, metadata=self._metadata()))
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        found: list[pb.NodeTopology] = self._call("Topologies", pb.TopologiesRequest(node=node))
+        return found
 
     def forget(self, node: str) -> None:
         """Have a dead node known no more; durable on return. Raises InvalidArgument (no such node, or it is alive), Unavailable (the
         catalog takes no writes now: it is forgotten once it does)."""
-        request = pb.ForgetRequest(node=node)
-
-        def forget(partition: int) -> None:
-            self._stubs[partition].Forget(request, timeout=self._settings.deadline_s, metadata=self._metadata(partition))
-
-        self._of_each(node, forget)
+        self._change_node("Forget", node, pb.ForgetRequest(node=node))
 
     def drain(self, node: str, *, to: str = "peers", cancel: bool = False) -> None:
         """Have a node take no new blocks, and what only it has go `to` "peers" that have room (its NVMe for what finds none), or to its
         "nvme"; or have it take blocks again. Durable on return; how far it is says its status. Raises InvalidArgument (no such node or
         place), Unavailable (the catalog takes no writes now: it is so, but does not outlive the master yet)."""
-        request = pb.DrainRequest(node=node, to=to, cancel=cancel)
-
-        def drain(partition: int) -> None:
-            self._stubs[partition].Drain(request, timeout=self._settings.deadline_s, metadata=self._metadata(partition))
-
-        self._of_each(node, drain)
+        self._change_node("Drain", node, pb.DrainRequest(node=node, to=to, cancel=cancel))
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None]) -> None:
         """Give the tenant these limits, by their names in the quotas file (None: no limit), above what that file says; others stay as they
@@ -127,74 +116,46 @@ class Control:
         master yet)."""
         given = {name: limit for name, limit in limits.items() if limit is not None}
         request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
-        self._change_quota(self._stub.SetQuota, request)
+        self._call("SetQuota", request)
 
     def clear_quota(self, tenant: str, names: Iterable[str] = ()) -> None:
         """Have these limits of the tenant, all if none is named, be as the quotas file has them; as `set_quota`."""
-        self._change_quota(self._stub.ClearQuota, pb.ClearQuotaRequest(tenant=tenant, names=names))
+        self._call("ClearQuota", pb.ClearQuotaRequest(tenant=tenant, names=names))
 
     def audit(self, after: int = 0) -> list[pb.AuditEntry]:
         """Entries of the audit trail with a higher number than `after`, oldest first. Raises Denied, Unavailable."""
-        return [entry for part in self._stream(self._stub.Audit, pb.AuditRequest(after=after)) for entry in part.entries]
+        return [entry for part in self._call("Audit", pb.AuditRequest(after=after)) for entry in part.entries]
 
     def sessions(self) -> list[pb.SessionStatus]:
         """Connections of clients and nodes to the masters that own a partition. Raises Denied, Unavailable."""
-        return [row for stub in self._owners() for part in self._stream(stub.Sessions, pb.SessionsRequest()) for row in part.sessions]
+        return [row for parts in self._of_each_owner("Sessions", pb.SessionsRequest()) for part in parts for row in part.sessions]
 
     def end_session(self, id: int, master: str = "") -> None:
         """Close a connection to the master of that name, or to the only owner (""). Raises InvalidArgument: there is none of that id."""
-        metadata, deadline_s = self._metadata(), self._settings.deadline_s
-        try:
-            at = {stub.Status(pb.StatusRequest(), timeout=deadline_s, metadata=metadata).name: stub for stub in self._owners()}
-            meant = [stub for name, stub in at.items() if master in ("", name)]
-            if len(meant) != 1:
-                raise InvalidArgument(f"name the master of session {id}: {', '.join(f'{id}@{name}' for name in sorted(at))}")
-            meant[0].EndSession(pb.EndSessionRequest(id=id), timeout=deadline_s, metadata=metadata)
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        owners = {self.status_of(partition).name: partition for partition in reversed(range(len(self._stubs)))}
+        meant = [partition for name, partition in owners.items() if master in ("", name)]
+        if len(meant) != 1:
+            raise InvalidArgument(f"name the master of session {id}: {', '.join(f'{id}@{name}' for name in sorted(owners))}")
+        self._call("EndSession", pb.EndSessionRequest(id=id), meant[0])
 
     def tokens(self) -> list[pb.TokenStatus]:
         """Names, roles and ends of the tokens that the owner of partition 0 accepts. Raises Denied, Unavailable."""
-        return [row for part in self._stream(self._stub.Tokens, pb.TokensRequest()) for row in part.tokens]
+        return [row for part in self._call("Tokens", pb.TokensRequest()) for row in part.tokens]
 
     def slow_requests(self) -> list[pb.SlowRequest]:
         """The slowest requests of the last minutes at masters and nodes, slowest first. Raises Denied, Unavailable."""
-        try:
-            replies = [
-                stub.SlowRequests(pb.SlowRequestsRequest(), timeout=self._settings.deadline_s, metadata=self._metadata())
-                for stub in self._owners()
-            ]
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        replies = self._of_each_owner("SlowRequests", pb.SlowRequestsRequest())
         return sorted((one for reply in replies for one in reply.requests), key=lambda one: -one.duration_us)
-
-    def _owners(self) -> list[Any]:
-        """A stub of each master that owns a partition."""
-        return [ControlStub(channel) for channel in self._channels.values()]  # type: ignore[no-untyped-call]
-
-    def _stream(self, call: Any, request: Any) -> list[Any]:
-        try:
-            return list(call(request, timeout=self._settings.deadline_s, metadata=self._metadata()))
-        except grpc.RpcError as error:
-            raise translated(error) from None
 
     def report_weights(self, report: pb.WeightsReport) -> float:
         """Report what an engine uses; the seconds until its next report. Raises Denied, InvalidArgument, Full, Unavailable."""
-        try:
-            reply = self._stub.ReportWeights(report, timeout=self._settings.deadline_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise translated(error) from None
-        return float(reply.report_interval_s)
+        return float(self._call("ReportWeights", report).report_interval_s)
 
     def weights(self) -> pb.WeightsTable:
         """Versions of weights and the namespaces of their blocks: the tenant's, or of all tenants for operators."""
         table = pb.WeightsTable()
-        request = pb.WeightsRequest(tenant=self._settings.tenant)
-        try:
-            for part in self._stub.Weights(request, timeout=self._settings.deadline_s, metadata=self._metadata()):
-                table.MergeFrom(part)
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        for part in self._call("Weights", pb.WeightsRequest(tenant=self._settings.tenant)):
+            table.MergeFrom(part)
         return table
 
     def retire_weights(self, base: str, version: str = "", *, tenant: str = "") -> int:
@@ -202,17 +163,7 @@ class Control:
         table. `tenant`: that of the settings if none is named. Raises InvalidArgument (no engine reported such weights), Unavailable (the
         catalog takes no writes now: it is so, but does not outlive the master yet)."""
         request = pb.RetireWeightsRequest(tenant=tenant or self._settings.tenant, base=base, version=version)
-        try:
-            reply = self._stub.RetireWeights(request, timeout=self._settings.deadline_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise translated(error) from None
-        return int(reply.versions)
-
-    def _change_quota(self, call: Any, request: "pb.SetQuotaRequest | pb.ClearQuotaRequest") -> None:
-        try:
-            call(request, timeout=self._settings.deadline_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        return int(self._call("RetireWeights", request).versions)
 
     def keys(self, namespace: str | None = None, *, limit: int = 0, deadline: Deadline | None = None) -> Iterator[StoredKey]:
         """The tenant's keys, in no order; of one namespace, or of all (None). `limit` 0: no limit. `deadline`: as of `status`. Raises
@@ -238,10 +189,7 @@ class Control:
         where there are tens of millions of blocks."""
         settings = self._settings
         request = pb.ContentsRequest(tenant=tenant or settings.tenant, namespace=namespace, max_segments=max_segments, hottest=hottest)
-        try:
-            reply: pb.ContentsReply = self._stub.Contents(request, timeout=settings.deadline_s, metadata=self._metadata())
-        except grpc.RpcError as error:
-            raise translated(error) from None
+        reply: pb.ContentsReply = self._call("Contents", request)
         return reply
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from kvstore.client.config import ClientSettings
 from kvstore.client.effects import AnyLoan, Aside, Ask, Await, Operation, Send, Sleep, Take
-from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route, nowhere
-from kvstore.client.unshared import Unshared
+from kvstore.client.routes import IsHere, KnownNode, KnownNodes, MasterRoutes, Route, Unshared, nowhere
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     InvalidTicket,
@@ -39,30 +39,27 @@ class Daemons:
 
     def __init__(
         self,
-        masters: str | Sequence[str],
+        settings: ClientSettings,
         *,
         is_here: IsHere,
         spread: int,
         unshared: Unshared,
-        owner_patience_s: float,
-        owner_retry_s: float,
         hello: Hello = Hello(ROLE_CLIENT),  # noqa: B008
-        shows_certificate: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """For the two times see the settings, for `hello` KnownNodes. With `shows_certificate` masters are reached over TCP only: a Unix
-        socket shows no certificate. Nodes take a ticket in its place. Raises InvalidArgument for a malformed address."""
+        """For `hello` see KnownNodes. With a certificate masters are reached over TCP only: a Unix socket shows none. Nodes take a ticket
+        in its place. Raises InvalidArgument for a malformed address."""
         self._clock_ns = clock_ns
-        self._given = masters
-        self._master_is_here = nowhere if shows_certificate else is_here
+        self._given = settings.master
+        self._master_is_here = nowhere if settings.tls_cert else is_here
         self.masters = self._routes_of(0)
         """For what partition 0 is asked."""
         self._owners = [self.masters]
         """By partition."""
         self._partitions = 0
         """How many there are; 0: no master has been met yet."""
-        self._patience_s = owner_patience_s
-        self._retry_s = owner_retry_s
+        self._patience_s = settings.owner_patience_s
+        self._retry_s = settings.owner_retry_s
         self.nodes = KnownNodes(is_here, spread, unshared, hello)
         self._renew_ns = 0
         """When tickets are half over, and are asked for anew in the background; 0: there are none, or that is being done."""

@@ -1,25 +1,183 @@
-"""How a client has its transfer engine copy from and to nodes of other hosts, and what becomes of a node whose engine fails. Sans-I/O: see
-effects.py."""
+"""The transfer engine's side of a client: one engine, made at its first use, with nodes of other hosts as its peers. Sans-I/O: see
+effects.py.
+
+A node whose engine cannot be reached (a firewall between, say) is asked for its values in messages for a while: slower, but it works.
+"""
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import AnyChannel, Ask, Move, Operation, Work
 from kvstore.client.registered import Registry
-from kvstore.client.remote import RemoteMemory, SlabId
 from kvstore.client.routes import KnownNode
 from kvstore.client.stats import Counters
-from kvstore.protocol.errors import DeadlineExceeded, Denied, Fenced, KVStoreError, ProtocolError, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.errors import (
+    Broken,
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    Denied,
+    Fenced,
+    KVStoreError,
+    ProtocolError,
+    StaleHandle,
+    Unavailable,
+    Unreachable,
+)
+from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import RegionList, Regions
 from kvstore.rpc.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL
+from kvstore.transfer.config import TransferSettings
 
 if TYPE_CHECKING:
+    from kvstore.security.tls.certificates import Certificates
+    from kvstore.transfer.engine import TransferEngine
     from kvstore.transfer.paths.batch import Copy
     from kvstore.transfer.paths.peer import Peer, PeerRegion
+
+
+REST_S: Final = 10.0
+"""How long a node's engine that could not be reached is left alone."""
+
+MAX_SLABS: Final = MAX_BATCH
+"""Of one node: a batch names no more."""
+
+
+class SlabId(NamedTuple):
+    """`epoch` tells one process of a node from the next: slab ids begin anew."""
+
+    node_id: int
+    epoch: int
+    slab: int
+
+
+class RemoteMemory:
+    """See the module. Thread-safe; owns the engine."""
+
+    def __init__(
+        self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns, *, tls: "Certificates | None" = None
+    ) -> None:
+        self._settings = settings
+        self._tls = tls
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._engine: TransferEngine | None = None
+        self._is_closed = False
+        self._peers: dict[int, tuple[bytes, Peer]] = {}
+        self._resting: dict[int, tuple[int, int]] = {}
+        """(revision of its description, until when in ns) by node: a description that has changed is worth another try."""
+        self._slabs: dict[int, tuple[int, dict[int, PeerRegion]]] = {}
+        """By node: its process's epoch, and the slabs that it has shown, in that order."""
+
+    @property
+    def engine(self) -> "TransferEngine":
+        """The engine, made now if need be: some milliseconds. Raises ConfigError for settings that cannot be met, Unreachable where the
+        system does not tell its network interfaces, Closed."""
+        from kvstore.transfer.engine import TransferEngine
+
+        with self._lock:
+            if self._is_closed:
+                raise Closed("the client is closed")
+            if self._engine is None:
+                try:
+                    self._engine = TransferEngine(settings=self._settings, serves=False, tls=self._tls)
+                except Broken as error:
+                    raise Unreachable(f"no transfer engine: the topology of this host is unknown: {error}") from None
+            return self._engine
+
+    @property
+    def is_started(self) -> bool:
+        return self._engine is not None
+
+    def refresh(self) -> bool:
+        """Look at this host's links again: True if the engine has other ways now. Some milliseconds."""
+        from kvstore.transfer.topology.discovery import Discovery
+
+        engine = self._engine
+        if engine is None:
+            return False
+        try:
+            return engine.refresh(Discovery.configured(self._settings).look())
+        except (Broken, ConfigError):  # the system does not tell, or a rail of the settings is gone
+            return False
+
+    def is_usable(self, node: KnownNode) -> bool:
+        """Whether the node has an engine that has not failed lately."""
+        revision, until_ns = self._resting.get(node.node_id, (0, 0))
+        return bool(node.transfer) and (revision != node.revision or until_ns <= self._clock_ns())
+
+    def failed(self, node: KnownNode) -> None:
+        """Its engine could not be reached: leave it alone for a while."""
+        self._resting[node.node_id] = node.revision, self._clock_ns() + int(REST_S * 1e9)
+        self.forget(node.node_id)
+
+    def peer(self, node: KnownNode) -> "Peer":
+        """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed; and
+        as `engine`."""
+        known = self._peers.get(node.node_id)
+        if known is not None and known[0] == node.transfer:
+            return known[1]
+        engine = self.engine
+        try:
+            peer = engine.connect(node.transfer)
+        except ProtocolError as error:
+            raise Unreachable(f"the transfer engine of node {node.name} cannot be used: {error}") from None
+        with self._lock:
+            self._peers[node.node_id] = node.transfer, peer
+            # By a master without a lasting catalog it may have been named under another id meanwhile.
+            is_left = known is not None and all(other is not known[1] for _, other in self._peers.values())
+        if known is not None and is_left:
+            engine.disconnect(known[1])
+        return peer
+
+    def region(self, peer: "Peer", description: bytes) -> "PeerRegion":
+        """A region as its node showed it. Raises Unreachable: the description is malformed, or another release's; and as `engine`."""
+        try:
+            return self.engine.import_region(peer, description)
+        except ProtocolError as error:
+            raise Unreachable(f"a region of {peer.name} cannot be used: {error}") from None
+
+    def missing(self, slabs: Sequence[SlabId]) -> list[SlabId]:
+        """Which of these slabs the node has still to show, each once."""
+        return list(dict.fromkeys(slab for slab in slabs if self.slab(slab) is None))
+
+    def slab(self, slab: SlabId) -> "PeerRegion | None":
+        epoch, shown = self._slabs.get(slab.node_id, (slab.epoch, {}))
+        return shown.get(slab.slab) if epoch == slab.epoch else None
+
+    def add(self, slab: SlabId, region: "PeerRegion") -> None:
+        """The node has shown a slab. Those of its earlier processes are forgotten, and of this one those shown longest ago, once they are
+        more than MAX_SLABS: nobody tells which the node has given up since."""
+        with self._lock:
+            epoch, shown = self._slabs.get(slab.node_id, (slab.epoch, {}))
+            if epoch != slab.epoch or slab.node_id not in self._slabs:
+                shown = {}
+                self._slabs[slab.node_id] = slab.epoch, shown
+            elif len(shown) >= MAX_SLABS and slab.slab not in shown:
+                del shown[next(iter(shown))]
+            shown[slab.slab] = region
+
+    def forget(self, node_id: int) -> None:
+        """The slabs of a node are to be shown anew."""
+        with self._lock:
+            self._slabs.pop(node_id, None)
+
+    def close(self) -> None:
+        """Close the engine. A second close is a no-op."""
+        with self._lock:
+            self._is_closed = True
+            engine, self._engine = self._engine, None
+            self._peers.clear()
+            self._slabs.clear()
+        if engine is not None:
+            engine.close()
+
 
 log = logging.getLogger("kvstore.client")
 

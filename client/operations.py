@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from kvstore.client.arguments import (
     check_deadline,
     check_flag,
     check_keys,
+    check_limit,
     check_offsets,
     check_parents,
     check_replicas,
@@ -22,21 +24,19 @@ from kvstore.client.arguments import (
 from kvstore.client.buffers import as_destination, as_rows, as_sources
 from kvstore.client.config import ClientSettings
 from kvstore.client.each import check_each, put_each
-from kvstore.client.effects import Operation
+from kvstore.client.effects import Operation, work
 from kvstore.client.forks import Process
-from kvstore.client.hold_lookup import HoldLookup
-from kvstore.client.holds import Hold, require_hold
+from kvstore.client.holds import Hold, HoldLookup, require_hold
+from kvstore.client.local.desk import LocalView
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Location
-from kvstore.client.questions import Questions
+from kvstore.client.questions import Questions, replicate
 from kvstore.client.ranges import RangeReads
-from kvstore.client.reads.mapped import CopyOut
-from kvstore.client.reads.reading import Reading
+from kvstore.client.reads.mapped import CopyOut, OpenView, close_view
+from kvstore.client.reads.reading import Reading, open_view
 from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Part, Sink
-from kvstore.client.reads.viewing import OpenView, close_view, open_view
 from kvstore.client.registered import RegisteredMemory
-from kvstore.client.replicas import replicate
 from kvstore.client.resources import ClientResources
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.writing import Writing
@@ -60,7 +60,7 @@ class Operations:
         check_deadline(settings.deadline_s)
         self.settings = settings
         self.hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, f"client-{os.getpid()}")
-        self.resources = ClientResources(settings.master, settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self.resources = ClientResources(settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
         self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
         self._questions = Questions(self.resources)
@@ -146,11 +146,6 @@ class Operations:
 
     # --- this host ---
 
-    def look_around(self, deadline: Deadline) -> Operation[None]:
-        """Find the nodes of this host, and what has become of them: when what is at hand is to be looked at again."""
-        if self.local.is_due():
-            yield from self.local.attach(deadline)
-
     def shared_memory(self, deadline_s: float | None) -> Operation[dict[str, str]]:
         """The nodes of this host, and for each why it is not reached through shared memory, "" where it is."""
         deadline = self.deadline(deadline_s)
@@ -159,10 +154,6 @@ class Operations:
         yield from self.local.attach(deadline, waits=True)
         found = {node.name: "it does not answer" if self.settings.use_index else "" for node in daemons.nodes.local()}
         return found | {node.name: "" for node in self.local.ready} | daemons.unshared.reasons()
-
-    def map_wanted(self, deadline_s: Timeout) -> Operation[None]:
-        """Map the slabs in which something was found."""
-        yield from self._map_wanted(self.deadline(deadline_s))
 
     def _nodes_at_hand(self, deadline: Deadline) -> Operation[tuple[LocalNode, ...]]:
         """Those of this host that can be read."""
@@ -242,9 +233,17 @@ class Operations:
         self.check_process()
         return self.resources.engine_copies.registry.add(buffer, location)
 
-    def open_view(self, key: bytes, *, deadline_s: Timeout) -> Operation[OpenView | None]:
+    def open_view(self, key: bytes, *, deadline_s: Timeout) -> Operation[LocalView | OpenView | None]:
         deadline = self.deadline(deadline_s)
         check_keys([key])
+        nodes = yield from self._nodes_at_hand(deadline)
+        look = partial(self.near.look, nodes, key)
+        view = (yield from work(look, self.near.look_bytes)) if nodes else None
+        if view is None and self.near.wanted:
+            yield from self._map_wanted(deadline)
+            view = yield from work(look, self.near.look_bytes)
+        if view is not None:
+            return view
         return (yield from open_view(self.resources, key, deadline, self._clock_ns))
 
     def close_view(self, view: OpenView) -> Operation[None]:
@@ -355,3 +354,20 @@ class Operations:
             return deadline_s
         check_deadline(deadline_s)
         return Deadline(deadline_s)
+
+
+def cluster_status(settings: ClientSettings, deadline: Deadline) -> dict[str, Any]:
+    """All that the master knows of the cluster, as `kvstore status --json` prints it. Raises as Control.find."""
+    from kvstore.client import control  # gRPC is loaded when it is asked for: who moves blocks needs none of it
+
+    return control.as_dict(control.cluster_status(settings, deadline))
+
+
+def stored_keys(settings: ClientSettings, deadline: Deadline, namespace: Any, limit: int | None) -> list[bytes]:
+    """The tenant's keys. Raises InvalidArgument, and as Control.find and Control.keys."""
+    from kvstore.client.control import Control
+
+    check_limit(limit)
+    text = None if namespace is None else namespace_text(namespace)
+    with Control.find(settings, deadline) as control:
+        return [stored.key for stored in control.keys(text, limit=limit or 0, deadline=deadline)]

@@ -1,17 +1,31 @@
-"""What a client asks the master without moving values: which blocks are there and where, and to remove or pin them. Sans-I/O: see
-effects.py."""
+"""What a client asks the master without moving values: which blocks are there and where, and to remove, pin or replicate them. Sans-I/O:
+see effects.py."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from kvstore.client.arguments import check_keys, check_ttl
 from kvstore.client.by_partition import by_partition, of_all
-from kvstore.client.effects import Operation
+from kvstore.client.daemons import Daemons
+from kvstore.client.effects import Operation, Sleep
 from kvstore.client.locations import Location, tier_names
 from kvstore.client.resources import ClientResources
+from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.master_messages import Exists, Locations, Lookup, MatchPrefix, Pin, PinFor, Remove, RemoveMatching, check_pattern
-from kvstore.protocol.message import Message
+from kvstore.protocol.master_messages import (
+    Exists,
+    Locations,
+    Lookup,
+    MatchPrefix,
+    Pin,
+    PinFor,
+    Remove,
+    RemoveMatching,
+    Replicate,
+    check_pattern,
+)
+from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, Message
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.deadline import Deadline
 
@@ -136,3 +150,37 @@ class Questions:
 def cut(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
     """Parts that one message takes; none for no keys."""
     return [keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH)]
+
+
+FIRST_PAUSE_S: Final = 0.001
+MAX_PAUSE_S: Final = 0.05
+"""Between questions whether the copies are there: doubles from the first to the last."""
+PAUSE_A_KEY_S: Final = 20e-6
+"""And no less for each block that is asked about, so that whoever waits for many does not keep the master busy."""
+
+
+def replicate(daemons: Daemons, keys: Sequence[bytes], count: int, deadline: Deadline, *, waits: bool) -> Operation[None]:
+    """Have these blocks, which the cluster knows, at `count` nodes; with `waits` come back once they are.
+
+    Raises Unavailable: there are not so many nodes that take blocks, or a block has been evicted since. What there is of them stays, and
+    is copied once there are. Raises DeadlineExceeded: not all copies were made in time; they will be.
+    """
+
+    def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[int]]:
+        return list((yield from daemons.ask_master(Replicate(list(keys), count), Flags, deadline, partition=partition)).flags)
+
+    unique = list(dict.fromkeys(keys))
+    for start in range(0, len(unique), MAX_BATCH):
+        pending, pause_s = unique[start : start + MAX_BATCH], FIRST_PAUSE_S
+        while pending:
+            flags = yield from by_partition(daemons, pending, deadline, ask)
+            if not waits:
+                break
+            if REPLICAS_NOWHERE in flags:
+                raise Unavailable(f"there are no {count} nodes that take blocks: the blocks are stored, and copied once there are")
+            if REPLICAS_ABSENT in flags:
+                raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
+            pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_NOT_YET]
+            if pending:
+                yield Sleep(min(max(pause_s, len(pending) * PAUSE_A_KEY_S), deadline.left_s()))
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -9,9 +9,9 @@ from typing import Final
 
 from kvstore.client.buffers import Destination
 from kvstore.client.effects import Operation, work
+from kvstore.client.local.desk import LocalView
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.reads import LocalReads
-from kvstore.client.local.view import LocalView
 from kvstore.client.reads.sinks import FreshEach
 from kvstore.protocol.errors import Fenced, InvalidArgument, KVStoreError
 from kvstore.transfer.memory.memcpy import MemcpyPool, Scatter

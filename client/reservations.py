@@ -1,16 +1,51 @@
-"""How reservations that will not be used go back to the master, so that nobody waits for them to expire. Sans-I/O: see effects.py."""
+"""Reservations of a client's puts: those that will not be used, which go back to the master so that nobody waits for them to expire; and
+the nodes of other hosts that take small puts without one. Sans-I/O: see effects.py."""
 
 import contextlib
+import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from kvstore.client.by_partition import places
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import Operation, Together
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import Full, KVStoreError, QuotaExceeded, TierFailed, Unavailable
 from kvstore.protocol.master_messages import Cancel
 from kvstore.protocol.session_messages import Ok
 from kvstore.rpc.deadline import Deadline
+
+REFUSALS: Final = (Unavailable, Full, QuotaExceeded, TierFailed)
+"""Errors of a target after which the put is reserved: another node may take it."""
+TARGET_NS: Final = 1_000_000_000
+"""Time after which the master places a size anew: it knows of free room, load and drains what clients do not."""
+
+
+class PutTargets:
+    """Target nodes by size class, a power of two each: at most one entry a bit of a size. Thread-safe: each step is one operation of a
+    dictionary."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._chosen: dict[int, tuple[int, int]] = {}
+        """(node id, time in ns at which it ends) by size class."""
+
+    def learn(self, sizes: Iterable[int], node_id: int) -> None:
+        """The master chose this node for values of these sizes."""
+        until_ns = self._clock_ns() + TARGET_NS
+        self._chosen.update((size_bytes.bit_length(), (node_id, until_ns)) for size_bytes in sizes)
+
+    def node_id(self, size_bytes: int) -> int:
+        """Node for a value of that size; 0: the master is to choose."""
+        chosen = self._chosen.get(size_bytes.bit_length())
+        return chosen[0] if chosen is not None and self._clock_ns() < chosen[1] else 0
+
+    def forget(self, node_id: int) -> None:
+        """The node refused a put or cannot be reached."""
+        for size_class, (chosen, _) in list(self._chosen.items()):
+            if chosen == node_id:
+                self._chosen.pop(size_class, None)
+
 
 CLEANUP_S: Final = 0.2
 """Time for telling a daemon that something will not come, after the operation failed and perhaps used up its own."""

@@ -2,22 +2,18 @@
 questions.py, reads/ and writes/."""
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
 from kvstore.client.early_puts import EarlyPuts
-from kvstore.client.engine_copies import EngineCopies
+from kvstore.client.engine_copies import EngineCopies, RemoteMemory
 from kvstore.client.locations import Hints
-from kvstore.client.mapping import SlabMapping
-from kvstore.client.put_targets import PutTargets
 from kvstore.client.registered import Registry
-from kvstore.client.remote import RemoteMemory
-from kvstore.client.reservations import Reservations
-from kvstore.client.routes import IsHere, nowhere
+from kvstore.client.reservations import PutTargets, Reservations
+from kvstore.client.routes import IsHere, Unshared, nowhere
+from kvstore.client.slabs import SlabMapping
 from kvstore.client.stats import Counters
-from kvstore.client.unshared import Unshared
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import ELSEWHERE, why_not_here
 from kvstore.security.tls.config import names_tls
@@ -31,28 +27,23 @@ if TYPE_CHECKING:
 class ClientResources:
     """Threads and tasks of a client share them: each part is thread-safe."""
 
-    def __init__(
-        self, masters: str | Sequence[str], settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int
-    ) -> None:
+    def __init__(self, settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int) -> None:
         """Raises InvalidArgument for a malformed address, ConfigError for certificates that cannot be used."""
         self.settings = settings
         self.tls = certificates(settings)
         maps = maps_memory(transfer)
         unshared = Unshared(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
         self.daemons = Daemons(
-            masters,
+            settings,
             is_here=is_here if maps else nowhere,
             spread=spread,
             unshared=unshared,
-            owner_patience_s=settings.owner_patience_s,
-            owner_retry_s=settings.owner_retry_s,
             hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
-            shows_certificate=bool(settings.tls_cert),
         )
         self.hints = Hints(settings.max_hints)
         self.counters = Counters()
         self.copier = MemcpyPool(settings.copy_threads)
-        self.mapping = SlabMapping(asks=settings.transparent_hugepages)
+        self.mapping = SlabMapping()
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
         self.reservations = Reservations(self.daemons)
         self.early_puts = EarlyPuts(self.daemons)

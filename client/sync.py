@@ -5,32 +5,23 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from kvstore.client import overview
-from kvstore.client.arguments import check_arguments, check_kind
-from kvstore.client.at_hand import AtHand
+from kvstore.client.base import BaseClient
 from kvstore.client.buffers import as_destination, plain_memory
-from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.driver import Driver
+from kvstore.client.fast_reads import FastReads
 from kvstore.client.holds import Hold
-from kvstore.client.local.puts import LocalPuts
-from kvstore.client.local.slot_puts import SlotPuts
+from kvstore.client.local.puts import LocalPuts, SlotPuts
 from kvstore.client.locations import Location
-from kvstore.client.metrics import ClientMetrics
-from kvstore.client.operations import Operations
-from kvstore.client.reads.single import SingleReads
-from kvstore.client.registered import RegisteredMemory
-from kvstore.client.stats import ClientStats
-from kvstore.client.timings import Timings, timed
-from kvstore.client.tracing import trace_calls
+from kvstore.client.operations import cluster_status, stored_keys
+from kvstore.client.stats import timed
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
-from kvstore.transfer.config import TransferSettings
 
 if TYPE_CHECKING:
-    from kvstore.telemetry.tracing.config import TracingSettings
+    pass
 
 
-class Client:
+class Client(BaseClient):
     """Puts and gets blocks. Threads may share a client. In a forked child all calls raise Forked and `close`
     does nothing: it must make its own.
 
@@ -42,53 +33,13 @@ class Client:
     master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
     """
 
-    def __init__(
-        self,
-        master: str | Sequence[str] | None = None,
-        *,
-        tenant: str | None = None,
-        token: str | None = None,
-        deadline_s: float | None = None,
-        settings: ClientSettings | None = None,
-        transfer: TransferSettings | None = None,
-        tracing: "TracingSettings | None" = None,
-    ) -> None:
-        """Connects at the first call.
-
-        Args:
-            master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name.
-            tenant: whose blocks are seen; `token`, or the certificate of `settings`, proves it.
-            deadline_s: the time for one call, unless it names its own.
-            settings: all of these and TLS, connections, leases and limits.
-            transfer: how values move: transports, rails and limits of the transfer engine.
-            tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
-                names say.
-
-        What neither an argument nor `settings` gives is read where the command line reads it: KVSTORE_CLIENT_* (KVSTORE_MASTER), then
-        [client] of the file that KVSTORE_CONFIG names, then the default. Raises InvalidArgument: malformed, or an argument differs from
-        `settings`. Raises ConfigError: a variable, the file or a certificate cannot be used.
-        """
-        check_arguments(master, tenant, token, deadline_s)
-        check_kind(settings, ClientSettings, "settings")
-        check_kind(transfer, TransferSettings, "transfer")
-        resolved = resolve_settings(settings, master=master, tenant=tenant, token=token, deadline_s=deadline_s)
-        self._operations = Operations(resolved, transfer)
-        self._timings = Timings()
+    def _connect(self) -> None:
+        resources, local = self._operations.resources, self._operations.local
         self._near = self._operations.near
         self._driver = Driver(self._operations)
         self._run = self._driver.run
-        self._at_hand = AtHand(self._operations, self._run)
-        slot_puts = SlotPuts(self._operations.resources, self._operations.local, self._run)
-        self._local_puts = LocalPuts(self._operations.resources, self._driver.pool, slot_puts)
-        self._single = SingleReads(self._operations.resources, self._driver.pool)
-        self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
-        """Makes spans of the calls; None: nothing is traced."""
-
-    @property
-    def settings(self) -> ClientSettings:
-        """Settings of the client, with its masters, tenant, token and deadline."""
-        return self._operations.settings
+        self._fast = FastReads(resources, local, self._near, self._driver.pool)
+        self._local_puts = LocalPuts(resources, self._driver.pool, SlotPuts(resources, local, self._run))
 
     def put(
         self,
@@ -135,7 +86,7 @@ class Client:
         `ack` (default: the client's setting) says when it returns. "node": once the node holds the blocks, where this client reads
         them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
         is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        The node is that of this host. Where there is none, values up to `put_inline_bytes` go to the node that the master last chose for
+        The node is that of this host. Where there is none, values up to 64 KiB go to the node that the master last chose for
         their size, for a second at a time; larger ones are acknowledged as by "cluster". "cluster": once every one of them can be read
         by all. "replicas": once they are at `replicas` nodes, too.
 
@@ -208,15 +159,13 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("get", lambda: Client.get(self, key, deadline_s=deadline_s))
-        nodes, timeout = self._at_hand.nodes(deadline_s)
+        nodes = self._fast.nodes(deadline_s)
         if nodes:
             value = self._near.get(nodes, key)
-            if value is None and self._near.wanted:
-                value, timeout = self._at_hand.again(timeout, self._near.get, nodes, key)
             if value is not None:
                 return value
-        deadline = self._operations.deadline(timeout)
-        value = self._single.get(key, deadline)
+        deadline = self._operations.deadline(deadline_s)
+        value = self._fast.get_remote(nodes, key, deadline)
         return value if value is not None else self._run(self._operations.get([key], deadline_s=deadline))[0]
 
     @timed
@@ -237,17 +186,15 @@ class Client:
             if len(destination.parts) > 1:
                 return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s))[0]
             [view], finish = destination.parts, destination.finish
-        nodes, timeout = self._at_hand.nodes(deadline_s)
+        nodes = self._fast.nodes(deadline_s)
         if nodes:
             size = self._near.get_into(nodes, key, view)
-            if size is None and self._near.wanted:
-                size, timeout = self._at_hand.again(timeout, self._near.get_into, nodes, key, view)
             if size is not None:
                 if finish is not None:
                     finish()
                 return size
-        deadline = self._operations.deadline(timeout)
-        size = self._single.get_into(key, view, deadline)
+        deadline = self._operations.deadline(deadline_s)
+        size = self._fast.get_remote_into(nodes, key, view, deadline)
         if size is None:
             return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline))[0]
         if finish is not None:
@@ -287,19 +234,9 @@ class Client:
         """
         return self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
 
-    def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
-        """Have the transfer engine know a buffer for good, until the result is closed, instead of for each call that reads into it or
-        writes from it, or from any part of it: worth it for a pool of blocks where values come from other hosts by RDMA.
-
-        The buffer (a numpy array, a CPU tensor, any writable or constant buffer, of any size) must stay as long. `location` is where
-        it lies, "cpu:N" with its NUMA node, by default where its first page is: rails near it are preferred. Asks nobody. Raises
-        InvalidArgument (no memory of this host, or some of it is registered already), Closed, Forked.
-        """
-        return self._operations.register(buffer, location)
-
     def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         """Look at a value without copying it: `with client.view(key) as memory`. See View."""
-        return View(self._at_hand, key, deadline_s)
+        return View(self._operations, self._run, self._fast, key, deadline_s)
 
     def ping(self, *, deadline_s: float | None = None) -> float:
         """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
@@ -309,12 +246,12 @@ class Client:
 
     def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
         """The cluster as its master knows it: nodes, tiers, blocks, counters, as `kvstore status --json` has them."""
-        return overview.status(self._operations.settings, self._run(self._operations.asking(deadline_s)))
+        return cluster_status(self._operations.settings, self._run(self._operations.asking(deadline_s)))
 
     def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
         """The tenant's keys, of one namespace or of all (None), in no order; at most `limit` of them. For looking at a cluster: the
         master walks through its directory, and all keys come at once."""
-        return overview.keys(self._operations.settings, self._run(self._operations.asking(deadline_s)), namespace, limit)
+        return stored_keys(self._operations.settings, self._run(self._operations.asking(deadline_s)), namespace, limit)
 
     def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
         """Can the block be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
@@ -324,20 +261,15 @@ class Client:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("exists", lambda: Client.exists(self, key, deadline_s=deadline_s))
-        nodes, timeout = self._at_hand.nodes(deadline_s)
+        nodes = self._fast.nodes(deadline_s)
         if nodes and self._near.exists(nodes, key):
             return True
-        return self._run(self._operations.exists([key], deadline_s=timeout))[0]
+        return self._run(self._operations.exists([key], deadline_s=deadline_s))[0]
 
     @timed
     def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
         """Which of the blocks can be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
         return self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
-
-    def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which of the blocks can be read on this host, as far as its nodes show them in shared memory? Asks nobody and never waits: for
-        when nobody answers. False is said of all others, and of all where this client has read nothing here yet."""
-        return self._operations.exists_here(keys)
 
     @timed
     def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
@@ -399,14 +331,6 @@ class Client:
     def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
         """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
         return self._run(self._operations.shared_memory(deadline_s))
-
-    def metrics(self) -> ClientMetrics:
-        """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
-        return ClientMetrics(self.stats, self._timings, self.tracing)
-
-    def stats(self) -> ClientStats:
-        """What this client did so far. Asks nobody."""
-        return self._operations.stats()
 
     def close(self) -> None:
         """Hang up; later calls raise Closed. Views must be over. A second close is a no-op.

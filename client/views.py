@@ -1,10 +1,18 @@
-"""Values looked at in place: the context manager that `Client.view` gives."""
+"""Values looked at in place: the context managers that `Client.view` and `AsyncClient.view` give."""
 
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import Any
 
-from kvstore.client.at_hand import AtHand
-from kvstore.client.local.view import LocalView
-from kvstore.client.reads.viewing import OpenView
+from kvstore.client.fast_reads import FastReads
+from kvstore.client.local.desk import LocalView
+from kvstore.client.operations import Operations
+from kvstore.client.reads.mapped import OpenView
+
+Run = Callable[[Any], Any]
+"""Driver.run: drives an operation to its end."""
+RunAsync = Callable[[Any], Awaitable[Any]]
+"""AsyncDriver.run."""
 
 
 class View:
@@ -12,38 +20,53 @@ class View:
 
     On the node's host this is the node's memory, which it leaves alone until the end; elsewhere a private copy. The memoryview ends with
     the block, and arrays made from it must not be used any more by then. Where the node had to be asked (a value that was not in DRAM,
-    more than 64 views at a time, `use_index` off) the view has a lease and holds a connection: a block open for longer than that (setting
-    `view_lease_s`) ends with LeaseExpired, for its bytes may have been replaced. So does one whose node hung up.
+    more than 64 views at a time, `use_index` off) the view has a lease of 30 s and holds a connection: a block open for longer than that
+    ends with LeaseExpired, for its bytes may have been replaced. So does one whose node hung up.
     """
 
-    def __init__(self, at_hand: AtHand, key: bytes, deadline_s: float | None) -> None:
-        self._at_hand = at_hand
+    def __init__(self, operations: Operations, run: Run, fast: FastReads, key: bytes, deadline_s: float | None) -> None:
+        self._operations = operations
+        self._run = run
+        self._fast = fast
         self._key = key
         self._deadline_s = deadline_s
-        self._view: OpenView | None = None
-        self._near_view: LocalView | None = None
+        self._view: LocalView | OpenView | None = None
 
     def __enter__(self) -> memoryview | None:
-        at_hand = self._at_hand
-        near = at_hand.operations.near
-        nodes, timeout = at_hand.nodes(self._deadline_s)
+        nodes = self._fast.nodes(self._deadline_s)
         if nodes:
-            near_view = near.look(nodes, self._key)
-            if near_view is None and near.wanted:
-                near_view, timeout = at_hand.again(timeout, near.look, nodes, self._key)
-            if near_view is not None:
-                self._near_view = near_view
-                return near_view.memory
-        self._view = at_hand.run(at_hand.operations.open_view(self._key, deadline_s=timeout))
+            self._view = self._operations.near.look(nodes, self._key)
+        if self._view is None:
+            self._view = self._run(self._operations.open_view(self._key, deadline_s=self._deadline_s))
         return None if self._view is None else self._view.memory
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        near_view = self._near_view
-        if near_view is not None:
-            self._near_view = None
-            self._at_hand.operations.check_process()
-            near_view.close()
-            return
         view, self._view = self._view, None
-        if view is not None:
-            self._at_hand.run(self._at_hand.operations.close_view(view))
+        if isinstance(view, LocalView):
+            self._operations.check_process()
+            view.close()
+        elif view is not None:
+            self._run(self._operations.close_view(view))
+
+
+class AsyncView:
+    """As View, with `async with`."""
+
+    def __init__(self, operations: Operations, run: RunAsync, key: bytes, deadline_s: float | None) -> None:
+        self._operations = operations
+        self._run = run
+        self._key = key
+        self._deadline_s = deadline_s
+        self._view: LocalView | OpenView | None = None
+
+    async def __aenter__(self) -> memoryview | None:
+        self._view = await self._run(self._operations.open_view(self._key, deadline_s=self._deadline_s))
+        return None if self._view is None else self._view.memory
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        view, self._view = self._view, None
+        if isinstance(view, LocalView):
+            self._operations.check_process()
+            view.close()
+        elif view is not None:
+            await self._run(self._operations.close_view(view))

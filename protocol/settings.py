@@ -25,6 +25,7 @@ _UNITS: Final = {"": 1, "B": 1} | {
 }
 _SIZE: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
 _MARK: Final = "is_loaded_mark"
+_CONSTANT: Final = "constant"
 _NOUNS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -69,6 +70,11 @@ def setting(
 def loaded_mark() -> Any:
     """A field that is no setting: True in settings that `load_settings` made, for which no source is left to be read."""
     return dataclasses.field(default=False, repr=False, compare=False, metadata={_MARK: True})
+
+
+def constant(default: Any) -> Any:
+    """A field that is no setting: no flag, variable or file gives it. Code may, where a test or another program needs another value."""
+    return dataclasses.field(default=default, metadata={_CONSTANT: True})
 
 
 def flag_name(name: str) -> str:
@@ -131,7 +137,8 @@ def given_settings(
 def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
     """All of them, its own before those that it inherits."""
     own = vars(kind).get("__annotations__", {})
-    return sorted((field for field in dataclasses.fields(kind) if _MARK not in field.metadata), key=lambda field: field.name not in own)
+    settings = (field for field in dataclasses.fields(kind) if _MARK not in field.metadata and _CONSTANT not in field.metadata)
+    return sorted(settings, key=lambda field: field.name not in own)
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:

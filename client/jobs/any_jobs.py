@@ -88,10 +88,21 @@ class AnyJobs(Generic[J]):
         """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded. While the
         store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once. Where `deadline_s` is
         what others have left of `budget_s`, a store that is silent for the last of that does not count as one that cannot be reached."""
+        return self._submit(self._load_job(keys, buffers, request, deadline_s, budget_s, on_done))
+
+    def _load_job(
+        self,
+        keys: Sequence[bytes],
+        buffers: Any,
+        request: Hashable,
+        deadline_s: float | None,
+        budget_s: float | None,
+        on_done: OnDone | None,
+    ) -> J:
         job = self._job(Kind.LOAD, request, keys, deadline_s, on_done, budget_s)
         check_list(buffers, "buffers")
         job.values, job.sizes = buffers, sizes_of(buffers)
-        return self._submit(job)
+        return job
 
     def store(
         self,

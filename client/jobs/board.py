@@ -11,8 +11,7 @@ from typing import Final, Protocol
 from kvstore.client.jobs.breaker import Breaker, State
 from kvstore.client.jobs.calls import UNREACHABLE, Ask, Outcome
 from kvstore.client.jobs.config import JobSettings
-from kvstore.client.jobs.job import BaseJob, Kind
-from kvstore.client.jobs.lane import Lane
+from kvstore.client.jobs.job import BaseJob, Kind, Lane
 from kvstore.client.jobs.stats import JobStats, Tally
 from kvstore.protocol.errors import Closed, KVStoreError, Unavailable
 
@@ -98,23 +97,31 @@ class Board:
         flaw = job.flaw()
         is_trial = side is self.writes and not self.is_closing and flaw is None and side.breaker.begin_probe()
         refusal = flaw or (None if is_trial else self.refusal(side))
-        is_away = isinstance(refusal, Unavailable)
-        job.is_here = is_away and job.kind is Kind.LOAD and any(here)
-        if refusal is not None:
-            job.fail(0, len(job.keys), refusal)
-        if job.is_here:
-            job.leave_out([at for at, is_there in enumerate(here) if not is_there])
-        elif refusal is not None:
-            if is_away and job.kind is not Kind.LOAD:
+        if not self._is_admitted(job, here, refusal):
+            if isinstance(refusal, Unavailable) and job.kind is not Kind.LOAD:
                 job.answer_here(here)
             self._end_here([job], is_skipped=flaw is None)
             return
         if not self._queue(side, job) and is_trial:
             side.breaker.abandoned(side.breaker.epoch)
 
+    def begin_load(self, job: BaseJob, here: list[bool]) -> bool:
+        """Whether a load that its caller carries out is to be; else it has all its results."""
+        return self._is_admitted(job, here, job.flaw() or self.refusal(self.reads))
+
+    def _is_admitted(self, job: BaseJob, here: list[bool], refusal: KVStoreError | None) -> bool:
+        """Whether it is to be carried out. Of a load that is refused because the store is away what lies on this host is read."""
+        if refusal is None:
+            return True
+        job.is_here = isinstance(refusal, Unavailable) and job.kind is Kind.LOAD and any(here)
+        job.fail(0, len(job.keys), refusal)
+        if job.is_here:
+            job.leave_out([at for at, is_there in enumerate(here) if not is_there])
+        return job.is_here
+
     def asked(self, job: BaseJob, epoch: int, outcome: Outcome | None) -> None:
-        """A lookup that its caller waited for is over; None: it was refused in that epoch."""
-        if outcome is not None:
+        """A job that its caller carried out is over; None: it was refused in that epoch."""
+        if outcome is not None and not job.is_here:
             self._report(self.reads, job, epoch, outcome)
         self._tally.ended(job, is_skipped=outcome is None)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.settings import Size, setting
+from kvstore.protocol.settings import Size, constant, setting
 
 SECTION: Final = "jobs"
 
@@ -12,14 +12,8 @@ SECTION: Final = "jobs"
 class JobSettings:
     """How much may wait, for how long, and when the store counts as unreachable."""
 
-    read_workers: int = setting(2, "Threads, or tasks of an event loop, that carry out lookups and loads.", minimum=1, maximum=64)
-    write_workers: int = setting(1, "Threads, or tasks, that carry out stores.", minimum=1, maximum=64)
     queue_bytes: Size = setting(
         Size(256 << 20), "Values of stores that wait or are being written, together; what is over it is refused, and dropped.", minimum=1
-    )
-    queue_jobs: int = setting(4096, "Jobs that may wait, lookups and loads together, and stores; further ones are refused.", minimum=1)
-    batch_bytes: Size = setting(
-        Size(64 << 20), "Values that one call of the client moves: a job of more can be cancelled between two of them.", minimum=1
     )
     lookup_deadline_s: float = setting(
         0.5, "From the asking to the answer of a lookup, unless it names its own: an engine's scheduler may wait for it.", minimum=0.001
@@ -28,10 +22,18 @@ class JobSettings:
     store_deadline_s: float = setting(
         30.0, "From the submission to the end of a store, unless it names its own.", minimum=0.001, maximum=3600
     )
-    breaker_failures: int = setting(
-        1, "Calls in a row that end with Unavailable or DeadlineExceeded before all are answered without asking the store.", minimum=1
-    )
-    probe_interval_s: float = setting(
-        1.0, "How long the store is left alone then, before one call finds out whether it is back.", minimum=0.001
-    )
-    probe_deadline_s: float = setting(2.0, "For that call.", minimum=0.001, maximum=3600)
+    read_workers: int = constant(2)
+    """Threads, or tasks of an event loop, that carry out lookups and loads: one that waits for a node that hangs does not hold up all."""
+    write_workers: int = constant(1)
+    """Threads, or tasks, that carry out stores."""
+    queue_jobs: int = constant(4096)
+    """Jobs that may wait, lookups and loads together, and stores: each takes some KB."""
+    batch_bytes: int = constant(64 << 20)
+    """Values that one call of the client moves, some 10 ms: a job of more can be cancelled between two of them."""
+    breaker_failures: int = constant(1)
+    """Calls in a row that end with Unavailable or DeadlineExceeded before all are answered without asking the store: each has waited for
+    its deadline, and so has an engine's step."""
+    probe_interval_s: float = constant(1.0)
+    """How long the store is left alone then, before one call finds out whether it is back."""
+    probe_deadline_s: float = constant(2.0)
+    """For that call."""

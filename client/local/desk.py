@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore.client.forks import Process
 from kvstore.client.local.index import FoundBatch, IndexView, Place
-from kvstore.protocol.errors import Broken
+from kvstore.protocol.errors import Broken, InvalidArgument, LeaseExpired
 from kvstore.protocol.shown_index import (
     ACCESSES,
     AT_ACCESSES,
@@ -203,3 +203,33 @@ class LocalDesk:
             self._holds[: size - len(first)] = record[len(first) :]
             words[AT_HOLDS_WRITTEN] = written + size
         return True
+
+
+class LocalView:
+    """A value looked at where it lies in a node's DRAM, without a lease. `memory` is read-only. Dropped without an end, it looks away with
+    its hazard."""
+
+    __slots__ = ("_desk", "_hazard", "memory")
+
+    def __init__(self, desk: LocalDesk, hazard: Hazard, memory: memoryview) -> None:
+        self._desk = desk
+        self._hazard = hazard
+        self.memory = memory
+
+    def close(self) -> None:
+        """End it: the memory can no longer be used. Only once.
+
+        Raises LeaseExpired when the node hung up before, so that what was read may be another value's, and InvalidArgument when something
+        made from the view holds its memory, as far as Python can tell (a numpy array goes unseen).
+        """
+        in_time = not self._desk.is_over
+        try:
+            self.memory.release()
+            still_used = False
+        except BufferError:
+            still_used = True
+        self._desk.look_away(self._hazard)
+        if not in_time:
+            raise LeaseExpired("the connection to the view's node broke while it was open: throw away what was read")
+        if still_used:
+            raise InvalidArgument("something made from the view still uses its memory: end its use, or copy it, before the view's end")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.client.local.index import Flags, Indexes, IndexView, Place
+from kvstore.client.local.index import Flags, Indexes, IndexView
 from kvstore.client.local.nodes import LocalNode
-from kvstore.client.local.reads import FEW_ASKED, Nodes, look_up
+from kvstore.client.local.reads import Nodes, look_up
 from kvstore.protocol.shown_index import Words
 
 Found = tuple[LocalNode, IndexView, Indexes, Words, Indexes, Words]
@@ -23,7 +23,7 @@ class LocalHoldLookup:
 
     def __init__(self, nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> None:
         self._count = len(keys)
-        self._found: list[Found] = list(_few(nodes, keys) if len(keys) <= FEW_ASKED else _many(nodes, keys, lengths))
+        self._found: list[Found] = _found(nodes, keys, lengths)
         if nodes and sum(len(indexes) for _, _, indexes, *_ in self._found) == len(keys):
             nodes[0].desk.asked()
 
@@ -59,7 +59,7 @@ class Outcome:
     unheld: int = 0
 
 
-def _many(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> list[Found]:
+def _found(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> list[Found]:
     found: dict[LocalNode, Found] = {}
     for node, index, indexes, batch in look_up(nodes, keys, lengths):
         more = (node, index, indexes[batch.which], index.access_words(batch), batch.at, batch.sequences)
@@ -76,26 +76,3 @@ def _in_order(first: Found, second: Found) -> Found:
     order = np.argsort(columns[0])
     indexes, words, at, sequences = (column[order] for column in columns)
     return (first[0], first[1], indexes, words, at, sequences)
-
-
-def _few(nodes: Nodes, keys: Sequence[bytes]) -> list[Found]:
-    """As `_many`, one by one."""
-    found: dict[LocalNode, tuple[IndexView, list[tuple[int, Place]]]] = {}
-    for number, key in enumerate(keys):
-        for node in nodes:
-            index = found[node][0] if node in found else node.index
-            place = index.find(key)
-            if place is not None:
-                found.setdefault(node, (index, []))[1].append((number, place))
-                break
-    return [
-        (
-            node,
-            index,
-            np.array([number for number, _ in places]),
-            np.array([index.access_word(place) for _, place in places], np.uint64),
-            np.array([index.entry_of(place) for _, place in places]),
-            np.array([place[1] for _, place in places], np.uint64),
-        )
-        for node, (index, places) in found.items()
-    ]

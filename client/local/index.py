@@ -224,14 +224,6 @@ class IndexView:
         words: Words = found.at.view(np.uint64) | (found.sequences & np.uint64(0xFFFF_FFFF)) << np.uint64(32)
         return words
 
-    def entry_of(self, place: Place) -> int:
-        """The number of the entry of one that `find` gave."""
-        return (place[0] - self.entries) // self.entry_words
-
-    def access_word(self, place: Place) -> int:
-        """As `access_words`, of one that `find` gave."""
-        return self.entry_of(place) | (place[1] & 0xFFFF_FFFF) << 32
-
     def age_ns(self, now_ns: int) -> int:
         """How long ago the node said that it lives, by CLOCK_MONOTONIC; FOREVER_NS once the index is over."""
         words = self.words

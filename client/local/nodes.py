@@ -18,8 +18,8 @@ from kvstore.client.effects import AnyLoan, Aside, AskForFds, Operation, Take
 from kvstore.client.forks import Process
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import FOREVER_NS, IndexView
-from kvstore.client.mapping import SlabMapping
 from kvstore.client.routes import KnownNode
+from kvstore.client.slabs import SlabMapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Fenced, InvalidTicket, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.protocol.shown_index import AT_HEARTBEAT
@@ -130,16 +130,26 @@ class LocalNodes:
         now_ns = self.clock_ns()
         return tuple(node for node in self.ready if node.is_fresh(now_ns))
 
+    def renew(self) -> bool:
+        """Look again at what is at hand. False: nodes are to be asked first, by `attach`."""
+        if self._may_find_more():
+            return False
+        self._look()
+        return True
+
     def is_due(self) -> bool:
         """Whether `attach` may find more than is ready: to be asked when what is at hand is to be looked at again."""
-        now_ns = self.clock_ns()
-        is_due = now_ns >= self._due_ns and not self._is_closed
+        is_due = self._may_find_more()
         if is_due:
-            self._due_ns = now_ns + LOOK_NS
-            is_as_told = self._nodes_version == self._daemons.nodes.version
-            is_due = not self.ready or not is_as_told or any(node.needs_asking for node in self.ready) or self._is_retry_due()
+            self._due_ns = self.clock_ns() + LOOK_NS
         self._look()
         return is_due
+
+    def _may_find_more(self) -> bool:
+        if self._is_closed or self.clock_ns() < self._due_ns:
+            return False
+        is_as_told = self._nodes_version == self._daemons.nodes.version
+        return not self.ready or not is_as_told or any(node.needs_asking for node in self.ready) or self._is_retry_due()
 
     def _missing(self) -> list[KnownNode]:
         """Nodes of this host that are not ready. One that was restarted, or whose socket answers again, is back without a word of the

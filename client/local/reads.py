@@ -17,10 +17,10 @@ import xxhash
 
 from kvstore.client.buffers import fresh_bytes
 from kvstore.client.effects import Operation, work
+from kvstore.client.local.desk import LocalView
 from kvstore.client.local.gathering import by_slab, gather
 from kvstore.client.local.index import Flags, FoundBatch, Indexes, IndexView, Place
 from kvstore.client.local.nodes import LocalNode
-from kvstore.client.local.view import LocalView
 from kvstore.client.memory import Parts
 from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
@@ -83,8 +83,8 @@ class LocalReads:
 
     # --- one block ---
 
-    def get(self, nodes: Nodes, key: bytes, max_bytes: int = MAX_VALUE_BYTES) -> bytes | None:
-        """The value. None: it is to be asked for, or is larger than `max_bytes`."""
+    def get(self, nodes: Nodes, key: bytes) -> bytes | None:
+        """The value. None: it is to be asked for."""
         for node in nodes:
             for _ in range(ATTEMPTS):
                 found = self._find(node, key)
@@ -93,11 +93,9 @@ class LocalReads:
                 index, (at, sequence, _, _, size, checksum, _), source = found
                 if size < COPY_BYTES:
                     value = source.tobytes()
-                elif size <= max_bytes:
+                else:
                     value, view = fresh_bytes(size)
                     self._copy(view, source)
-                else:
-                    return None
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(value) != checksum:
                         break
@@ -105,9 +103,8 @@ class LocalReads:
                     return value
         return None
 
-    def get_into(self, nodes: Nodes, key: bytes, view: memoryview, max_bytes: int = MAX_VALUE_BYTES) -> int | None:
-        """The size of a value that is in `view` now. None: it is to be asked for, or is larger than `max_bytes`; the view's content is
-        undefined then."""
+    def get_into(self, nodes: Nodes, key: bytes, view: memoryview) -> int | None:
+        """The size of a value that is in `view` now. None: it is to be asked for; the view's content is undefined then."""
         for node in nodes:
             for _ in range(ATTEMPTS):
                 found = self._find(node, key)
@@ -119,10 +116,8 @@ class LocalReads:
                 room = view if size == len(view) else view[:size]
                 if size < COPY_BYTES:
                     room[:] = source
-                elif size <= max_bytes:
-                    self._copy(room, source)
                 else:
-                    return None
+                    self._copy(room, source)
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(room) != checksum:
                         break

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from kvstore.client.effects import Operation, Post, Together, work
 from kvstore.client.engine_copies import EngineCopies
 from kvstore.client.memory import Parts, checksum, size_of
-from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.finding import Wanted
-from kvstore.client.reads.progress import Progress
+from kvstore.client.reads.progress import Answer, Progress
 from kvstore.client.reads.slices import SLICE_BYTES, SlicedValue
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import ChecksumMismatch, LeaseExpired, StaleHandle, Unreachable

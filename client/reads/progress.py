@@ -1,16 +1,40 @@
-"""How far a get has come: what has arrived, what is to be looked up anew, and what went wrong."""
+"""What nodes answered to the Reads of a get, and how far the get has come: what has arrived, what is to be looked up anew, and what went
+wrong."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from kvstore.client.effects import AnyLoan
 from kvstore.client.memory import Parts
-from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.finding import Wanted
 from kvstore.client.reads.sinks import Sink
 from kvstore.client.resources import ClientResources
+from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError
+from kvstore.protocol.node_messages import Blocks
 from kvstore.rpc.deadline import Deadline
+
+
+@dataclass(slots=True)
+class Answer:
+    """A place is an index into `wanted` and into each column of `blocks`. The values that come inline are still to be read from the loan's
+    channel; the others are there for the length of the lease."""
+
+    node: KnownNode
+    loan: AnyLoan
+    wanted: list[Wanted]
+    blocks: Blocks
+    deadline: Deadline
+    """Of this request."""
+
+    def places(self, status: int) -> list[int]:
+        return [place for place, found in enumerate(self.blocks.statuses) if found == status]
+
+    def items(self, places: Iterable[int]) -> list[Wanted]:
+        return [self.wanted[place] for place in places]
+
 
 R = TypeVar("R")
 

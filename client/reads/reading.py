@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from kvstore.client.effects import Operation, Together
-from kvstore.client.reads.answer import Answer
 from kvstore.client.reads.finding import Finding, Wanted
-from kvstore.client.reads.inline import take_inline
-from kvstore.client.reads.mapped import MappedUse
-from kvstore.client.reads.progress import Progress
-from kvstore.client.reads.sinks import Sink
+from kvstore.client.reads.mapped import KeepLease, MappedUse, OpenView
+from kvstore.client.reads.progress import Answer, Progress
+from kvstore.client.reads.sinks import FreshBytes, Sink
+from kvstore.client.reads.slices import take_inline
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unavailable
-from kvstore.protocol.frames import MAX_BATCH
+from kvstore.protocol.frames import MAX_BATCH, MAX_VALUE_BYTES
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read
 from kvstore.rpc.deadline import Deadline
 
@@ -193,3 +192,13 @@ class Reading(Generic[R]):
         mapping, channel = self._resources.mapping, answer.loan.channel
         slabs = yield from mapping.map_slabs(channel, answer.node.node_id, wanted, answer.deadline, writable=False)
         return [slab.part(blocks.offsets[place], blocks.sizes[place]) for slab, place in zip(slabs, places, strict=True)]
+
+
+def open_view(resources: ClientResources, key: bytes, deadline: Deadline, clock_ns: Callable[[], int]) -> Operation[OpenView | None]:
+    """None on a miss. Raises as Reading.run does."""
+    settings = resources.settings
+    keep = KeepLease(int(settings.view_lease_s * 1000), verify_bytes=MAX_VALUE_BYTES if settings.verify_all else 0)
+    [value] = yield from Reading(resources, [key], FreshBytes(1), keep, deadline, clock_ns).run()
+    if keep.view is not None:
+        return keep.view
+    return None if value is None else OpenView(memoryview(value))

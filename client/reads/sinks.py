@@ -38,10 +38,24 @@ class Sink(Protocol[R]):
         """One a key, None for a miss."""
 
 
-class FreshBytes:
-    """Values become new bytes objects."""
+class _OneByOne:
+    """The part of sinks whose values are done one by one, and whose failures are raised."""
 
     rows: Rows | None = None
+
+    def done(self, index: int, size_bytes: int) -> None:
+        raise NotImplementedError
+
+    def done_many(self, indexes: Indexes, sizes: Words) -> None:
+        for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
+            self.done(index, size)
+
+    def failed(self, index: int, error: KVStoreError) -> None:
+        raise error
+
+
+class FreshBytes(_OneByOne):
+    """Values become new bytes objects."""
 
     def __init__(self, count: int) -> None:
         self._values: list[tuple[bytes, memoryview] | None] = [None] * count
@@ -56,13 +70,6 @@ class FreshBytes:
     def done(self, index: int, size_bytes: int) -> None:
         value = self._values[index]
         self._done[index] = value[0] if value is not None else None  # a view's value stays where it is
-
-    def done_many(self, indexes: Indexes, sizes: Words) -> None:
-        for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
-            self.done(index, size)
-
-    def failed(self, index: int, error: KVStoreError) -> None:
-        raise error
 
     def results(self) -> list[bytes | None]:
         return self._done
@@ -83,10 +90,8 @@ class FreshEach(FreshBytes):
         return self._done[index], self._errors.get(index)
 
 
-class IntoBuffers:
+class IntoBuffers(_OneByOne):
     """Values go to the caller's buffers; the results are sizes."""
-
-    rows: Rows | None = None
 
     def __init__(self, destinations: Sequence[Destination]) -> None:
         self._destinations = destinations
@@ -105,21 +110,12 @@ class IntoBuffers:
             finish()
         self._sizes[index] = size_bytes
 
-    def done_many(self, indexes: Indexes, sizes: Words) -> None:
-        for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
-            self.done(index, size)
-
-    def failed(self, index: int, error: KVStoreError) -> None:
-        raise error
-
     def results(self) -> list[int | None]:
         return self._sizes
 
 
-class IntoEach:
+class IntoEach(_OneByOne):
     """As IntoBuffers, where what is wrong with one value is the result of its key."""
-
-    rows: Rows | None = None
 
     def __init__(self, destinations: Sequence[Destination | InvalidArgument]) -> None:
         """An error stands for a key that is not to be read: it is its result."""
@@ -150,10 +146,6 @@ class IntoEach:
             destination.finish()
         self._results[index] = size_bytes
 
-    def done_many(self, indexes: Indexes, sizes: Words) -> None:
-        for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
-            self.done(index, size)
-
     def failed(self, index: int, error: KVStoreError) -> None:
         self._results[index] = error
 
@@ -165,7 +157,7 @@ class IntoEach:
         return self._results
 
 
-class IntoRows:
+class IntoRows(_OneByOne):
     """Values go to the rows of one array of the caller's; the results are sizes."""
 
     def __init__(self, rows: Rows) -> None:
@@ -189,17 +181,12 @@ class IntoRows:
         for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
             self._sizes[index] = size
 
-    def failed(self, index: int, error: KVStoreError) -> None:
-        raise error
-
     def results(self) -> list[int | None]:
         return self._sizes
 
 
-class Part(Generic[R]):
+class Part(_OneByOne, Generic[R]):
     """Some keys' rooms in another sink: those of `indexes`, in order."""
-
-    rows: Rows | None = None
 
     def __init__(self, whole: Sink[Any], indexes: Sequence[int]) -> None:
         self._whole = whole
@@ -210,10 +197,6 @@ class Part(Generic[R]):
 
     def done(self, index: int, size_bytes: int) -> None:
         self._whole.done(self._indexes[index], size_bytes)
-
-    def done_many(self, indexes: Indexes, sizes: Words) -> None:
-        for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
-            self.done(index, size)
 
     def failed(self, index: int, error: KVStoreError) -> None:
         self._whole.failed(self._indexes[index], error)

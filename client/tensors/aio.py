@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore.client.aio import AsyncClient
+from kvstore.client.tensors.cache import RankCache
 from kvstore.client.tensors.pools import Blocks
 from kvstore.client.tensors.prompts import Names, Prompt
-from kvstore.client.tensors.rank_cache import RankCache
 from kvstore.client.tensors.steps import run_async
 
 

@@ -5,11 +5,11 @@ from typing import Any, Generic
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.sync import Client
+from kvstore.client.tensors.cache import ONE_RANK, C
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.group_operations import GroupOperations
 from kvstore.client.tensors.groups import AnyGroup, Table
 from kvstore.client.tensors.prompts import Names
-from kvstore.client.tensors.rank_cache import ONE_RANK, C
 from kvstore.client.tensors.steps import run, run_async
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.namespace import Namespace

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from kvstore.client.arguments import check_deadline
 from kvstore.client.effects import Work
-from kvstore.client.tensors.arrays import as_index, is_tensor
+from kvstore.client.tensors.arrays import as_index, beside, is_tensor, mark
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
 from kvstore.client.tensors.pools import EnginePool, Plane, Pool, holds
 from kvstore.client.tensors.prompts import Keys, Prompt, check_prompts, flat, keys_of
 from kvstore.client.tensors.staging import Piece, Rows, Stagings, are_values, read_values, write_values
 from kvstore.client.tensors.steps import Call, Steps
-from kvstore.client.tensors.streams import beside, mark
 from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel

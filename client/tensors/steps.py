@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.async_work import carry_out
+from kvstore.client.async_driver import carry_out
 from kvstore.client.effects import Work
 from kvstore.client.sync import Client
 

@@ -1,18 +1,44 @@
 """Values that are copied into slots which a node of this host opens. Sans-I/O: see effects.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
 
 from kvstore.client.effects import AnyLoan, Ask, Operation, work
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch
-from kvstore.client.writes.rows import runs_of_rows
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.memory.memcpy import Pair
+
+RUN_BYTES: Final = 256 << 10
+"""A copy is no larger, unless one row is: what has been copied is hashed while it is in the processor's cache."""
+
+Part = Callable[[int, int], memoryview]
+"""The memory of a slab from an offset on, by its size."""
+
+
+def runs_of_rows(
+    flat: memoryview, row_bytes: int, rows: Sequence[int], slabs: Sequence[int], offsets: Sequence[int], parts: Mapping[int, Part]
+) -> list[Pair]:
+    """The copies of these rows of `flat`, in order, each to its slab and offset."""
+    row, slab, offset = np.array(rows, np.int64), np.array(slabs, np.int64), np.array(offsets, np.int64)
+    is_end = (np.diff(row) != 1) | (np.diff(slab) != 0) | (np.diff(offset) != row_bytes)
+    most = max(1, RUN_BYTES // row_bytes)
+    pairs = []
+    for begin, end in pairwise([0, *(np.flatnonzero(is_end) + 1).tolist(), len(rows)]):
+        part, source, target = parts[slabs[begin]], rows[begin] * row_bytes, offsets[begin]
+        for at in range(0, (end - begin) * row_bytes, most * row_bytes):
+            size = min(most * row_bytes, (end - begin) * row_bytes - at)
+            pairs.append((part(target + at, size), flat[source + at : source + at + size]))
+    return pairs
 
 
 class SlotWriting:

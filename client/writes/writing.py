@@ -9,7 +9,7 @@ from kvstore.client.buffers import Sources
 from kvstore.client.by_partition import places
 from kvstore.client.effects import Operation, Sleep, Together, work
 from kvstore.client.memory import checksum
-from kvstore.client.put_targets import REFUSALS
+from kvstore.client.reservations import REFUSALS
 from kvstore.client.resources import ClientResources
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.batch import UNRESERVED, PutBatch

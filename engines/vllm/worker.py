@@ -183,8 +183,7 @@ class Worker:
     def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
         """How many of the values, from the first on, are in the buffers now."""
         left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
-        job = self._jobs.load(keys, buffers, deadline_s=left_s, budget_s=budget_s, on_done=_ignore)
-        job.wait()
+        job = self._jobs.load_now(keys, buffers, deadline_s=left_s, budget_s=budget_s)
         self._load_trouble.saw(job.error, is_store_away=self.is_store_away)
         whole = [result == value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
@@ -268,7 +267,3 @@ def _parts(transfer: Transfer, size: int) -> Iterator[slice]:
 def _of_values(of_all: list[K], blocks: slice, each: int) -> list[K]:
     """Those of the values of `blocks`, of which each has `each`."""
     return of_all[blocks.start * each : blocks.stop * each]
-
-
-def _ignore(job: Job) -> None:
-    """Whoever submitted it waits for it."""

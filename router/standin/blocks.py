@@ -8,9 +8,8 @@ from typing import Final
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.config import ClientSettings
-from kvstore.client.routes import KnownNodes
+from kvstore.client.routes import KnownNodes, Unshared
 from kvstore.client.tools.block_bytes import BlockArena
-from kvstore.client.unshared import Unshared
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable

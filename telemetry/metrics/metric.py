@@ -190,7 +190,7 @@ CLIENT: Final = (
     Metric(
         "kvstore_client_operation_duration_seconds",
         H,
-        "Calls of this client. Of get, get_into, put and exists one in 61 is timed, and counts for those between.",
+        "Calls of this client. Of get, get_into, put and exists of `Client` one in 61 is timed, and counts for those between.",
         ("operation",),
     ),
     Metric("kvstore_client_requests", C, "Calls, a batch being one."),

@@ -1,7 +1,7 @@
 """What both clients must do, against real daemons: a class of tests that test_sync.py and test_aio.py inherit.
 
-Each test runs three times: on the node's host, where values go through shared memory; as if elsewhere, where they go along with messages
-or, large ones, by the transfer engine; and as if elsewhere with all but the smallest going by the engine.
+Tests of values run three times: on the node's host, where values go through shared memory; as if elsewhere, where they go along with
+messages or, large ones, by the transfer engine; and as if elsewhere with all but the smallest going by the engine.
 """
 
 import itertools
@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kvstore.client.config import ClientSettings
+from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.holds import new_hold
 from kvstore.protocol.errors import Closed, ConfigError, Full, InvalidArgument, LeaseExpired, Unavailable
-from kvstore.protocol.settings import Size
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 
@@ -43,13 +43,21 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-@pytest.fixture(params=["here", "elsewhere", "by engine"])
+@pytest.fixture
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param != "here":
+    """On the node's host, unless EVERYWHERE says otherwise."""
+    where = str(getattr(request, "param", "here"))
+    if where != "here":
         monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
-    if request.param == "by engine":
-        monkeypatch.setenv("KVSTORE_CLIENT_ENGINE_MIN_BYTES", "1")
-    return str(request.param)
+    if where == "by engine":
+        monkeypatch.setattr(
+            "kvstore.client.base.resolve_settings", lambda *given, **named: replace(resolve_settings(*given, **named), engine_min_bytes=1)
+        )
+    return where
+
+
+EVERYWHERE = pytest.mark.parametrize("where", ["here", "elsewhere", "by engine"], indirect=True)
+"""Of tests whose values go another way then."""
 
 
 @pytest.fixture
@@ -102,6 +110,7 @@ class ClientBehaviour:
         ):
             pass
 
+    @EVERYWHERE
     def test_what_was_put_is_got_whatever_its_size(self, client: Any) -> None:
         keys, values = fresh_keys(len(SIZES)), [os.urandom(size) for size in SIZES]
         for key, value in zip(keys, values, strict=True):
@@ -127,6 +136,7 @@ class ClientBehaviour:
             assert other.get_batch(keys) == values
             assert other.stats().hits == 2
 
+    @EVERYWHERE
     def test_values_are_read_into_the_callers_buffers(self, client: Any) -> None:
         keys = fresh_keys(3)
         values = [os.urandom(100), os.urandom(100_000)]
@@ -138,6 +148,7 @@ class ClientBehaviour:
         assert client.get_into(keys[0], buffers[0]) == 100
         assert client.get_into(keys[2], buffers[0]) is None
 
+    @EVERYWHERE
     def test_a_buffer_too_small_is_refused_and_the_client_goes_on(self, client: Any) -> None:
         keys = fresh_keys(2)
         client.put_batch(keys, [b"x" * 100_000, b"y" * 10])
@@ -146,6 +157,7 @@ class ClientBehaviour:
                 client.get_into(key, bytearray(size - 1))
         assert client.get_batch(keys) == [b"x" * 100_000, b"y" * 10]
 
+    @EVERYWHERE
     def test_arrays_and_tensors_are_values_and_destinations(self, client: Any) -> None:
         keys = fresh_keys(2)
         array = np.random.default_rng(1).normal(size=(64, 1024)).astype(np.float32)
@@ -156,6 +168,7 @@ class ClientBehaviour:
         assert np.array_equal(into[0], array)
         assert torch.equal(into[1], tensor)
 
+    @EVERYWHERE
     def test_a_view_is_the_value_read_only(self, client: Any) -> None:
         for size in SIZES:
             [key] = fresh_keys(1)
@@ -177,6 +190,7 @@ class ClientBehaviour:
         with client.view(keys[0]) as a, client.view(keys[1]) as b, client.view(keys[2]) as c:
             assert (a[0], b[0], c[0]) == (ord("0"), ord("1"), ord("2"))
 
+    @EVERYWHERE
     def test_a_view_past_its_lease_ends_with_an_error_on_the_nodes_host(
         self, running: Cluster, make_client: MakeClient, where: str
     ) -> None:
@@ -193,6 +207,7 @@ class ClientBehaviour:
                     pass
             assert client.get(key) == b"x" * 100_000
 
+    @EVERYWHERE
     def test_existence_and_prefixes_are_told(self, client: Any) -> None:
         a, b, c, d = fresh_keys(4)
         client.put_batch([a, b, d], [b"1", b"2", b"3"], parents=[None, a, None])
@@ -200,6 +215,7 @@ class ClientBehaviour:
         assert client.exists_batch([a, b, c, d]) == [True, True, False, True]
         assert client.match_prefix([a, b, c, d]) == 2
 
+    @EVERYWHERE
     def test_what_a_lookup_holds_stays_until_it_is_released(self, client: Any, running: Cluster) -> None:
         a, b, c, d = fresh_keys(4)
         client.put_batch([a, b, d], [b"1", b"2", b"3"])
@@ -223,6 +239,7 @@ class ClientBehaviour:
         assert none == []
         assert (location.node, location.tiers, location.size_bytes) == ("n0", ("dram",), 5)
 
+    @EVERYWHERE
     def test_removed_blocks_are_gone_at_once(self, client: Any) -> None:
         a, b = fresh_keys(2)
         client.put(a, b"value")
@@ -272,6 +289,7 @@ class ClientBehaviour:
             with pytest.raises(InvalidArgument, match=wrong):
                 client.remove_matching(**arguments)
 
+    @EVERYWHERE
     def test_what_lies_on_this_host_is_known_without_asking(self, client: Any, where: str) -> None:
         a, b = fresh_keys(2)
         client.put(a, b"value")
@@ -290,6 +308,7 @@ class ClientBehaviour:
         assert client.put(a, b"1", namespace="text") is True
         assert client.put(b, b"2", namespace=Namespace(), parent=a) is True
 
+    @EVERYWHERE
     def test_writers_that_race_for_a_key_store_it_once(self, client: Any) -> None:
         keys = fresh_keys(5)
         values = [os.urandom(50_000) for _ in range(6)]
@@ -306,8 +325,9 @@ class ClientBehaviour:
         with ThreadPoolExecutor(8) as threads:
             assert all(got == values for got in threads.map(lambda _: client.get_batch(keys), range(16)))
 
+    @EVERYWHERE
     def test_more_than_the_node_holds_passes_through_it(self, client: Any, running: Cluster, make_client: MakeClient, where: str) -> None:
-        small = ClientSettings(frame_bytes=Size(4 << 20))
+        small = ClientSettings(frame_bytes=4 << 20)
         with make_client(running.address, settings=small) as client:
             for _ in range(6):
                 keys = fresh_keys(32)
@@ -320,12 +340,14 @@ class ClientBehaviour:
             client.put(key, np.empty(300 << 20, np.uint8), deadline_s=1.0)
         assert client.put(key, b"small") is True
 
+    @EVERYWHERE
     def test_what_the_engine_moved_is_counted(self, client: Any, where: str) -> None:
         keys = fresh_keys(2)
         client.put_batch(keys, [b"x" * 100_000, b"y" * 1000])
         client.get_batch(keys)
         assert client.stats().engine_bytes == (200_000 if where == "by engine" else 0), "small ones go along with messages"
 
+    @EVERYWHERE
     def test_what_was_done_is_counted(self, client: Any) -> None:
         a, b = fresh_keys(2)
         client.put(a, b"x" * 10)

@@ -164,7 +164,7 @@ class Oracle:
         self.moves: list[effects.Move] = []
         self.together: list[int] = []
         """How many operations were to be carried out at once, each time."""
-        self.resources = ClientResources(MASTER, ClientSettings(**settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
+        self.resources = ClientResources(ClientSettings(master=MASTER, **settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
 
     def deadline(self) -> Deadline:
         return Deadline(5.0)

@@ -13,7 +13,7 @@ import torch
 
 from kvstore.client import Memory
 from kvstore.protocol.errors import Full, InvalidArgument, Unavailable
-from tests.client.behaviour import SIZES, MakeClient, fresh_keys
+from tests.client.behaviour import EVERYWHERE, SIZES, MakeClient, fresh_keys
 from tests.client.processes import Cluster
 
 
@@ -28,6 +28,7 @@ def address(array: "np.ndarray[Any, Any]") -> int:
 
 
 class ScatteredBehaviour:
+    @EVERYWHERE
     @pytest.mark.parametrize("size", [*SIZES, 20 << 20])
     def test_parts_are_one_value_in_order(self, client: Any, size: int) -> None:
         value = os.urandom(size)
@@ -50,6 +51,7 @@ class ScatteredBehaviour:
         assert client.get_batch_into([key], [list(into)]) == [value.nbytes]
         assert np.array_equal(into, value)
 
+    @EVERYWHERE
     def test_many_scattered_values_in_a_batch(self, client: Any) -> None:
         layers = np.random.default_rng(3).integers(0, 256, (4, 64, 3000), dtype=np.uint8)
         keys = fresh_keys(64)
@@ -87,6 +89,7 @@ class ScatteredBehaviour:
             with pytest.raises(InvalidArgument):
                 client.get_into(b"key", buffer)
 
+    @EVERYWHERE
     def test_each_key_of_a_put_has_its_result(self, client: Any) -> None:
         a, b, c, d = fresh_keys(4)
         client.put(b, b"before")
@@ -107,6 +110,7 @@ class ScatteredBehaviour:
         assert isinstance(too_large, (InvalidArgument, Full))
         assert client.get_batch([a, b, c]) == [b"1" * 2000, None, b"3" * 2000]
 
+    @EVERYWHERE
     def test_each_key_of_a_get_has_its_result(self, client: Any) -> None:
         a, b = fresh_keys(2)
         client.put_batch([a, b], [b"1" * 100_000, b"2" * 10])
@@ -144,6 +148,7 @@ class ScatteredBehaviour:
             with pytest.raises(InvalidArgument):
                 call()
 
+    @EVERYWHERE
     @pytest.mark.parametrize("size", [100, 100_000, 3 << 20])
     def test_ranges_of_values_are_read(self, client: Any, size: int) -> None:
         value = os.urandom(size)
@@ -168,6 +173,7 @@ class ScatteredBehaviour:
         assert client.get_ranges_into(keys, [400] * 70, list(into)) == [4] * 70
         assert [row.tobytes() for row in into] == [b"%4d" % i for i in range(70)]
 
+    @EVERYWHERE
     def test_a_replaced_value_is_the_new_one_at_once_and_everywhere(self, client: Any, running: Cluster, make_client: MakeClient) -> None:
         keys = fresh_keys(2)
         with make_client(running.address) as other:
@@ -223,6 +229,7 @@ class ScatteredBehaviour:
                 is_over = True
             assert reading.result(60) > 0
 
+    @EVERYWHERE
     def test_a_view_of_what_is_replaced_keeps_the_old_value(self, client: Any) -> None:
         [key] = fresh_keys(1)
         client.put(key, b"o" * 100_000)

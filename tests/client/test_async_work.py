@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvstore.client.async_work import INLINE_WORK_BYTES, carry_out, run_together
+from kvstore.client.async_driver import INLINE_WORK_BYTES, carry_out, run_together
 from kvstore.client.effects import Work
 from kvstore.protocol.errors import DeadlineExceeded
 
@@ -30,14 +30,6 @@ def test_a_cancelled_call_waits_for_the_copy_under_way() -> None:
         with pytest.raises(asyncio.CancelledError):
             await working
         assert has_ended.is_set()
-
-    asyncio.run(main())
-
-
-def test_small_work_is_done_at_once_and_large_work_elsewhere() -> None:
-    async def main() -> None:
-        assert await carry_out(Work(threading.get_ident, 10)) == threading.get_ident()
-        assert await carry_out(Work(threading.get_ident, INLINE_WORK_BYTES + 1)) != threading.get_ident()
 
     asyncio.run(main())
 

@@ -7,43 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.buffers import as_destination, as_parts, as_rows, as_source, as_sources, fresh_bytes
+from kvstore.client.buffers import as_destination, as_parts, as_source
 from kvstore.protocol.errors import InvalidArgument
-
-SOURCES: list[tuple[Any, bytes]] = [
-    (b"abc", b"abc"),
-    (bytearray(b"abc"), b"abc"),
-    (memoryview(b"xabcx")[1:4], b"abc"),
-    (memoryview(b"abcd").cast("H"), b"abcd"),
-    (np.arange(4, dtype=np.uint8).reshape(2, 2), bytes(range(4))),
-    (np.array([1.0], np.float16), b"\x00\x3c"),
-    (np.zeros(1, "datetime64[s]"), bytes(8)),
-    (np.zeros(2, [("a", "i4")]), bytes(8)),
-    (np.array(7, np.uint8), b"\x07"),
-    (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), b"\x80\x3f\x00\x40"),
-    (torch.tensor(7, dtype=torch.uint8), b"\x07"),
-    (torch.nn.Parameter(torch.ones(1)), b"\x00\x00\x80\x3f"),
-    (torch.arange(4, dtype=torch.uint8)[1:3], b"\x01\x02"),
-]
 
 
 def kind(value: object) -> str:
     """A name for a case that is the same in every run."""
     return type(value).__name__
-
-
-@pytest.mark.parametrize(("value", "expected"), SOURCES, ids=kind)
-def test_every_contiguous_buffer_is_its_bytes(value: Any, expected: bytes) -> None:
-    view = as_source(value)
-    assert bytes(view) == expected
-    assert (view.format, view.ndim) == ("B", 1)
-
-
-def test_a_source_is_not_copied() -> None:
-    for value in (bytearray(4), np.zeros(4, np.uint8), torch.zeros(4, dtype=torch.uint8)):
-        view = as_source(value)
-        value[0] = 9
-        assert view[0] == 9
 
 
 @pytest.mark.parametrize(
@@ -70,90 +40,10 @@ def test_what_is_no_contiguous_buffer_of_at_least_a_byte_is_refused(value: Any) 
         as_source(value)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.arange(12, dtype=np.int32).reshape(3, 4),
-        np.arange(24, dtype=np.float16).reshape(3, 2, 4),
-        torch.arange(12).reshape(3, 4),
-        torch.ones(3, 4, dtype=torch.bfloat16),
-        [b"ab", np.ones(3), torch.ones(2)],
-        np.arange(3),
-        np.arange(24).reshape(3, 8)[:, ::2].copy(),
-        [],
-    ],
-    ids=kind,
-)
-def test_the_sources_of_an_array_are_its_rows(values: Any) -> None:
-    assert [b"".join(parts) for parts in as_sources(values)] == [bytes(as_source(value)) for value in values]
-
-
-def test_sources_say_their_sizes_and_whether_they_lie_in_a_row() -> None:
-    rows = as_sources(np.zeros((3, 4), np.uint8))
-    assert (len(rows), rows.sizes) == (3, [4, 4, 4])
-    assert rows.flat is not None
-    several = as_sources([b"a", b"bc"])
-    assert (len(several), several.sizes, several.flat) == (2, [1, 2], None)
-    assert [rows.bytes_of(indices) for indices in ((), (2,), range(3))] == [0, 4, 12]
-    assert [several.bytes_of(indices) for indices in ((), (1,), range(2))] == [0, 2, 3]
-
-
-def test_rows_are_the_arrays_own_memory_and_may_be_read_only() -> None:
-    array = np.zeros((3, 4), np.uint8)
-    array.flags.writeable = False
-    sources = as_sources(array)
-    array.flags.writeable = True
-    array[1] = 7
-    assert [b"".join(parts) for parts in sources] == [bytes(4), b"\7" * 4, bytes(4)]
-    assert as_rows(array) is not None
-    array.flags.writeable = False
-    assert as_rows(array) is None
-
-
-@pytest.mark.parametrize("values", [np.ones((3, 4)).T, np.array([[None]]), np.ones((3, 0)), [b""], [1]], ids=kind)
-def test_sources_that_are_none_are_refused(values: Any) -> None:
-    with pytest.raises(InvalidArgument):
-        as_sources(values)
-
-
-def test_a_row_over_the_limit_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="1,073,741,825 bytes"):
-        as_sources(np.empty((1, (1 << 30) + 1), np.uint8))
-
-
-def test_a_value_over_the_limit_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="1,073,741,825 bytes"):
-        as_source(np.empty((1 << 30) + 1, np.uint8))
-
-
-@pytest.mark.parametrize("buffer", [bytearray(2), np.zeros(1, np.float16), torch.zeros(1, dtype=torch.bfloat16), memoryview(bytearray(2))])
-def test_a_destination_is_filled_in_place(buffer: Any) -> None:
-    destination = as_destination(buffer)
-    destination.parts[0][:] = b"\x80\x3f"
-    assert bytes(as_source(buffer)) == b"\x80\x3f"
-    assert destination.finish is None
-
-
 @pytest.mark.parametrize("buffer", [b"ab", memoryview(b"ab"), bytearray(), np.zeros((2, 3)).T, "x", torch.ones(2, 2).t()], ids=kind)
 def test_a_destination_must_be_writable_contiguous_and_not_empty(buffer: Any) -> None:
     with pytest.raises(InvalidArgument):
         as_destination(buffer)
-
-
-def test_a_read_only_array_is_no_destination() -> None:
-    array = np.zeros(4, np.uint8)
-    array.flags.writeable = False
-    with pytest.raises(InvalidArgument, match="read-only"):
-        as_destination(array)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4096])
-def test_fresh_bytes_are_what_their_view_was_filled_with(size: int) -> None:
-    value, view = fresh_bytes(size)
-    view[:] = b"z" * size
-    assert value == b"z" * size
-    assert hash(value) == hash(b"z" * size)
-    assert fresh_bytes(size)[0] is not value
 
 
 def test_torch_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

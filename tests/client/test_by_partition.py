@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.client.by_partition import by_partition, of_all, places
+from kvstore.client.by_partition import by_partition, places
 from kvstore.client.daemons import Daemons
 from kvstore.client.effects import Effect, Operation, Together, drive
 from kvstore.protocol.errors import Unavailable
@@ -52,25 +52,6 @@ def test_answers_come_in_the_order_of_the_keys(count: int) -> None:
         partition: [key for key in KEYS if partition_of(key, count) == partition]
         for partition in {partition_of(key, count) for key in KEYS}
     }
-
-
-def test_of_no_keys_nobody_is_asked() -> None:
-    assert Counted(3).run(by_partition(Counted(3).daemons, [], Deadline(60), Counted(3).ask)) == []
-
-
-def test_keys_of_one_partition_are_one_question() -> None:
-    counted = Counted(4)
-    keys = [key for key in KEYS if partition_of(key, 4) == 2]
-    assert counted.run(by_partition(counted.daemons, keys, Deadline(60), counted.ask)) == [key.upper() for key in keys]
-    assert counted.asked == [(2, keys)]
-
-
-def test_what_is_asked_of_all_is_answered_by_each() -> None:
-    def ask(partition: int) -> Operation[int]:
-        return partition * 10
-        yield
-
-    assert [Counted(count).run(of_all(Counted(count).daemons, Deadline(60), ask)) for count in (1, 3)] == [[0], [0, 10, 20]]
 
 
 def test_the_first_error_is_raised() -> None:

@@ -15,8 +15,8 @@ def resolved(settings: ClientSettings | None = None, **arguments: Any) -> Client
 
 
 def test_defaults_and_environment() -> None:
-    settings = load_settings(ClientSettings, SECTION, flags={}, environ={"KVSTORE_CLIENT_PUT_INLINE_BYTES": "8KiB"})
-    assert (settings.put_inline_bytes, settings.master) == (8192, "127.0.0.1:7440")
+    settings = load_settings(ClientSettings, SECTION, flags={}, environ={"KVSTORE_CLIENT_COPY_THREADS": "2"})
+    assert (settings.copy_threads, settings.master) == (2, "127.0.0.1:7440")
 
 
 def test_each_value_comes_from_its_strongest_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, cluster_status, find_control
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import InvalidArgument, Unavailable
+from kvstore.protocol.errors import Unavailable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.testing.waiting import eventually
-from kvstore.transfer.topology.json_form import parse_topology
 from tests.client.embedded import embedded
 from tests.client.stub_control import stub_controls
 from tests.ports import free_ports
@@ -29,39 +28,12 @@ def settings() -> Iterator[ClientSettings]:
         yield ClientSettings(master=cluster.address)
 
 
-def test_the_status_names_the_nodes_and_their_tiers(settings: ClientSettings) -> None:
-    with Control.find(settings) as control:
-        status = control.status()
-    assert [node.name for node in status.nodes] == ["node-0"]
-    assert [tier.name for tier in status.nodes[0].tiers] == ["dram", "nvme"]
-    assert status.blocks == 3
-
-
-def test_the_nodes_topologies_are_theirs(settings: ClientSettings) -> None:
-    with Control.find(settings) as control:
-        assert [found.name for found in control.topologies()] == ["node-0"]
-        assert parse_topology(control.topologies("node-0")[0].topology).host
-        with pytest.raises(InvalidArgument, match="there is no node 'x'; there are: node-0"):
-            control.topologies("x")
-
-
 def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> None:
     with Control.find(settings) as control:
         assert sorted(control.keys()) == [(b"a", 2, "one"), (b"b", 3, "one"), (b"c", 1, "")]
         assert sorted(stored.key for stored in control.keys("one")) == [b"a", b"b"]
         assert list(control.keys("none of that name")) == []
         assert len(list(control.keys(limit=2))) == 2
-
-
-def test_contents_are_told_by_namespace_and_as_a_tree_of_prefixes(settings: ClientSettings) -> None:
-    with Control.find(settings) as control:
-        found = control.contents(namespace="one", max_segments=10)
-        assert [(one.namespace, one.held.blocks, one.held.bytes, one.held.dram_bytes) for one in found.namespaces] == [
-            ("one", 2, 5, 5),
-            ("", 1, 1, 1),
-        ]
-        assert [(one.key, one.held.bytes, one.subtree_bytes, one.branches) for one in found.segments] == [(b"b", 3, 3, 0), (b"a", 2, 2, 0)]
-        assert not control.contents().segments
 
 
 def test_a_node_is_not_left_out_of_a_partition_that_changes_hands() -> None:
@@ -121,11 +93,6 @@ def test_all_that_the_status_of_a_cluster_asks_has_one_deadline(monkeypatch: pyt
     assert all(deadline is asked[0] for deadline in asked)
 
 
-def test_the_first_master_that_answers_is_taken(settings: ClientSettings) -> None:
-    dead = f"127.0.0.1:{free_ports(1)[0]}"
-    assert find_control(dataclasses.replace(settings, master=f"{dead}, {settings.master}")) == find_control(settings)
-
-
 def test_a_master_that_stands_by_leads_to_the_owner_and_several_are_waited_for(settings: ClientSettings) -> None:
     with stub_masters(2) as (follower, other):
         follower.owner, other.owner, other.refusal = settings.master, "", Unavailable("no master owns the catalog now")
@@ -149,11 +116,6 @@ def test_no_master_is_unavailable_and_names_the_address() -> None:
             control.status()
         with pytest.raises(Unavailable):
             list(control.keys())
-
-
-def test_a_malformed_address_is_misuse() -> None:
-    with pytest.raises(InvalidArgument, match="HOST:PORT"):
-        Control.find(ClientSettings(master="nowhere"))
 
 
 def test_a_message_becomes_plain_values_with_whole_numbers() -> None:

@@ -1,25 +1,21 @@
 """Routes to masters and nodes of a scripted cluster."""
 
-import contextlib
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.daemons import Daemons
-from kvstore.client.effects import Aside, Operation, Sleep, Take
+from kvstore.client.effects import Operation, Sleep
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import DeadlineExceeded, InvalidTicket, NoOwner, StaleEpoch, Unauthorized, Unavailable, Unreachable
+from kvstore.protocol.errors import StaleEpoch, Unavailable, Unreachable
 from kvstore.protocol.master_messages import Exists, Grants, Nodes, NodeTable, Remove, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.address import Address
-from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
-from tests.client.oracle import HERE, Oracle, OracleChannel, OracleNode, is_here
-from tests.garbage import assert_no_garbage
+from tests.client.oracle import Oracle, OracleChannel, OracleNode, is_here
 
 
 def ask(oracle: Oracle) -> None:
@@ -27,7 +23,7 @@ def ask(oracle: Oracle) -> None:
 
 
 def knowing(oracle: Oracle, masters: str, **settings: Any) -> Daemons:
-    oracle.resources = ClientResources(masters, ClientSettings(**settings), TransferSettings(), is_here=is_here, spread=0)
+    oracle.resources = ClientResources(ClientSettings(master=masters, **settings), TransferSettings(), is_here=is_here, spread=0)
     return oracle.resources.daemons
 
 
@@ -104,17 +100,6 @@ def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracl
     assert len(oracle.sent(Exists)) == 1
 
 
-def test_a_single_master_that_follows_the_catalog_is_asked_again_until_it_owns_it(oracle: Oracle) -> None:
-    knowing(oracle, "a:1", owner_retry_s=0.25)
-    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
-    assert isinstance(next(asking), Take)
-    effect = asking.throw(NoOwner("no master owns the catalog now"))
-    assert isinstance(effect, Sleep)
-    assert effect.seconds == 0.25
-    oracle.run(resumed(asking))
-    assert len(oracle.sent(Exists)) == 1
-
-
 def resumed(operation: Operation[Any]) -> Operation[Any]:
     """What is left of an operation that was driven as far as a Sleep."""
     try:
@@ -123,49 +108,6 @@ def resumed(operation: Operation[Any]) -> Operation[Any]:
             effect = operation.send((yield effect))
     except StopIteration as end:
         return end.value
-
-
-def test_one_that_kept_a_call_waiting_to_its_end_is_asked_after_the_others(oracle: Oracle) -> None:
-    known = knowing(oracle, "a:1,b:1").masters.known
-    oracle.refusals["a:1"] = DeadlineExceeded("no answer within the deadline of 0.1 s")
-    with pytest.raises(DeadlineExceeded):
-        ask(oracle)
-    ask(oracle)
-    assert set(taken(oracle)) == {"b:1"}
-    known.was_silent(known.owner, 0)
-    oracle.owners["a:1"] = "b:1"
-    oracle.refusals.clear()
-    oracle.loans.clear()
-    ask(oracle)
-    assert taken(oracle) == ["a:1", "b:1", "b:1"], "it is the owner all the same, as the other one says"
-
-
-def test_a_single_master_that_kept_a_call_waiting_is_asked_all_the_same(oracle: Oracle) -> None:
-    knowing(oracle, "a:1")
-    oracle.refusals["a:1"] = DeadlineExceeded("no answer within the deadline of 0.1 s")
-    for _ in range(2):
-        with pytest.raises(DeadlineExceeded):
-            ask(oracle)
-    oracle.refusals.clear()
-    ask(oracle)
-    assert taken(oracle) == ["a:1"]
-
-
-def test_nobody_is_asked_when_the_time_is_over(oracle: Oracle) -> None:
-    daemons = knowing(oracle, "a:1,b:1,c:1")
-    oracle.unreachable.add("a:1")
-    with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1$"):
-        oracle.run(daemons.ask_master(Exists([b"k"]), Flags, Deadline(0.0)))
-    assert taken(oracle) == []
-    assert daemons.masters.known.silences(Address("b", 1)) == 0
-
-
-def test_a_refusal_by_another_master_ends_the_search(oracle: Oracle) -> None:
-    knowing(oracle, "a:1,b:1")
-    oracle.unreachable.add("a:1")
-    oracle.refusals["b:1"] = Unauthorized("the token is wrong")
-    with pytest.raises(Unauthorized):
-        ask(oracle)
 
 
 def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_catalog(oracle: Oracle) -> None:
@@ -191,28 +133,6 @@ def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_cat
     assert oracle.all_given_back()
 
 
-@pytest.mark.parametrize(("waited_s", "awaited"), [(0.5, [0.125, 0.125]), (0.4, [0.5, 0.125])])
-def test_an_owner_that_a_node_has_waited_for_in_vain_is_not_given_as_long_once_more(
-    oracle: Oracle, monkeypatch: pytest.MonkeyPatch, waited_s: float, awaited: list[float]
-) -> None:
-    knowing(oracle, "a:1,b:1", owner_patience_s=0.5)
-    begun, daemons = oracle.deadline(), oracle.resources.daemons
-    with monkeypatch.context() as patch:
-        patch.setattr(type(begun), "waited_s", lambda _deadline: waited_s)
-        daemons.doubt_owners(begun)
-    oracle.hanging.add("a:1")
-    oracle.owners["b:1"] = "a:1"
-    oracle.on_await = lambda waited: oracle.hanging.discard("a:1") if waited == 2 else None
-    ask(oracle)
-    assert oracle.awaited == awaited
-    assert not daemons.masters.is_doubted, "it has answered"
-    daemons.masters.is_doubted = True
-    oracle.unreachable.add("a:1")
-    del oracle.owners["b:1"]
-    ask(oracle)
-    assert not daemons.masters.is_doubted, "another one is the owner"
-
-
 def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.hanging.add("a:1")
@@ -221,49 +141,6 @@ def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     ask(oracle)
     assert taken(oracle) == ["a:1", "b:1"]
     assert oracle.loans[0].channel.is_open
-
-
-def test_an_owner_that_hangs_has_the_whole_deadline_where_there_is_no_other(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    knowing(oracle, "a:1,b:1")
-    oracle.hanging.add("a:1")
-    oracle.owners["b:1"] = "a:1"
-    monkeypatch.setattr(time, "monotonic_ns", lambda: int(sum(oracle.awaited) * 1e9))
-    with pytest.raises(DeadlineExceeded):
-        ask(oracle)
-    assert oracle.awaited == [1.0] + [0.25] * 16
-    assert not oracle.loans[0].channel.is_open
-
-
-@pytest.mark.parametrize(("masters", "hanging", "unreachable"), [("a:1", "", "a:1"), ("a:1,b:1", "a:1", "b:1")])
-def test_a_search_that_finds_no_owner_leaves_nothing_to_the_collector(oracle: Oracle, masters: str, hanging: str, unreachable: str) -> None:
-    """Each would keep its call's value until the collector comes, which an engine may have turned off."""
-    knowing(oracle, masters)
-    oracle.hanging.add(hanging)
-    oracle.unreachable.add(unreachable)
-    oracle.on_await = lambda waited: oracle.hanging.clear()
-
-    def search() -> None:
-        with contextlib.suppress(Unavailable):  # pytest.raises would keep it
-            ask(oracle)
-
-    assert_no_garbage(search)
-
-
-def test_what_changes_something_waits_for_its_answer(oracle: Oracle) -> None:
-    knowing(oracle, "a:1,b:1")
-    oracle.hanging.add("a:1")
-    oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
-    assert not oracle.awaited
-
-
-def test_a_question_to_an_owner_whose_idle_connection_is_over_goes_over_a_new_one(oracle: Oracle) -> None:
-    knowing(oracle, "a:1,b:1")
-    ask(oracle)
-    old = oracle.loans[0].channel
-    oracle.idle[old.address].append(old)
-    oracle.script[Exists].append(Unavailable("it has hung up"))
-    ask(oracle)
-    assert taken(oracle) == ["a:1"] * 3
 
 
 def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Oracle) -> None:
@@ -338,41 +215,6 @@ def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked
         oracle.run(daemons.ask_master(reserve, Grants, oracle.deadline(), partition=1))
 
 
-def test_a_masters_socket_that_does_not_answer_leads_to_its_address(oracle: Oracle) -> None:
-    daemons = knowing(oracle, "a:1,b:1")
-    daemons.masters.to_owner().offer("/run/a", HERE)
-    oracle.unreachable |= {"unix:/run/a"}
-    ask(oracle)
-    assert taken(oracle) == ["a:1"]
-    daemons.masters.to(Address("b", 1)).offer("/run/b", HERE)
-    oracle.unreachable |= {"a:1", "unix:/run/b"}
-    ask(oracle)
-    assert taken(oracle)[-1] == "b:1"
-
-
-def test_a_typed_answer_of_the_master_is_passed_on_and_the_channel_kept(oracle: Oracle) -> None:
-    oracle.script[Exists].append(Unauthorized("no"))
-    with pytest.raises(Unauthorized):
-        ask(oracle)
-    assert oracle.all_given_back()
-    assert oracle.loans[-1].channel.is_open
-
-
-def test_a_master_that_answers_unavailable_is_not_passed_over(oracle: Oracle) -> None:
-    knowing(oracle, "a:1,b:1")
-
-    oracle.script[Exists].append(no_nodes)
-    with pytest.raises(Unavailable, match=r"^no node is registered"):
-        ask(oracle)
-    assert len(oracle.loans) == 1
-
-
-def test_a_master_that_breaks_a_fresh_channel_is_unavailable(oracle: Oracle) -> None:
-    oracle.script[Exists].append(Unavailable("gone"))
-    with pytest.raises(Unavailable):
-        ask(oracle)
-
-
 def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
     oracle.store(b"a", b"value", 1)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
@@ -385,20 +227,6 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
         assert not oracle.loans[-2].channel.is_open
         assert loan.channel.is_open
     assert not known.route.is_local
-
-
-def test_an_idle_connection_to_a_nodes_former_process_is_no_sign_that_the_node_is_gone(oracle: Oracle, node: OracleNode) -> None:
-    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
-    known = oracle.resources.daemons.nodes.get(1)
-    assert known is not None
-    loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    former = [OracleChannel(loan.channel.address, replace(loan.channel.welcome, host_id="of its former process")) for _ in range(2)]
-    oracle.idle[loan.channel.address].extend(former)
-    loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert not any(channel.is_open for channel in former)
-    assert loan.channel.is_open
-    assert loan.channel not in former
-    assert known.route.is_local, "the way to it is as good as before"
 
 
 def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
@@ -419,26 +247,6 @@ def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
     assert f"node 'n1' of this host is not reached through shared memory: cannot connect to unix:{node.unix}" in caplog.text
 
 
-def test_a_master_that_answers_though_its_socket_did_not_is_nothing_to_tell(oracle: Oracle) -> None:
-    route = oracle.resources.daemons.masters.to_owner()
-    ask(oracle)
-    route.offer("/run/master", HERE)
-    oracle.unreachable.add("unix:/run/master")
-    ask(oracle)
-    assert (route.is_local, route.trouble) == (False, "cannot connect to unix:/run/master")
-    assert oracle.resources.daemons.unshared.reasons() == {}
-
-
-def test_a_node_with_another_at_each_of_its_addresses_is_unreachable(oracle: Oracle, node: OracleNode) -> None:
-    oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
-    oracle.strangers |= {node.unix: "next door", node.tcp: "next door"}
-    known = oracle.resources.daemons.nodes.get(1)
-    assert known is not None
-    with pytest.raises(Unreachable, match=r"at node1:1 there is another daemon by now, 'next door'"):
-        oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert not any(loan.channel.is_open for loan in oracle.loans[-2:])
-
-
 # --- tickets ---
 
 
@@ -447,7 +255,9 @@ def guarded(oracle: Oracle, node: OracleNode) -> Oracle:
     """A cluster whose node takes a ticket, which the master gives out."""
     oracle.ticket = oracle.issued = b"first"
     oracle.ticket_ms = 10_000
-    oracle.resources = ClientResources("m:1", ClientSettings(tenant="red", token="secret"), TransferSettings(), is_here=is_here, spread=0)
+    oracle.resources = ClientResources(
+        ClientSettings(master="m:1", tenant="red", token="secret"), TransferSettings(), is_here=is_here, spread=0
+    )
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     oracle.hellos.clear()
     return oracle
@@ -466,30 +276,6 @@ def test_a_node_is_shown_its_ticket_and_never_the_token(guarded: Oracle) -> None
     assert hello is not None
     assert (hello.tenant, hello.token, hello.ticket) == ("red", "", b"first")
     assert hello.name.startswith("client-")
-
-
-def test_a_node_that_does_not_take_the_ticket_is_shown_the_next_one_that_the_master_gives(guarded: Oracle) -> None:
-    guarded.ticket = guarded.issued = b"second"
-    begin(guarded)
-    assert [hello.ticket for hello in guarded.hellos if hello is not None] == [b"first", b"second"]
-    assert guarded.slept_s == 0.0
-
-
-def test_while_the_master_gives_no_other_ticket_it_is_asked_again_until_the_deadline(
-    guarded: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guarded.ticket = b"second"
-    monkeypatch.setattr(time, "monotonic_ns", lambda: int(guarded.slept_s * 1e9))
-    with pytest.raises(InvalidTicket):
-        begin(guarded)
-    assert 4.0 < guarded.slept_s <= 5.0
-
-
-def test_a_node_that_takes_no_ticket_and_is_gone_by_now_is_unreachable(guarded: Oracle) -> None:
-    guarded.ticket = b"second"
-    guarded.script[Nodes].append(NodeTable([], [], [], [], [], [], []))
-    with pytest.raises(Unreachable, match="there is no node any more that the master knows"):
-        begin(guarded)
 
 
 def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_over(oracle: Oracle, node: OracleNode) -> None:
@@ -519,19 +305,3 @@ def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_ov
     assert known.route.hello.ticket == b"second"
     begin(oracle)
     assert len(oracle.aside) == 2
-
-
-def test_without_a_thread_tickets_are_asked_for_a_second_later(oracle: Oracle) -> None:
-    now_ns = 0
-    daemons = oracle.resources.daemons
-    daemons._clock_ns = lambda: now_ns
-    oracle.issued, oracle.ticket_ms = b"first", 10_000
-    oracle.run(daemons.refresh_nodes(oracle.deadline()))
-    now_ns = 5_000_000_000
-    oracle.script[Aside].append(RuntimeError("can't start new thread"))
-    begin(oracle)
-    begin(oracle)
-    assert oracle.aside == []
-    now_ns += 1_000_000_000
-    begin(oracle)
-    assert len(oracle.aside) == 1

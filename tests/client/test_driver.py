@@ -8,12 +8,9 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.driver import Driver
-from kvstore.client.effects import Aside, Later, Operation, Sleep, Take, Together, Work
+from kvstore.client.effects import Aside, Later, Operation, Work
 from kvstore.client.operations import Operations
-from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.master_messages import Cancel
-from kvstore.rpc.address import parse_address
-from kvstore.rpc.deadline import Deadline
 from tests.no_threads import no_more_threads
 
 NOBODY = "unix:/no/such/master.sock"
@@ -30,26 +27,6 @@ def driver() -> Iterator[Driver]:
 
 def work(result: Any) -> Operation[Any]:
     return (yield Work(lambda: result, 1))
-
-
-def test_an_operation_has_the_results_of_its_effects(driver: Driver) -> None:
-    def operation() -> Operation[list[Any]]:
-        yield Sleep(0.0)
-        both = yield Together([work(2), work(3)])
-        return [(yield from work(1)), *both]
-
-    assert driver.run(operation()) == [1, 2, 3]
-
-
-def test_an_operation_is_told_what_an_effect_raises_and_goes_on(driver: Driver) -> None:
-    def operation() -> Operation[str]:
-        try:
-            yield Take(parse_address(NOBODY), Deadline(10))
-        except Unavailable:
-            return "nobody is there"
-        raise AssertionError
-
-    assert driver.run(operation()) == "nobody is there"
 
 
 def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) -> None:

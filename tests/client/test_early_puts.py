@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from kvstore.client.buffers import as_sources
-from kvstore.client.early_puts import AWAY_NS, REST_NS, EarlyPuts
+from kvstore.client.early_puts import REST_NS
 from kvstore.client.questions import Questions
 from kvstore.client.reads.mapped import CopyOut
 from kvstore.client.reads.reading import Reading
 from kvstore.client.reads.sinks import FreshBytes
 from kvstore.client.routes import KnownNode
 from kvstore.client.writes.writing import Writing
-from kvstore.protocol.errors import DeadlineExceeded, Unavailable, Unreachable
-from kvstore.protocol.master_messages import Exists, Lookup, Nodes, Pin, Remove, Reserve
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read, Slabs
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.protocol.master_messages import Lookup, Nodes, Pin, Remove, Reserve
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, Commit, Flush, Open, Put, Read
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 
@@ -67,16 +67,6 @@ def test_values_of_every_size_go_to_this_hosts_node_unreserved_and_are_read_from
     assert oracle.sent(Lookup) == []
 
 
-def test_where_this_host_has_no_node_a_put_is_the_clusters(oracle: Oracle) -> None:
-    far = OracleNode(2, local=False)
-    remote = Oracle(far)
-    assert put(remote, b"a")
-    assert [message.ack for message in remote.sent(Put)] == [ACK_CLUSTER]
-    assert len(remote.sent(Reserve)) == 1
-    assert len(remote.resources.early_puts) == 0
-    far.close()
-
-
 def test_flush_asks_the_nodes_that_took_puts_once(oracle: Oracle) -> None:
     flush(oracle)
     assert oracle.sent(Flush) == []
@@ -86,27 +76,6 @@ def test_flush_asks_the_nodes_that_took_puts_once(oracle: Oracle) -> None:
     flush(oracle)
     assert len(oracle.sent(Flush)) == 1
     assert len(oracle.resources.early_puts) == 0
-
-
-def test_a_put_for_the_cluster_leaves_nothing_to_flush(oracle: Oracle) -> None:
-    put(oracle, b"a", is_early=False)
-    put(oracle, b"b", LARGE, is_early=False)
-    flush(oracle)
-    assert oracle.sent(Flush) == []
-
-
-def test_what_is_put_while_a_flush_is_under_way_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
-    put(oracle, b"a")
-
-    def meanwhile(channel: Any, message: Any) -> Any:
-        oracle.resources.early_puts.begin(known(oracle))
-        return oracle.answer(channel, message)
-
-    oracle.script[Flush].append(meanwhile)
-    flush(oracle)
-    assert len(oracle.resources.early_puts) == 1
-    flush(oracle)
-    assert len(oracle.sent(Flush)) == 2
 
 
 @pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, Commit)])
@@ -122,21 +91,6 @@ def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value:
     assert len(oracle.resources.early_puts) == 1
     flush(oracle)
     assert len(oracle.resources.early_puts) == 0
-
-
-def test_a_node_that_ends_before_it_is_told_to_commit_had_nothing_that_could_be_lost(node: OracleNode) -> None:
-    far = OracleNode(2, local=False)
-    oracle = Oracle(node, far)
-
-    def ends(channel: Any, sent: Any) -> Any:
-        restart(oracle, node)
-        return Unreachable("it hung up")
-
-    oracle.script[Slabs].append(ends)
-    assert put(oracle, b"a", LARGE)
-    assert list(far.blocks) == [b"a"]
-    flush(oracle)
-    far.close()
 
 
 def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket(oracle: Oracle) -> None:
@@ -167,23 +121,6 @@ def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_ne
     assert len(oracle.resources.early_puts) == 0
 
 
-def test_a_put_that_was_interrupted_is_flushed_too(oracle: Oracle) -> None:
-    oracle.script[Put].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        put(oracle, b"a")
-    assert oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 0
-    assert [type(message) for message in oracle.log[-2:]] == [Flush, Remove]
-
-
-def test_a_flush_that_comes_too_late_leaves_it_to_be_flushed(oracle: Oracle) -> None:
-    put(oracle, b"a")
-    oracle.script[Flush].append(DeadlineExceeded("the master has not made the blocks durable yet"))
-    with pytest.raises(DeadlineExceeded):
-        flush(oracle)
-    flush(oracle)
-    assert len(oracle.sent(Flush)) == 2
-
-
 def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     oracle.script[Flush].append(Unavailable("the connection broke"))
@@ -193,17 +130,6 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     with pytest.raises(Unavailable, match="n1: gone, or started anew, and with it what was put there"):
         flush(oracle)
     flush(oracle)
-
-
-def test_of_a_node_that_is_gone_before_it_has_answered_nothing_is_lost(oracle: Oracle, node: OracleNode) -> None:
-    """The put went elsewhere, or has failed."""
-    put(oracle, b"a", is_early=False)
-    oracle.resources.early_puts.begin(known(oracle))
-    oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
-    restart(oracle, node)
-    oracle.nodes.clear()
-    flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
 
 
 def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Oracle, node: OracleNode) -> None:
@@ -264,14 +190,6 @@ def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
     assert kinds == [Put, Flush, Pin, Put, Flush, Remove, Remove]
 
 
-def test_a_remove_does_not_go_on_before_the_master_has_decided(oracle: Oracle) -> None:
-    put(oracle, b"a")
-    oracle.script[Flush].append(DeadlineExceeded("not yet"))
-    with pytest.raises(DeadlineExceeded):
-        oracle.run(Questions(oracle.resources).remove([b"a"], oracle.deadline(), force=False))
-    assert oracle.sent(Remove) == []
-
-
 def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     cut_off(oracle, node)
@@ -330,44 +248,6 @@ def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back
     assert not hanging.has_told_loss()
 
 
-def test_another_process_of_a_node_that_was_given_up_is_no_second_loss_but_of_what_it_was_sent(oracle: Oracle, node: OracleNode) -> None:
-    hanging = Hanging(oracle, node)
-    assert hanging.has_told_loss()
-    hanging.comes_back()
-    restart(oracle, node)
-    hanging.remove()
-    assert not hanging.has_told_loss()
-    put(oracle, b"b")
-    restart(oracle, node)
-    assert hanging.has_told_loss()
-
-
-def test_what_is_put_at_a_node_that_was_given_up_and_is_back_is_lost_with_it(oracle: Oracle, node: OracleNode) -> None:
-    hanging = Hanging(oracle, node)
-    assert hanging.has_told_loss()
-    hanging.comes_back()
-    oracle.script[Flush].append(DeadlineExceeded("not yet"))
-    with pytest.raises(DeadlineExceeded):
-        hanging.remove()
-    put(oracle, b"b")
-    restart(oracle, node)
-    assert hanging.has_told_loss()
-
-
-def test_a_node_that_was_given_up_is_looked_for_only_so_long(oracle: Oracle, node: OracleNode) -> None:
-    hanging = Hanging(oracle, node)
-    early = oracle.resources.early_puts
-    hanging.remove()
-    asked = len(oracle.sent(Nodes))
-    hanging.remove()
-    assert len(oracle.sent(Nodes)) == asked + 1
-    now_ns = early._clock_ns() + AWAY_NS + 1
-    early._clock_ns = lambda: now_ns
-    hanging.remove()
-    hanging.remove()
-    assert len(oracle.sent(Nodes)) == asked + 2
-
-
 @pytest.mark.parametrize("ask", ["exists", "match_prefix", "locate"])
 def test_questions_wait_for_the_puts_before_them_but_not_for_long(oracle: Oracle, ask: str) -> None:
     question = getattr(Questions(oracle.resources), ask)
@@ -398,15 +278,6 @@ def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_mast
     assert len(oracle.sent(Lookup)) == 3, "nothing is undecided any more"
 
 
-def test_who_asks_for_what_it_did_not_put_waits_for_nothing(oracle: Oracle) -> None:
-    put(oracle, b"a")
-    assert get(oracle, b"nowhere") == [None]
-    for ask in ("exists", "match_prefix", "locate"):
-        oracle.run(getattr(Questions(oracle.resources), ask)([b"nowhere"], oracle.deadline()))
-    assert not oracle.sent(Flush)
-    assert [list(message.keys) for message in oracle.sent(Lookup)] == [[b"nowhere"], [b"nowhere"]]
-
-
 def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
     oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
     put(oracle, b"a")
@@ -414,26 +285,3 @@ def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
     assert len(oracle.sent(Flush)) == 1
     assert get(oracle, b"a") == [None]
     assert len(oracle.sent(Flush)) == 1, "nothing is undecided any more"
-
-
-def test_that_some_were_there_is_noted_and_forgotten_under_the_lock(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who forgets it by what he read before would forget what another thread has noted since."""
-    are_locked: list[bool] = []
-
-    def noted(early: EarlyPuts, name: str, value: Any) -> None:
-        if name == "has_unhinted":
-            are_locked.append(early._lock.locked())
-        object.__setattr__(early, name, value)
-
-    monkeypatch.setattr(EarlyPuts, "__setattr__", noted)
-    oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
-    put(oracle, b"a")
-    flush(oracle)
-    assert are_locked == [True, True]
-
-
-def test_nobody_else_is_asked_about_the_nodes(oracle: Oracle) -> None:
-    put(oracle, b"a")
-    asked = len(oracle.sent(Nodes))
-    oracle.run(Questions(oracle.resources).exists([b"a"], oracle.deadline()))
-    assert (len(oracle.sent(Nodes)), len(oracle.sent(Exists))) == (asked, 1)

@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import effects
-from kvstore.client import holds as table
-from kvstore.client.effects import drive
-from kvstore.client.hold_lookup import BY_MESSAGE, HoldLookup
-from kvstore.client.holds import Hold, new_hold
+from kvstore.client.holds import BY_MESSAGE, Hold, HoldLookup, new_hold
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
-from kvstore.protocol.frames import MAX_BATCH
-from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.node_messages import HOLD_GRANTED, HOLD_MISS, HOLD_REFUSED, HoldBlocks, ReleaseHolds
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
-from tests.client.oracle import Oracle, OracleNode, Pair
+from tests.client.oracle import Oracle, Pair
 
 
 class Lookups:
@@ -66,14 +60,6 @@ def test_each_node_is_asked_to_hold_its_own_of_what_was_found(lookups: Lookups) 
     assert lookups.oracle.all_given_back()
 
 
-def test_of_a_prefix_only_what_leads_is_held(lookups: Lookups) -> None:
-    store(lookups, [b"a", b"b", b"d"], 1)
-    assert lookups.exist(b"a", b"b", b"c", b"d", is_prefix=True)[:3] == [True, True, False]
-    assert [keys for _, _, keys, _ in lookups.held()] == [[b"a", b"b"]]
-    assert lookups.exist(b"x", is_prefix=True) == [False]
-    assert len(lookups.held()) == 1
-
-
 def test_a_block_that_its_node_does_not_have_any_more_is_not_found(lookups: Lookups) -> None:
     store(lookups, [b"a", b"b", b"c"], 1)
     lookups.oracle.script[HoldBlocks].append(Flags(bytes((HOLD_GRANTED, HOLD_MISS, HOLD_REFUSED))))
@@ -90,19 +76,6 @@ def test_what_a_node_does_not_hold_is_found_all_the_same(lookups: Lookups, failu
     assert lookups.counts() == (0, 2)
 
 
-def test_a_node_that_the_master_does_not_name_holds_nothing(lookups: Lookups) -> None:
-    lookups.oracle.replicas[b"a"] = [9]
-    assert lookups.exist(b"a") == [True]
-    assert (lookups.held(), lookups.counts()) == ([], (0, 1))
-
-
-def test_more_than_a_message_takes_is_held_in_parts(lookups: Lookups) -> None:
-    keys = [b"%d" % number for number in range(MAX_BATCH + 2)]
-    store(lookups, keys, 1)
-    assert lookups.exist(*keys) == [True] * len(keys)
-    assert [len(held) for _, _, held, _ in lookups.held()] == [MAX_BATCH, 2]
-
-
 def test_a_release_tells_all_nodes_that_were_asked_once(lookups: Lookups) -> None:
     store(lookups, [b"a"], 1)
     store(lookups, [b"b"], 2)
@@ -113,41 +86,3 @@ def test_a_release_tells_all_nodes_that_were_asked_once(lookups: Lookups) -> Non
     lookups.release(new_hold(1))
     assert len(lookups.oracle.sent(ReleaseHolds)) == 2
     assert lookups.oracle.all_given_back()
-
-
-def test_a_release_passes_by_nodes_that_cannot_be_told(lookups: Lookups, node: OracleNode) -> None:
-    store(lookups, [b"a"], 1)
-    store(lookups, [b"b"], 2)
-    lookups.exist(b"a", b"b")
-    lookups.oracle.unreachable.add("node2:1")
-    lookups.oracle.strangers[node.unix] = "another"
-    lookups.release()
-    assert lookups.oracle.sent(ReleaseHolds) == []
-    lookups.exist(b"a")
-    del lookups.oracle.strangers[node.unix]
-    lookups.oracle.resources.daemons.nodes._nodes.clear()
-    lookups.release()
-    assert lookups.oracle.sent(ReleaseHolds) == []
-
-
-def test_a_release_without_a_thread_for_it_leaves_the_hold_to_its_end(lookups: Lookups) -> None:
-    store(lookups, [b"a"], 1)
-    lookups.exist(b"a")
-    lookups.oracle.script[effects.Aside].append(RuntimeError("no thread"))
-    lookups.release()
-    assert lookups.oracle.sent(ReleaseHolds) == []
-
-
-def test_beyond_the_number_of_holds_a_lookup_finds_without_one(lookups: Lookups, monkeypatch: pytest.MonkeyPatch) -> None:
-    store(lookups, [b"a"], 1)
-    monkeypatch.setattr(table, "MAX_HOLDS", 1)
-    assert lookups.exist(b"a") == [True]
-    assert lookups.exist(b"a", b"x", hold=new_hold(1)) == [True, False]
-    assert (len(lookups.held()), lookups.counts()) == (1, (1, 1))
-
-
-def test_nothing_is_asked_before_the_first_step(lookups: Lookups) -> None:
-    operation = lookups.holding.exist((), [b"a"], {1}, lookups.hold, lookups.oracle.deadline(), now_ns=0, is_prefix=False)
-    assert lookups.oracle.sent(Lookup) == []
-    drive(operation, lookups.oracle._do)
-    assert len(lookups.oracle.sent(Lookup)) == 1

@@ -1,42 +1,14 @@
 """Holds as a client knows them: plain values, and where each is to be released; bounded, whatever is never released."""
 
-import pickle
-from dataclasses import astuple
 from typing import Any
 
 import pytest
 
-from kvstore.client import Hold, holds, new_hold
-from kvstore.client.arguments import MAX_HOLD_S
-from kvstore.client.holds import HoldTable, require_hold
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.client import holds, new_hold
+from kvstore.client.holds import HoldTable
 
 NODE: Any = object()
 """Stands for a LocalNode: the table only keeps it."""
-
-
-def test_a_hold_travels_as_two_numbers() -> None:
-    hold = new_hold(1.5)
-    assert pickle.loads(pickle.dumps(hold)) == Hold(*astuple(hold)) == hold
-    assert (hold.duration_ms, hold.number % 2, hold.number < 1 << 63) == (1500, 0, True)
-    assert new_hold(1.5).number != hold.number
-    assert new_hold(0.0001).duration_ms == 1
-
-
-@pytest.mark.parametrize("hold_s", [0, -1, MAX_HOLD_S + 1, "1", None, float("nan")])
-def test_a_time_that_cannot_be_is_refused(hold_s: Any) -> None:
-    with pytest.raises(InvalidArgument, match="hold_s"):
-        new_hold(hold_s)
-
-
-def test_only_a_hold_serves_as_one() -> None:
-    require_hold(None)
-    require_hold(new_hold(1), is_optional=False)
-    for wrong in (7, "hold"):
-        with pytest.raises(InvalidArgument, match="new_hold"):
-            require_hold(wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="new_hold"):
-        require_hold(None, is_optional=False)
 
 
 def test_a_hold_is_taken_once_with_all_places_where_it_was() -> None:

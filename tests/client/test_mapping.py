@@ -5,8 +5,7 @@ import os
 import pytest
 
 from kvstore.client import effects
-from kvstore.client.slabs import SlabKey
-from kvstore.protocol.errors import Broken, Closed, StaleHandle
+from kvstore.protocol.errors import StaleHandle
 from tests.client.oracle import Oracle, OracleChannel, OracleNode
 
 
@@ -14,16 +13,6 @@ def channel_to(oracle: Oracle, node: OracleNode) -> OracleChannel:
     from kvstore.rpc.address import Address
 
     return OracleChannel(Address(unix=node.unix), oracle._welcome(Address(unix=node.unix)))
-
-
-def test_slabs_are_mapped_once_for_reading_and_once_for_writing(oracle: Oracle, node: OracleNode) -> None:
-    channel = channel_to(oracle, node)
-    for writable in (False, True, True):
-        [one, two, again] = oracle.run(oracle.resources.mapping.map_slabs(channel, 1, [1, 2, 1], oracle.deadline(), writable=writable))
-        assert one is again
-        assert one is not two
-        assert one.memory.readonly is not writable
-    assert len(oracle.log) == 2
 
 
 def test_a_slab_that_is_gone_is_a_stale_handle_and_the_others_stay_mapped(oracle: Oracle, node: OracleNode) -> None:
@@ -59,15 +48,6 @@ def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracl
     assert len(oracle.log) == 1, "the node was asked for both once"
 
 
-def test_slabs_that_are_there_or_on_their_way_are_not_asked_for_ahead(oracle: Oracle, node: OracleNode) -> None:
-    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
-    for _ in range(2):
-        oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
-    oracle.run(mapping.map_ahead(channel, 1, [1, 2], oracle.deadline()))
-    assert len(oracle.log) == 2
-    assert len(oracle.later) == 1, "one thread maps both"
-
-
 def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:
     channel, mapping = channel_to(oracle, node), oracle.resources.mapping
     fds = os.listdir("/proc/self/fd")
@@ -76,16 +56,6 @@ def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_
     assert os.listdir("/proc/self/fd") == fds
     assert len(oracle.run(mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True))) == 1
     assert len(oracle.log) == 2
-
-
-def test_what_interrupts_the_start_of_the_thread_is_raised_and_nobody_waits_for_it(oracle: Oracle, node: OracleNode) -> None:
-    channel, mapping = channel_to(oracle, node), oracle.resources.mapping
-    fds = os.listdir("/proc/self/fd")
-    oracle.script[effects.Later].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
-    assert os.listdir("/proc/self/fd") == fds
-    assert mapping.slabs.coming(mapping.slabs.missing([SlabKey(1, channel.welcome.epoch, 1, True)])) == []
 
 
 def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, node: OracleNode) -> None:
@@ -99,18 +69,3 @@ def test_what_ends_before_slabs_are_mapped_leaves_no_descriptor(oracle: Oracle, 
     assert os.listdir("/proc/self/fd") == fds
     work.function()  # one that comes too late all the same finds none
     assert len(oracle.resources.mapping.slabs) == 0
-
-
-def test_who_maps_slabs_while_the_client_is_closed_is_told_so(oracle: Oracle, node: OracleNode) -> None:
-    mapping = oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=True)
-    work = mapping.send(oracle._do(next(mapping)))
-    oracle._do(work)
-    oracle.resources.close()
-    with pytest.raises(Closed):
-        mapping.send(None)
-
-
-def test_places_outside_of_a_slab_are_refused(oracle: Oracle, node: OracleNode) -> None:
-    [slab] = oracle.run(oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [1], oracle.deadline(), writable=False))
-    with pytest.raises(Broken):
-        slab.part((1 << 20) - 1, 2)

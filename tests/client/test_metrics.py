@@ -6,9 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvstore.client import Client
-from kvstore.client.metrics import ClientMetrics
-from kvstore.client.stats import ClientStats
-from kvstore.client.timings import PERIOD, Timings
+from kvstore.client.stats import PERIOD, ClientMetrics, ClientStats, Timings
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.telemetry.metrics.metric import CLIENT
 from tests.forked import Forked

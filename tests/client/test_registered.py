@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-import torch
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.registered import Registry
@@ -30,27 +29,6 @@ def test_what_lies_within_is_named_by_the_region_and_what_does_not_stays_as_it_i
     assert registry.named([(memory[4:8], span, 4)])[0][1] is span
 
 
-def test_memory_that_reaches_beyond_is_plain() -> None:
-    registry, whole = Registry(), memoryview(bytearray(100))
-    registry.add(whole[20:60], "cpu:0")
-    registry.add(whole[80:], "cpu:0")
-    assert ends(registry, (whole[20:], whole[30:], 30), (whole[19:], whole[80:], 20)) == [0, 10, "plain", 0]
-    assert ends(registry, (whole[50:], whole[60:], 11)) == ["plain", "plain"]
-
-
-def test_a_region_says_where_it_lies_and_keeps_the_buffer_where_it_is() -> None:
-    registry, pool = Registry(), bytearray(10)
-    registry.add(pool, "cpu:1")
-    [(end, _, _)] = registry.named([(memoryview(pool), OTHER, 10)])
-    assert isinstance(end, Span)
-    assert isinstance(end.region, Region)
-    assert (end.region.location, end.region.size_bytes) == ("cpu:1", 10)
-    with pytest.raises(BufferError):
-        pool.clear()
-    del end
-    registry.close()
-
-
 def test_closed_it_is_forgotten_and_free() -> None:
     registry, pool = Registry(), bytearray(100)
     with registry.add(pool, "cpu:0") as registered:
@@ -58,29 +36,6 @@ def test_closed_it_is_forgotten_and_free() -> None:
     assert ends(registry, (memoryview(pool), OTHER, 100)) == ["plain", "plain"]
     registered.close()
     registry.add(pool, "cpu:0")
-
-
-def test_no_memory_is_registered_twice() -> None:
-    registry, whole = Registry(), memoryview(bytearray(100))
-    registry.add(whole[20:60], "cpu:0")
-    for part in (whole[20:60], whole, whole[:21], whole[59:], whole[30:40]):
-        with pytest.raises(InvalidArgument, match="registered already"):
-            registry.add(part, "cpu:0")
-    registry.add(whole[:20], "cpu:0")
-    registry.add(whole[60:], "cpu:0")
-
-
-def test_tensors_and_constant_bytes_can_be_registered() -> None:
-    registry, tensor = Registry(), torch.zeros(4, 4, dtype=torch.bfloat16)
-    registry.add(tensor, "cpu:0")
-    registry.add(b"constant", "cpu:0")
-    assert ends(registry, (tensor.view(torch.uint8).reshape(-1).numpy().data, OTHER, 32)) == [0, "plain"]
-
-
-@pytest.mark.parametrize("buffer", [b"", np.zeros((4, 4))[:, ::2], 7, torch.zeros(0)])
-def test_what_is_no_memory_is_refused(buffer: object) -> None:
-    with pytest.raises(InvalidArgument):
-        Registry().add(buffer, "cpu:0")
 
 
 def test_with_the_client_all_of_it_ends() -> None:

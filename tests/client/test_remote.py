@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.client.remote import REST_S, RemoteMemory, SlabId
+from kvstore.client.engine_copies import RemoteMemory
 from kvstore.client.routes import KnownNode, Route, nowhere
-from kvstore.protocol.errors import Closed, ConfigError, Unreachable
+from kvstore.protocol.errors import Unreachable
 from kvstore.rpc.address import Address
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
@@ -71,22 +71,6 @@ def read(remote: RemoteMemory, engine: TransferEngine, of: KnownNode) -> bytes:
 MakeEngine = Callable[..., TransferEngine]
 
 
-def test_the_engine_is_made_at_its_first_use_once_and_serves_nobody(remote: RemoteMemory) -> None:
-    assert not remote.is_started
-    engine = remote.engine
-    assert remote.is_started
-    assert remote.engine is engine
-    assert node(engine).transfer
-    assert b'"agents":[]' in engine.describe()
-
-
-def test_settings_that_cannot_be_met_are_told(clock: Clock) -> None:
-    remote = RemoteMemory(TransferSettings(transports="tcp", rails="mlx5_9"), clock)
-    with pytest.raises(ConfigError, match="mlx5_9"):
-        _ = remote.engine
-    assert not remote.is_started
-
-
 def test_where_the_system_does_not_tell_its_interfaces_no_node_can_be_reached(
     remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,68 +98,6 @@ def test_links_that_come_up_after_the_start_are_used_once_looked_for(remote: Rem
     assert [agent.rail.device for agent in remote.engine.agents] == ["lo1"]
 
 
-def test_links_that_cannot_be_looked_at_stay_as_they_were(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    agents = remote.engine.agents
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(netlink, "_dump", refuse)
-    assert not remote.refresh()
-    assert remote.engine.agents == agents
-
-
-def test_a_closed_client_makes_no_engine(remote: RemoteMemory) -> None:
-    engine = remote.engine
-    remote.close()
-    remote.close()
-    with pytest.raises(Closed):
-        _ = remote.engine
-    with pytest.raises(Closed):
-        engine.connect(engine.describe())
-
-
-def test_a_node_without_an_engine_is_not_usable(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    assert not remote.is_usable(node(None))
-    assert remote.is_usable(node(make_engine()))
-
-
-def test_an_engine_that_failed_rests_unless_it_describes_itself_anew(remote: RemoteMemory, make_engine: MakeEngine, clock: Clock) -> None:
-    engine = make_engine()
-    remote.failed(node(engine))
-    assert not remote.is_usable(node(engine))
-    assert remote.is_usable(node(engine, revision=1)), "another way to it may work"
-    assert remote.is_usable(node(engine, 2)), "another node has not failed"
-    remote.failed(node(engine, revision=1))
-    assert not remote.is_usable(node(engine, revision=1))
-    clock.now_ns = int(REST_S * 1e9) - 1
-    assert not remote.is_usable(node(engine, revision=1))
-    clock.now_ns += 1
-    assert remote.is_usable(node(engine, revision=1))
-
-
-def test_a_node_is_one_peer_and_what_it_shows_is_read(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    assert read(remote, engine, node(engine)) == VALUE
-    assert remote.peer(node(engine)) is remote.peer(node(engine))
-
-
-def test_a_node_that_describes_itself_anew_is_the_same_peer_by_another_way(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    engine = make_engine("node")
-    peer = remote.peer(node(engine))
-    engine.close()
-    moved = make_engine("node")  # at another port
-    assert remote.peer(node(moved, revision=1)) is peer
-    assert read(remote, moved, node(moved, revision=1)) == VALUE
-
-
-def test_the_earlier_process_of_a_node_is_no_peer_any_more(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    first = remote.peer(node(make_engine("first")))
-    second = remote.peer(node(make_engine("second"), revision=1))
-    assert remote.engine.peers() == [second]
-    assert not first.is_connected
-
-
 def test_nodes_that_swap_their_ids_are_both_read(remote: RemoteMemory, make_engine: MakeEngine) -> None:
     """A master without a lasting catalog gives ids anew."""
     one, two = make_engine("one"), make_engine("two")
@@ -184,67 +106,3 @@ def test_nodes_that_swap_their_ids_are_both_read(remote: RemoteMemory, make_engi
         assert read(remote, two, node(two, second)) == VALUE
         assert read(remote, one, node(one, first)) == VALUE
     assert {peer.name for peer in remote.engine.peers()} == {"one", "two"}
-
-
-def test_an_id_that_changes_hands_leaves_the_node_that_had_it_a_peer_under_its_new_one(
-    remote: RemoteMemory, make_engine: MakeEngine
-) -> None:
-    one, two = make_engine("one"), make_engine("two")
-    peer = remote.peer(node(one, 1))
-    assert remote.peer(node(one, 7)) is peer
-    remote.peer(node(two, 1))
-    assert peer.is_connected
-    assert read(remote, one, node(one, 7)) == VALUE
-
-
-def test_a_description_that_cannot_be_used_is_unreachable(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    broken = KnownNode(1, "n1", Route(Address("127.0.0.1", 1), nowhere), 0, b"of a later release")
-    with pytest.raises(Unreachable, match="the transfer engine of node n1 cannot be used"):
-        remote.peer(broken)
-    with pytest.raises(Unreachable, match="no way to shm only"):
-        remote.peer(node(make_engine("shm only", TransferSettings(transports="shm"))))
-    engine = make_engine()
-    with pytest.raises(Unreachable, match="a region of node cannot be used"):
-        remote.region(remote.peer(node(engine)), b"of a later release")
-
-
-def test_slabs_are_remembered_until_they_are_forgotten(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    region = remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE)))
-    one, two, other = SlabId(1, 5, 10), SlabId(1, 5, 11), SlabId(2, 5, 10)
-    assert remote.missing([one, two, one]) == [one, two]
-    for slab in (one, two, other):
-        remote.add(slab, region)
-    assert remote.missing([one, two, other]) == []
-    assert remote.slab(one) is region
-    remote.forget(1)
-    assert remote.slab(one) is None
-    assert remote.missing([one, two, other]) == [one, two]
-
-
-def test_the_slabs_of_a_nodes_earlier_process_are_forgotten(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    region = remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE)))
-    for slab in (SlabId(1, 5, 10), SlabId(2, 5, 10), SlabId(1, 6, 10)):
-        remote.add(slab, region)
-    assert remote.missing([SlabId(1, 5, 10), SlabId(2, 5, 10), SlabId(1, 6, 10)]) == [SlabId(1, 5, 10)]
-
-
-def test_of_slabs_that_a_node_has_shown_the_oldest_are_forgotten(
-    remote: RemoteMemory, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node gives slabs up and makes others for as long as it lives, and no two have one number."""
-    monkeypatch.setattr("kvstore.client.remote.MAX_SLABS", 3)
-    engine = make_engine()
-    region = remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE)))
-    slabs = [SlabId(1, 5, number) for number in range(5)]
-    for slab in slabs:
-        remote.add(slab, region)
-    assert remote.missing(slabs) == slabs[:2]
-
-
-def test_a_failed_engines_slabs_are_shown_anew(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    remote.add(SlabId(1, 5, 10), remote.region(remote.peer(node(engine)), engine.export(engine.register(VALUE))))
-    remote.failed(node(engine))
-    assert remote.slab(SlabId(1, 5, 10)) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.replicas import PAUSE_A_KEY_S, replicate
+from kvstore.client.questions import replicate
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Replicate
 from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
@@ -28,14 +28,6 @@ def test_whoever_waits_asks_for_the_rest_until_all_are_there(oracle: Oracle) -> 
     answers = [REPLICAS_NOT_YET] * 2, [REPLICAS_NOT_YET, REPLICAS_THERE], [REPLICAS_NOT_YET], [REPLICAS_THERE]
     assert run(oracle, *answers, waits=True) == [[b"a", b"b"], [b"a", b"b"], [b"a"], [b"a"]]
     assert oracle.slept_s == pytest.approx(0.001 + 0.002 + 0.004)
-
-
-def test_the_more_it_waits_for_the_longer_it_waits_before_it_asks_again(oracle: Oracle) -> None:
-    keys = [b"%d" % number for number in range(1000)]
-    for flag in (REPLICAS_NOT_YET, REPLICAS_THERE):
-        oracle.script[Replicate].append(Flags(bytes([flag]) * len(keys)))
-    oracle.run(replicate(oracle.resources.daemons, keys, 2, Deadline(5.0), waits=True))
-    assert oracle.slept_s == pytest.approx(1000 * PAUSE_A_KEY_S)
 
 
 @pytest.mark.parametrize(("flag", "why"), [(REPLICAS_NOWHERE, "no 2 nodes that take blocks"), (REPLICAS_ABSENT, "evicted")])

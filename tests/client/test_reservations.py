@@ -15,11 +15,6 @@ class OverPut:
         return Cancel([self.key], [1])
 
 
-def test_nothing_is_sent_where_nothing_is_reserved(oracle: Oracle) -> None:
-    oracle.run(oracle.resources.reservations.cancel(Cancel([], [])))
-    assert oracle.log == []
-
-
 def test_what_puts_that_are_over_did_not_use_is_given_back(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused += [OverPut(b"a"), OverPut(b"b")]
@@ -43,13 +38,3 @@ def test_a_put_that_fails_gives_back_its_own_and_leaves_those_of_others_to_the_b
     oracle.run(reservations.give_up(mine))
     assert [message.keys for message in oracle.sent(Cancel)] == [[b"a"]]
     assert list(reservations.unused) == [others]
-
-
-def test_two_may_give_back_the_same(oracle: Oracle) -> None:
-    reservations = oracle.resources.reservations
-    reservations.unused.append(OverPut(b"a"))
-    one = reservations.give_up_unused()
-    next(one)
-    oracle.run(reservations.give_up_unused())
-    one.close()
-    assert not reservations.unused

@@ -2,9 +2,7 @@
 
 import pytest
 
-from kvstore.client.routes import MAX_ROUTES, KnownNodes, MasterRoutes, Route, Who, nowhere
-from kvstore.client.unshared import Unshared
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.client.routes import KnownNodes, Route, Unshared, Who
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import ELSEWHERE, Address, parse_address
@@ -45,32 +43,6 @@ def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str)
     assert route.address() == TCP
 
 
-def test_a_socket_file_that_fails_is_not_tried_again_for_the_same_process() -> None:
-    route = Route(TCP, is_here, NODE)
-    route.welcomed(welcome(1))
-    assert route.failed(UNIX, "refused")
-    assert route.address() == TCP
-    route.welcomed(welcome(1))
-    assert route.address() == TCP
-    route.welcomed(welcome(2))
-    assert route.address() == UNIX
-
-
-def test_an_offer_of_the_node_table_that_fails_gets_one_more_chance_from_the_node_itself() -> None:
-    route = Route(TCP, is_here, NODE)
-    route.offer("/run/x", "here")
-    route.failed(UNIX, "refused")
-    route.welcomed(welcome(5))
-    assert route.address() == UNIX
-    route.failed(UNIX, "refused")
-    route.welcomed(welcome(5))
-    assert route.address() == TCP
-
-
-def test_a_primary_address_that_fails_has_no_other() -> None:
-    assert not Route(TCP, is_here, NODE).failed(TCP, "refused")
-
-
 def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
     route = Route(TCP, is_here, NODE)
     for address in (TCP, UNIX):
@@ -78,11 +50,6 @@ def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
         assert not route.is_meant(address, welcome(1, name="another"))
         assert not route.is_meant(address, welcome(1, host="next door"))
         assert not route.is_meant(address, welcome(1, server=SERVER_MASTER))
-
-
-def test_who_answers_in_place_of_the_one_meant_is_named() -> None:
-    assert Route(TCP, is_here).mismatch(TCP, welcome(1, name="n1")) == f"{TCP} is 'n1', which is no master"
-    assert Route(TCP, is_here, NODE).mismatch(TCP, welcome(1, name="n2")) == f"at {TCP} there is another daemon by now, 'n2'"
 
 
 def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_be_the_same_ones() -> None:
@@ -94,59 +61,6 @@ def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_b
         route.welcomed(told)
         assert route.is_meant(UNIX, told)
         assert not route.is_meant(UNIX, welcome(1, name="another", server=SERVER_MASTER))
-
-
-def test_a_client_without_shared_memory_uses_no_socket_file() -> None:
-    route = Route(TCP, nowhere, NODE)
-    route.welcomed(welcome(1))
-    assert route.address() == TCP
-
-
-def test_masters_are_parsed_from_text_or_a_list() -> None:
-    for given in ("a:1, unix:/m ,", ["a:1", "unix:/m"]):
-        assert [str(address) for address in MasterRoutes(given, is_here).known.in_order()] == ["a:1", "unix:/m"]
-    wrong: str | list[str]
-    for wrong in ("", [], "nonsense"):
-        with pytest.raises(InvalidArgument):
-            MasterRoutes(wrong, is_here)
-
-
-def test_the_way_to_a_master_is_kept_and_to_the_owner_it_is_the_owners() -> None:
-    masters = MasterRoutes("a:1,b:1", is_here)
-    assert masters.to_owner().primary == Address("a", 1)
-    masters.known.owner = Address("b", 1)
-    assert masters.to_owner() is masters.to(Address("b", 1))
-
-
-def test_ways_to_masters_are_limited() -> None:
-    masters = MasterRoutes("a:1", is_here)
-    first = masters.to_owner()
-    for port in range(2, MAX_ROUTES + 1):
-        masters.to(Address("a", port))
-    assert masters.to_owner() is first
-    masters.to(Address("a", MAX_ROUTES + 1))
-    assert masters.to_owner() is not first
-
-
-def test_nodes_of_this_host_are_preferred_by_turns() -> None:
-    rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
-    for spread, expected in ((0, 1), (1, 2), (2, 1)):
-        nodes = KnownNodes(is_here, spread, UNSHARED)
-        assert (nodes.local_id, nodes.is_known) == (0, False)
-        nodes.replace(table(*rows))
-        assert (nodes.local_id, nodes.is_known) == (expected, True)
-        assert [nodes.is_local(node_id) for node_id in (1, 2, 3, 4)] == [True, True, False, False]
-
-
-def test_the_node_of_this_host_that_is_used_stays_so_while_it_is_there() -> None:
-    first, second = (1, "n1", "here", "/run/1", "a:1"), (2, "n2", "here", "/run/2", "a:2")
-    nodes = KnownNodes(is_here, 1, UNSHARED)
-    nodes.replace(table(first))
-    assert nodes.local_id == 1
-    nodes.replace(table(first, second))
-    assert nodes.local_id == 1, "though by turns it would be the other's"
-    nodes.replace(table(second))
-    assert nodes.local_id == 2
 
 
 def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
@@ -187,46 +101,6 @@ def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known()
     assert not second.route.is_local
 
 
-def test_ids_given_by_another_master_process_are_forgotten() -> None:
-    nodes = KnownNodes(is_here, 0, UNSHARED)
-    nodes.heard_from(7)
-    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
-    nodes.heard_from(7)
-    assert (nodes.local_id, nodes.is_known) == (1, True)
-    nodes.heard_from(8)
-    assert (nodes.get(1), nodes.local_id, nodes.is_known) == (None, 0, False)
-
-
-def test_the_nodes_of_a_master_are_known_once_it_has_named_one() -> None:
-    nodes = KnownNodes(is_here, 0, UNSHARED)
-    nodes.heard_from(7)
-    nodes.replace(table())
-    assert not nodes.is_known, "none has found it yet"
-    nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
-    nodes.replace(table())
-    assert nodes.is_known
-
-
-def test_a_node_of_this_host_whose_socket_is_not_to_be_had_is_told_of_as_long_as_it_is_there() -> None:
-    reasons = {"closed": "permission denied", "there": ELSEWHERE}
-    unshared = Unshared(lambda unix, host_id: reasons[host_id])
-    nodes = KnownNodes(is_here, 0, unshared)
-    rows = ((1, "n1", "here", "/run/1", "a:1"), (2, "n2", "closed", "/run/2", "a:2"), (3, "n3", "there", "/run/3", "b:1"))
-    nodes.replace(table(*rows))
-    assert unshared.reasons() == {"n2": "permission denied"}
-    nodes.replace(table(*rows[::2]))
-    assert unshared.reasons() == {}
-
-
-def test_a_socket_that_is_offered_anew_has_no_trouble() -> None:
-    route = Route(TCP, is_here, NODE)
-    route.offer("/run/x", "here")
-    route.failed(UNIX, "refused")
-    assert route.trouble == "refused"
-    route.offer("/run/x", "here")
-    assert route.trouble == ""
-
-
 def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same() -> None:
     nodes = KnownNodes(is_here, 0, UNSHARED, Hello(ROLE_CLIENT, "red", name="me"))
     first = table((1, "n", "there", "", "there:1"))
@@ -245,11 +119,3 @@ def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same()
     assert nodes.are_by(known.route)
     nodes.replace(table((1, "n", "there", "", "there:2")))
     assert not nodes.are_by(known.route)
-
-
-def test_of_a_master_of_a_release_without_tickets_nodes_are_told_none() -> None:
-    nodes = KnownNodes(is_here, 0, UNSHARED)
-    nodes.replace(table((1, "n", "there", "", "there:1")))
-    known = nodes.get(1)
-    assert known is not None
-    assert known.route.hello == Hello(ROLE_CLIENT)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.slabs import SlabCache, SlabKey
-from kvstore.protocol.errors import Broken, Closed, StaleHandle
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.protocol.errors import Broken
 
 SIZE = 1 << 16
 
@@ -30,22 +29,6 @@ def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
 
 
-def test_places_beyond_the_end_are_refused() -> None:
-    slab = map_slab(memfd(), SIZE, writable=False)
-    assert len(slab.part(SIZE - 1, 1)) == 1
-    with pytest.raises(Broken):
-        slab.part(SIZE, 1)
-
-
-def test_the_cache_tells_what_is_missing_each_once() -> None:
-    cache = SlabCache()
-    cache.map_now([(key(1), memfd(), SIZE)])
-    assert cache.missing([key(1), key(2), key(2), key(1, writable=True)]) == [key(2), key(1, writable=True)]
-    assert len(cache.get([key(1), key(1)])) == 2
-    with pytest.raises(StaleHandle):
-        cache.get([key(2)])
-
-
 def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() -> None:
     cache, fd = SlabCache(), memfd()
     name = os.readlink(f"/proc/self/fd/{fd}")
@@ -63,17 +46,6 @@ def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() 
     del view
     assert cache.held(2, 2) == [3]
     assert Path("/proc/self/maps").read_text().count(name) == others + 1
-
-
-def test_a_new_process_of_a_node_ends_the_slabs_of_the_old_one_only() -> None:
-    cache = SlabCache()
-    cache.map_now([(key(1), memfd(), SIZE), (key(1, node=2), memfd(), SIZE)])
-    cache.map_now([(key(5, epoch=2), memfd(), SIZE)])
-    assert cache.missing([key(1), key(1, node=2), key(5, epoch=2)]) == [key(1)]
-    cache.close()
-    assert len(cache) == 0
-    with pytest.raises(Closed):
-        cache.get([key(5, epoch=2)])
 
 
 def test_when_one_cannot_be_mapped_no_descriptor_is_left() -> None:
@@ -101,28 +73,6 @@ def test_announced_slabs_can_be_waited_for_and_a_failure_leaves_them_missing() -
     assert cache.coming([good_key, bad_key]) == []
 
 
-def test_one_thread_maps_what_several_calls_announce() -> None:
-    cache = SlabCache()
-    for turn in range(2):
-        keys = [key(2 * turn + slab, writable=True) for slab in range(2)]
-        assert [cache.announce([(one, memfd(), SIZE)]) for one in keys] == [True, False]
-        cache.map_announced()
-        assert cache.missing(keys) == []
-
-
-def test_announced_slabs_that_are_given_up_are_waited_for_no_longer_and_their_thread_finds_none() -> None:
-    cache, fd = SlabCache(), memfd()
-    cache.announce([(key(1, writable=True), fd, SIZE)])
-    [waiting] = cache.coming([key(1, writable=True)])
-    cache.give_up_announced()
-    assert waiting.is_set()
-    assert not is_open(fd)
-    cache.map_announced()
-    assert len(cache) == 0
-    assert cache.announce([(key(1, writable=True), memfd(), SIZE)]), "another thread is wanted"
-    cache.close()
-
-
 def test_who_needs_an_announced_slab_first_maps_it() -> None:
     cache = SlabCache()
     first, second = key(1, writable=True), key(2, writable=True)
@@ -135,16 +85,6 @@ def test_who_needs_an_announced_slab_first_maps_it() -> None:
     assert waiting[0].is_set()
     cache.map_announced()
     assert cache.missing([first, second]) == []
-
-
-def test_two_threads_may_announce_the_same_slab() -> None:
-    cache = SlabCache()
-    for _ in range(2):
-        cache.announce([(key(1, writable=True), memfd(), SIZE)])
-    waiting = cache.coming([key(1, writable=True)])
-    cache.map_announced()
-    assert [one.is_set() for one in waiting] == [True]
-    assert cache.coming([key(1, writable=True)]) == []
 
 
 def test_what_was_announced_to_a_client_that_is_closed_leaves_no_descriptor() -> None:

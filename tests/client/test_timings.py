@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.timings import PERIOD, Timings, timed, timed_async
+from kvstore.client.stats import PERIOD, Timings, timed, timed_async
 
 
 class Calls:
@@ -20,14 +20,6 @@ class Calls:
         timings.untimed -= 1
         if timings.untimed < 0:
             return timings.sample("quick", self.quick)
-        self.made += 1
-        return self.made
-
-    async def quick_async(self) -> int:
-        timings = self._timings
-        timings.untimed -= 1
-        if timings.untimed < 0:
-            return await timings.sample_async("quick", self.quick_async)
         self.made += 1
         return self.made
 
@@ -54,16 +46,6 @@ def test_of_quick_calls_the_first_and_every_so_many_are_timed_for_all() -> None:
         calls.quick()
     assert calls.made == 3 + 10 * PERIOD
     assert calls.counts() == {("quick",): 1 + 10 * PERIOD}
-
-
-def test_of_quick_coroutines_too() -> None:
-    async def test() -> None:
-        calls = Calls()
-        for number in range(2 * PERIOD):
-            assert await calls.quick_async() == number + 1
-        assert calls.counts() == {("quick",): 1 + PERIOD}
-
-    asyncio.run(test())
 
 
 def test_other_calls_are_timed_each_failures_too_and_keep_their_names() -> None:

@@ -1,20 +1,18 @@
 """Promises of together.py: operations written for the tests, over real sockets to peers that the tests play, and real transfer engines."""
 
-import gc
 import signal
 import socket
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
-from kvstore.client.effects import Ask, Await, Fill, Move, Operation, Post, Send, Together, Work
-from kvstore.client.together import run_together
-from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, StaleHandle, Unavailable
+from kvstore.client.driver import run_together
+from kvstore.client.effects import Ask, Fill, Move, Operation, Post, Send, Together, Work
+from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Exists
-from kvstore.protocol.node_messages import Blocks, Read, Release
+from kvstore.protocol.node_messages import Blocks, Read
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
@@ -139,23 +137,6 @@ def test_all_are_asked_before_any_answer_is_needed(one: Line, other: Line) -> No
     assert isinstance(read_frame(one.peer)[1], Exists)
 
 
-def test_an_operation_without_a_wait_and_one_with_several_end_alike(one: Line, other: Line) -> None:
-    driver = Driver()
-
-    def posts() -> Operation[Any]:
-        yield Post(other.channel, Release([7]))
-        return (yield Work(lambda: "done", 0))
-
-    def twice() -> Operation[list[int]]:
-        first = yield from asks(one)
-        one.peer.sendall(frame(Flags(b"\5"), request_id=2))
-        return [first, (yield from asks(one))]
-
-    one.answer(4)
-    assert run_together([posts(), twice(), posts()], driver) == ["done", [4, 5], "done"]
-    assert driver.log == [Release([7])] * 2
-
-
 def test_values_are_read_as_they_come_and_nobody_waits_for_the_slower_peer(one: Line, other: Line) -> None:
     """The first peer stops within its value; the second one's is whole, and only then does the first go on."""
     order: list[str] = []
@@ -181,20 +162,6 @@ def test_values_are_read_as_they_come_and_nobody_waits_for_the_slower_peer(one: 
     assert together(reads(one, "one"), reads(other, "other")) == [b"v" * SIZE] * 2
     sender.join()
     assert order == ["other", "one"]
-
-
-def test_a_peer_that_is_late_costs_the_others_nothing(one: Line, other: Line) -> None:
-    def patient(line: Line) -> Operation[Any]:
-        try:
-            return (yield from asks(line, SOON_S))
-        except DeadlineExceeded as error:
-            return error
-
-    other.answer(3)
-    late, there = together(patient(one), patient(other))
-    assert isinstance(late, DeadlineExceeded)
-    assert there == 3
-    assert (one.channel.is_open, other.channel.is_open) == (False, True)
 
 
 def test_an_answer_that_has_come_counts_however_late_it_is_looked_at(one: Line, other: Line) -> None:
@@ -228,29 +195,6 @@ def test_the_first_error_ends_the_others_and_is_raised(one: Line, other: Line, e
     assert waits.is_so
     assert isinstance(waits.error, GeneratorExit)
     assert other.channel.is_open == (ends_by == "the peer's error")
-
-
-def test_an_operation_may_go_on_after_an_error(one: Line, other: Line) -> None:
-    def falls_back() -> Operation[int]:
-        try:
-            return (yield from asks(one))
-        except Unavailable:
-            return (yield from asks(other))
-
-    one.peer.close()
-    other.answer(6)
-    assert together(falls_back()) == [6]
-
-
-def test_what_fails_before_anything_waits_ends_those_that_have_begun(one: Line) -> None:
-    def fails() -> Operation[None]:
-        raise StaleHandle("gone")
-        yield
-
-    waits = Ended(asks(one))
-    with pytest.raises(StaleHandle):
-        together(waits.operation, fails())
-    assert waits.is_so
 
 
 def test_what_a_signal_handler_raises_ends_all_of_them(one: Line, other: Line) -> None:
@@ -308,17 +252,6 @@ def silent(engine: TransferEngine) -> Iterator[PeerRegion]:
         engine.close()
 
 
-def test_copies_end_with_their_deadline(engine: TransferEngine, silent: PeerRegion) -> None:
-    def moves() -> Operation[str]:
-        try:
-            yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(SOON_S))
-        except DeadlineExceeded:
-            return "late"
-        return "moved"
-
-    assert together(moves(), moves()) == ["late", "late"]
-
-
 def test_copies_have_ended_when_the_error_of_another_is_raised(engine: TransferEngine, silent: PeerRegion, other: Line) -> None:
     def moves() -> Operation[None]:
         yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], Deadline(LONG_S))
@@ -374,62 +307,3 @@ def test_copies_of_all_have_ended_when_a_signal_strikes_while_the_first_are_ende
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [transfer.is_over for transfer in transfers] == [True, True]
-
-
-@pytest.mark.parametrize("ends_by", ["the error of another", "their deadline"])
-def test_copies_that_end_early_keep_nothing_of_their_operation(engine: TransferEngine, silent: PeerRegion, ends_by: str) -> None:
-    """A loan that a signal kept from being given back goes with the last frame that has it: no garbage has to be collected for that."""
-
-    class Lent:
-        pass
-
-    def moves(lent: Lent, deadline: Deadline) -> Operation[None]:
-        yield Move(engine, [(Span(silent), bytearray(SIZE), SIZE)], deadline)
-
-    def fails() -> Operation[None]:
-        yield Move(engine, [], Deadline(LONG_S))
-        raise StaleHandle("gone")
-
-    def run() -> "weakref.ref[Lent]":
-        lent = Lent()
-        is_late = ends_by == "their deadline"
-        with pytest.raises(DeadlineExceeded if is_late else StaleHandle):
-            together(moves(lent, Deadline(SOON_S if is_late else LONG_S)), *([] if is_late else [fails()]))
-        return weakref.ref(lent)
-
-    gc.disable()
-    try:
-        assert run()() is None
-    finally:
-        gc.enable()
-
-
-def test_one_of_them_may_itself_be_several(one: Line, other: Line) -> None:
-    def both() -> Operation[Any]:
-        return (yield Together([asks(one), asks(other)]))
-
-    one.answer(1)
-    other.answer(2)
-    assert together(both()) == [[1, 2]]
-
-
-def test_an_answer_that_is_late_may_be_awaited_further(one: Line, other: Line) -> None:
-    def patient() -> Operation[int]:
-        yield Send(one.channel, EXISTS, Deadline(LONG_S))
-        assert (yield Await(one.channel, Flags, Deadline(SOON_S))) is None
-        one.answer(1)
-        flags: Flags = yield Await(one.channel, Flags, Deadline(LONG_S))
-        return flags.flags[0]
-
-    other.answer(3)
-    assert together(patient(), asks(other)) == [1, 3]
-
-
-def test_an_answer_awaited_from_a_peer_that_is_gone_is_an_error(one: Line) -> None:
-    def patient() -> Operation[None]:
-        yield Send(one.channel, EXISTS, Deadline(LONG_S))
-        yield Await(one.channel, Flags, Deadline(LONG_S))
-
-    one.peer.close()
-    with pytest.raises(Unavailable):
-        together(patient())

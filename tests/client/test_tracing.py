@@ -3,11 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from kvstore.client import AsyncClient, Client
-from kvstore.client.memory import Memory
 from kvstore.client.tools.cluster import ClusterPlan
 from kvstore.client.tracing import CALLS, way_of
 from kvstore.protocol.traceparent import TraceParent
@@ -16,9 +14,6 @@ from kvstore.telemetry.tracing.config import TracingSettings
 from tests.client.embedded import embedded
 from tests.forks import told_by_child
 from tests.telemetry.tracing.collector import Collector, collecting
-
-PUT = ("put", "put_batch", "put_batch_from", "replace")
-GOT = ("get_each_into", "get_batch")
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +41,6 @@ def test_the_environment_names_the_collector_where_the_program_does_not(collecto
     monkeypatch.setenv("KVSTORE_TRACING_ENDPOINT", collector.endpoint)
     assert set(CALLS) <= set(vars(Client("127.0.0.1:1")))
     assert not set(CALLS) & set(vars(Client("127.0.0.1:1", tracing=TracingSettings())))
-
-
-def test_sizes_are_those_of_all_kinds_of_buffers(address: str, collector: Collector) -> None:
-    row = np.arange(300, dtype=np.uint16)
-    with Client(address, tracing=all_to(collector)) as client:
-        client.put(b"bytes", b"x" * 10)
-        client.put_batch([b"rows 0", b"rows 1"], np.stack([row, row]))
-        client.put_batch_from([b"parts"], [[bytearray(10), row.data]])
-        client.replace(keys=[b"pointer"], values=[Memory(row.ctypes.data, 600)])
-        assert client.get_each_into([b"bytes", b"none such"], [bytearray(10), bytearray(10)]) == [10, None]
-        assert client.get_batch(keys=[b"parts", b"bytes"]) == [bytes(10) + row.tobytes(), b"x" * 10]
-    spans = {name.removeprefix("kvstore."): span.attributes for name, span in collector.spans().items()}
-    told = {name: (about["kvstore.keys"], about["kvstore.stored"], about["kvstore.bytes"]) for name, about in spans.items() if name in PUT}
-    assert told == {"put": (1, 1, 10), "put_batch": (2, 2, 1200), "put_batch_from": (1, 1, 610), "replace": (1, 1, 600)}
-    read = {name: (about["kvstore.keys"], about["kvstore.hits"], about["kvstore.bytes"]) for name, about in spans.items() if name in GOT}
-    assert read == {"get_each_into": (2, 1, 10), "get_batch": (2, 2, 620)}
 
 
 def test_of_calls_that_are_timed_each_has_one_span(address: str, collector: Collector) -> None:

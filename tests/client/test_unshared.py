@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from kvstore.client import unshared
-from kvstore.client.unshared import Unshared
+from kvstore.client import routes
+from kvstore.client.routes import Unshared
 from kvstore.rpc.address import ELSEWHERE
 
 
@@ -34,27 +34,8 @@ def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: p
     assert told.reasons() == {"n1": "permission denied", "n2": "permission denied"}
 
 
-def test_what_is_reached_again_or_is_there_no_more_has_no_reason(logged: pytest.LogCaptureFixture) -> None:
-    told = Unshared(nowhere)
-    for node in ("n1", "n2", "n3"):
-        told.note(node, "gone")
-    told.shared("n1")
-    told.shared("n4")
-    told.keep(["n1", "n3"])
-    assert told.reasons() == {"n3": "gone"}
-
-
-def test_a_node_elsewhere_is_nothing_to_tell_of(logged: pytest.LogCaptureFixture) -> None:
-    reasons = {"/run/a": ELSEWHERE, "/run/b": "", "/run/c": "permission denied on /run"}
-    told = Unshared(lambda unix, host_id: reasons[unix])
-    for unix in reasons:
-        told.refused(unix[-1], unix, "here")
-    assert told.reasons() == {"c": "permission denied on /run"}
-    assert len(logged.records) == 1
-
-
 def test_a_cluster_whose_names_never_end_does_not_fill_memory(logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unshared, "MAX_TOLD", 2)
+    monkeypatch.setattr(routes, "MAX_TOLD", 2)
     told = Unshared(nowhere)
     for number in range(5):
         told.note(f"n{number}", "gone")

@@ -60,31 +60,6 @@ def test_reports_what_the_engine_uses_and_its_end(client: Client) -> None:
     assert len(used(client)) == 2, "it is closed"
 
 
-def test_reports_again_and_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.master.control_service.REPORT_S", 0.01)
-    reporter = WeightsReporter(client, "engine-1")
-    reporter.use("base")
-
-    def age_s() -> float:
-        with Control.find(client.settings) as control:
-            return max((one.used_age_s for one in control.weights().versions), default=1e9)
-
-    eventually(lambda: age_s() < 10, "it is reported")
-    reports = threading.Event()
-    seen: list[float] = []
-    original = Control.report_weights
-
-    def counted(self: Control, report: object) -> float:
-        seen.append(0)
-        if len(seen) > 3:
-            reports.set()
-        return original(self, report)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Control, "report_weights", counted)
-    assert reports.wait(30)
-    reporter.close()
-
-
 def test_a_master_that_is_away_is_told_of_once_when_that_begins_and_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,41 +88,12 @@ def test_a_master_that_is_away_is_told_of_once_when_that_begins_and_ends(
             reporter.close()
 
 
-def test_nothing_that_is_reported_raises(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    reporter = WeightsReporter(client, "engine-1")
-    reporter.use("base", "v1", [b"no namespace"])
-    eventually(lambda: "cannot report the weights" in caplog.text, "it says what is wrong")
-    reporter.use("base", "v1")
-    eventually(lambda: bool(used(client)), "and goes on")
-    reporter.close()
-
-
-def test_a_process_without_threads_to_spare_tries_again(
-    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lacking(_self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    reporter = WeightsReporter(client, "engine-1")
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", lacking)
-        reporter.use("base")
-    assert "can't start new thread" in caplog.text
-    reporter.use("base")
-    eventually(lambda: bool(used(client)), "there is one by now")
-    reporter.close()
-
-
 def test_a_forked_childs_reports_are_dropped(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = WeightsReporter(client, "engine-1")
     monkeypatch.setattr(os, "getpid", lambda: -1)
     reporter.use("base")
     reporter.close()
     assert reporter._thread is None
-
-
-def test_one_that_never_reported_closes_at_once(client: Client) -> None:
-    WeightsReporter(client, "engine-1").close()
 
 
 def test_a_tenant_reports_and_sees_its_own_weights_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -253,11 +253,10 @@ class ClientProcess:
                 owner_patience_s=0.5,
                 peer_timeout_s=PEER_TIMEOUT_S,
                 use_index=self.cluster.shape.uses_index,
-                put_inline_bytes=Size(1024),
-                get_inline_bytes=Size(1024),
+                put_inline_bytes=1024,
+                get_inline_bytes=1024,
                 copy_threads=1,
                 busy_poll_us=0,
-                transparent_hugepages=False,
             )
             client = self.clients[tenant] = Client(
                 self.cluster.addresses.split(","),

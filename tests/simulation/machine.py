@@ -331,7 +331,7 @@ class Machine:
         return listener is not None and told == f"{host}/{listener.fileno()}"
 
     def run_together(self, operations: Sequence[Operation[Any]], do: Callable[[Any], Any]) -> list[Any]:
-        """kvstore.client.together.run_together, a thread each."""
+        """kvstore.client.driver.run_together, a thread each."""
         process, results, errors = self.world.here, [None] * len(operations), []
 
         def carry_out(index: int, operation: Operation[Any]) -> None:
@@ -387,7 +387,7 @@ def installed(machine: Machine) -> Iterator[None]:
 def clocks_of(client: Any, process: Process) -> None:
     """Clocks that are default arguments, bound before the world began."""
     client._driver.pool._clock_ns = process.monotonic_ns
-    client._single._clock_ns = process.monotonic_ns
+    client._fast._clock_ns = process.monotonic_ns
     client._operations.local.clock_ns = process.monotonic_ns
     client._operations.resources.early_puts._clock_ns = process.monotonic_ns
     client._operations.resources.daemons._clock_ns = process.monotonic_ns

@@ -121,7 +121,8 @@ class LocalClient:
     def hold(self, names: Iterable[str], number: int, until_ns: int) -> list[str]:
         """Have those that are here stay; which these are."""
         found = {name: place for name in names if (place := self.index.find(name.encode())) is not None}
-        words = [self.index.access_word(place) for place in found.values()]
+        index = self.index
+        words = [(place[0] - index.entries) // index.entry_words | (place[1] & 0xFFFF_FFFF) << 32 for place in found.values()]
         assert self.desk.hold(number, until_ns, np.array(words, np.uint64))
         return list(found)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.local.writer_page import OfferedSlot
+from kvstore.client.local.puts import OfferedSlot
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from kvstore.protocol.node_messages import Commit, Open, OpenAhead, Opened, SlabFds, Slabs

@@ -109,7 +109,7 @@ def test_chance_samples_all_or_nothing_and_the_engine_decides_for_its_own(cluste
 
 
 def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: Cluster, collector: Collector) -> None:
-    settings = ClientSettings(get_inline_bytes=0)  # type: ignore[arg-type]
+    settings = ClientSettings(get_inline_bytes=0)
     with Client(cluster.address, settings=settings, tracing=to(collector, sample_ratio=1)) as client:
         client.put(b"near", b"n" * 4096)
         client.flush()

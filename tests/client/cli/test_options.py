@@ -20,7 +20,7 @@ from kvstore.protocol.errors import ConfigError
 @json_option
 @client_options
 def shown(as_json: bool, settings: ClientSettings) -> None:
-    echo_json([as_json, settings.master, settings.tenant, settings.token, settings.deadline_s, settings.max_hints])
+    echo_json([as_json, settings.master, settings.tenant, settings.token, settings.deadline_s, settings.busy_poll_us])
 
 
 @click.command()
@@ -34,12 +34,12 @@ def run(*arguments: str, **environment: str) -> str:
 
 
 def test_without_flags_the_settings_are_the_defaults() -> None:
-    assert run() == '[false, "127.0.0.1:7440", "", "", 10.0, 262144]'
+    assert run() == '[false, "127.0.0.1:7440", "", "", 10.0, 100]'
 
 
 def test_flags_are_stronger_than_the_environment_and_that_than_the_file(tmp_path: Path) -> None:
     file = tmp_path / "kvstore.toml"
-    file.write_text('[client]\nmaster = "file:1"\ntenant = "file"\ntoken = "file"\nmax_hints = 5\n')
+    file.write_text('[client]\nmaster = "file:1"\ntenant = "file"\ntoken = "file"\nbusy_poll_us = 5\n')
     flags = ["--config", str(file), "--master", "flag:1", "--deadline-s", "2", "--json"]
     assert run(*flags, KVSTORE_CLIENT_TENANT="environment", KVSTORE_CLIENT_MASTER="environment:1") == (
         '[true, "flag:1", "environment", "file", 2.0, 5]'

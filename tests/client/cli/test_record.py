@@ -103,7 +103,6 @@ def test_what_is_missing_is_in_the_summary(master: str, tmp_path: Path, monkeypa
                 return super().poll()
 
         monkeypatch.setattr(cli_record, "Recorder", Late)
-        monkeypatch.setenv("KVSTORE_CLIENT_CONNECT_TIMEOUT_S", "60")
         result = run(str(tmp_path / "file"), "--master", master, "--duration", "0.1")
     assert result.exit_code == 0
     assert "events are lost" in result.stderr

@@ -1,7 +1,6 @@
 """Promises of client.py, against real masters; where blocks matter, against real nodes and what clients have put to them."""
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,18 +11,15 @@ from grpc_health.v1 import health_pb2_grpc
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
-from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Refusal, Role, SchedulerClient, _Link
-from kvstore.client.routes import KnownNodes
+from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Role, SchedulerClient, _Link
+from kvstore.client.routes import KnownNodes, Unshared
 from kvstore.client.tools.cluster import ClusterPlan
-from kvstore.client.unshared import Unshared
 from kvstore.master.health import Health
-from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.control_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
+from kvstore.protocol.control_pb2_grpc import SchedulerStub
+from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
 from kvstore.rpc.address import is_here, why_not_here
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.scheduler.request import Reason, Slo
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.embedded import embedded
 from tests.credentials import ENGINE, tokens_file
@@ -91,27 +87,6 @@ def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_r
             assert reader.get_batch(first) == [key * 5000 for key in first]
 
 
-def test_a_placement_has_all_that_the_master_says(client: SchedulerClient) -> None:
-    assert client.report(dataclasses.replace(PREFILL, queue_s=2.0)) == Heard(0.125, 0)
-    client.report(DECODE)
-    placed = client.schedule([b"k"], block_tokens=100, input_tokens=10_000, output_tokens=5)
-    assert isinstance(placed, Placement)
-    assert (placed.prefill, placed.decode) == ("p", "d")
-    assert (placed.prefill_address, placed.decode_address) == ("http://p", "http://d")
-    assert (placed.prefix_blocks, placed.transfer_from, placed.transfer_blocks, placed.transfer_s) == (0, "", 0, 0.0)
-    assert (placed.prefill_s, placed.request_id > 0) == (1.0, True)
-    assert placed.ttft_s == placed.queue_s + placed.prefill_s <= 3.0
-    assert placed.tbt_s > 0
-
-
-def test_a_refusal_has_its_reason_and_its_figures(client: SchedulerClient) -> None:
-    assert client.schedule([], block_tokens=1, input_tokens=1) == Refusal(Reason.NO_INSTANCE)
-    client.report(PREFILL)
-    client.report(DECODE)
-    refused = client.schedule([], block_tokens=1, input_tokens=10_000, slo=Slo(ttft_s=0.5))
-    assert refused == Refusal(Reason.TTFT, 1.0, 0.5)
-
-
 def test_every_field_of_a_report_reaches_the_master(client: SchedulerClient) -> None:
     report = dataclasses.replace(
         DECODE,
@@ -149,19 +124,6 @@ def test_what_an_engine_has_itself_counts_as_its_prefix(client: SchedulerClient)
     assert client.report(dataclasses.replace(both, engine_cache=dataclasses.replace(cache, base_version=3, version=4))) == Heard(0.125, 1)
 
 
-def test_keys_of_an_engines_cache_are_of_one_length(client: SchedulerClient) -> None:
-    change = EngineCacheChange(tenant="", base_version=0, version=1, added=[b"a"], removed=[b"bc"])
-    with pytest.raises(InvalidArgument, match=r"of one length, not of \[1, 2\] bytes"):
-        client.report(dataclasses.replace(PREFILL, engine_cache=change))
-
-
-def test_leaving_is_at_once(client: SchedulerClient) -> None:
-    client.report(PREFILL)
-    client.leave("p")
-    client.leave("p")
-    assert not client.instances().instances
-
-
 def test_what_the_master_refuses_is_a_typed_error(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path), max_instances=1) as places:
         settings = ClientSettings(master=places.listen, tenant="red", token="secret", instance_token=ENGINE)
@@ -175,13 +137,6 @@ def test_what_the_master_refuses_is_a_typed_error(tmp_path: Path) -> None:
                 client.leave("p", deadline=Deadline(0))
         with SchedulerClient(dataclasses.replace(settings, token="guess")) as client, pytest.raises(Unauthorized):
             client.schedule([], block_tokens=1, input_tokens=1)
-
-
-@pytest.mark.parametrize("field", ["block_tokens", "input_tokens", "output_tokens"])
-@pytest.mark.parametrize("value", [-1, 1 << 32])
-def test_a_number_that_does_not_fit_the_message_is_named(client: SchedulerClient, field: str, value: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"{field} is {value}"):
-        client.schedule([], **{"block_tokens": 1, "input_tokens": 1, field: value})  # type: ignore[arg-type]
 
 
 def test_another_master_is_found_when_the_first_is_gone(tmp_path: Path) -> None:
@@ -228,12 +183,6 @@ def test_of_several_masters_one_whose_scheduler_answers_is_waited_for(tmp_path: 
             assert not instances.result(TIMEOUT_S).instances
 
 
-@pytest.mark.parametrize("master", ["http://127.0.0.1:7440", "127.0.0.1", ""])
-def test_a_malformed_master_is_refused_before_the_first_call(master: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"HOST:PORT|at least one master"):
-        SchedulerClient(ClientSettings(master=master))
-
-
 def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) -> None:
     with SchedulerClient(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}")) as client, pytest.raises(Unavailable):
         client.instances()
@@ -242,54 +191,6 @@ def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) 
         client.instances()
     with client, pytest.raises(Unavailable):
         client.instances()
-
-
-def test_of_several_masters_a_stopping_one_is_left_too(tmp_path: Path) -> None:
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_SchedulerServicer_to_server(_Stopping(), server)  # type: ignore[no-untyped-call]
-    control = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with master_in_thread(tmp_path) as elected, stub_masters(2) as (follower, stopping):
-        stopping.control = control
-        with SchedulerClient(ClientSettings(master=follower.address, deadline_s=TIMEOUT_S)) as client, ThreadPoolExecutor(1) as thread:
-            leaving = thread.submit(client.leave, "p")
-            eventually(lambda: stopping.hellos > 1, "it has asked again")
-            stopping.owner = elected.listen
-            leaving.result(TIMEOUT_S)
-    server.stop(0).wait(TIMEOUT_S)
-
-
-def test_a_closed_client_says_so(client: SchedulerClient) -> None:
-    client.instances()
-    client.close()
-    client.close()
-    with pytest.raises(Closed):
-        client.instances()
-
-
-class _Stopping(SchedulerServicer):
-    """A master that is being stopped: it cancels what it has begun."""
-
-    def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
-        context.abort(grpc.StatusCode.CANCELLED, "stopping")
-        raise AssertionError
-
-
-def test_a_call_cancelled_by_a_stopping_master_or_by_another_thread_goes_to_the_next_one(client: SchedulerClient) -> None:
-    client.report(PREFILL)
-    assert client._link is not None
-    client._link.channel.close()
-    client.leave("p")
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_SchedulerServicer_to_server(_Stopping(), server)  # type: ignore[no-untyped-call]
-    channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    server.start()
-    client.report(PREFILL)
-    client._link.channel.close()
-    client._link = _Link(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
-    client.leave("p")
-    assert not client.instances().instances
-    server.stop(0).wait(TIMEOUT_S)
 
 
 def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(client: SchedulerClient) -> None:
@@ -306,25 +207,3 @@ def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(clien
     assert former is not None
     former.channel.close()
     server.stop(0).wait(TIMEOUT_S)
-
-
-def test_a_scheduler_whose_loop_hangs_does_not_check(places: Places) -> None:
-    master, entered, release = places.master, threading.Event(), threading.Event()
-    assert master is not None
-
-    def hang() -> None:
-        entered.set()
-        release.wait(TIMEOUT_S)
-
-    with SchedulerClient(ClientSettings(master=places.listen, deadline_s=0.2, connect_timeout_s=0.1)) as client:
-        master.reactor.call_soon(hang)
-        assert entered.wait(TIMEOUT_S)
-        with pytest.raises((Unavailable, DeadlineExceeded)):
-            client.check()
-        release.set()
-
-
-def test_threads_that_look_for_a_master_at_once_follow_the_first(client: SchedulerClient) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        for reply in [threads.submit(client.instances) for _ in range(16)]:
-            assert reply.result(TIMEOUT_S).dispatcher == "kvcache_centric"

@@ -1,24 +1,21 @@
 """Promises of reporter.py, against real masters that come and go."""
 
 import dataclasses
-import queue
 import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances import reporter as module
-from kvstore.client.instances.client import EngineCacheChange, Heard, InstanceReport, Placement, Role, SchedulerClient
+from kvstore.client.instances.client import Heard, InstanceReport, Placement, Role, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.transfer.testing.waiting import eventually
 from tests.line_child import LineChild
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
@@ -57,17 +54,6 @@ def test_an_instance_is_there_inside_and_gone_afterwards_with_its_state_each_tim
         reporter.close()
 
 
-def test_what_the_master_answers_is_handed_on(tmp_path: Path) -> None:
-    heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-    with (
-        master_in_thread(tmp_path, report_interval_s=0.01, instance_ttl_s=600.0) as places,
-        SchedulerClient(ClientSettings(master=places.listen)) as client,
-    ):
-        cache = EngineCacheChange(tenant="", base_version=0, version=3, added=[b"k"])
-        with Reporter(client, lambda: dataclasses.replace(PREFILL, engine_cache=cache), on_heard=heard.put):
-            assert heard.get(timeout=TIMEOUT_S) == Heard(0.01, 3)
-
-
 def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     told: list[InstanceReport] = []
 
@@ -97,48 +83,6 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     assert [number for report in told for number in report.seen_request_ids] == [placed.request_id]
     assert [sample for report in told for sample in report.prefill_samples] == [PrefillSample(10, 5, 0.5)]
     assert [sample for report in told for sample in report.decode_samples] == [DecodeSample(2, 30, 0.25)]
-
-
-@pytest.mark.parametrize("request_id", [-1, 1 << 64, 1.5])
-def test_what_is_no_request_and_what_cannot_have_been_measured_is_refused_at_once(tmp_path: Path, request_id: Any) -> None:
-    with master_in_thread(tmp_path) as places, connected(places) as client, Reporter(client, lambda: DECODE) as reporter:
-        with pytest.raises(InvalidArgument, match="the id of a request"):
-            reporter.saw(request_id)
-        for duration_s in (5e-7, 2e6):
-            with pytest.raises(InvalidArgument, match="a step cannot have taken"):
-                reporter.decoded(batch=1, context_tokens=1, duration_s=duration_s)
-        with pytest.raises(InvalidArgument, match="a prefill of"):
-            reporter.prefilled(input_tokens=1 << 32, prefix_tokens=0, duration_s=1.0)
-
-
-def test_news_that_the_master_refuses_is_logged_once_and_dropped_and_reports_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "RETRY_INTERVAL_S", 0.01)
-    caplog.set_level("WARNING", logger="kvstore.client")
-    states = [dataclasses.replace(PREFILL, batch=1.5), dataclasses.replace(PREFILL, queue_s=-1.0)]  # type: ignore[arg-type]
-    told: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-
-    class Listening(SchedulerClient):
-        def report(self, report: InstanceReport) -> Heard:
-            told.put(list(report.seen_request_ids))
-            return super().report(report)
-
-    with (
-        master_in_thread(tmp_path, report_interval_s=0.01) as places,
-        Listening(ClientSettings(master=places.listen)) as client,
-        Reporter(client, lambda: states[0] if states else PREFILL) as reporter,
-    ):
-        for said in ("what no message can say", "queue_s = -1"):
-            eventually(lambda said=said: any(said in message for message in caplog.messages), "it is said")  # type: ignore[misc]
-            reporter.saw(7)
-            while told.get(timeout=TIMEOUT_S) != [7]:
-                pass
-            assert told.get(timeout=TIMEOUT_S) == []
-            states.pop(0)
-        until(lambda: "p" in shown(client))
-        eventually(lambda: "instance p reports again" in caplog.messages, "it is said")
-    assert len(caplog.messages) == 3
 
 
 def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
@@ -175,16 +119,6 @@ def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
     told = ["again" if message == "instance p reports again" else message[:24] for message in caplog.messages]
     assert set(told) == {"instance p cannot report", "again"}
     assert all(one != other for one, other in pairwise(caplog.messages)), "said once each time, and anew where the reason is another"
-
-
-def test_closing_while_no_master_is_there_ends(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path, report_interval_s=0.01) as places:
-        client = connected(places)
-        reporter = Reporter(client, lambda: PREFILL)
-        until(lambda: "p" in shown(client))
-    reporter.close()
-    client.close()
-    assert not reporter._thread.is_alive()
 
 
 def test_a_report_that_hangs_does_not_keep_close_beyond_the_deadline(tmp_path: Path) -> None:

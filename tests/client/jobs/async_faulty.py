@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvstore.client.aio import AsyncClient
-from kvstore.client.async_views import AsyncView
 from kvstore.client.holds import Hold
+from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
 
 AsyncFault = Callable[[], Awaitable[None]]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.holds import new_hold
 from kvstore.client.jobs.async_jobs import AsyncJobs
 from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import AsyncJob, Kind
 from kvstore.client.jobs.stats import KindStats
-from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Forked, Full, InvalidArgument, KVStoreError, Unavailable
+from kvstore.protocol.errors import Cancelled, Closed, Forked, Unavailable
 from kvstore.protocol.settings import Size
 from tests.client.jobs.async_faulty import AsyncBarrier, AsyncFaultyClient, raises
 from tests.forks import told_by_child
@@ -72,36 +70,6 @@ async def until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_store_is_not_away_that_is_silent_for_what_others_left_of_a_budget(address: str) -> None:
-    async def play(at: Scene) -> None:
-        at.client.faults += [raises(DeadlineExceeded("late"))] * 4
-        keys = fresh_keys(1)
-        assert await at.jobs.match_prefix(keys, deadline_s=20, budget_s=60) == 0
-        assert await at.jobs.exists(keys, deadline_s=20, budget_s=60) == [False]
-        assert (await over(at.jobs.load(keys, [bytearray(1)], deadline_s=20, budget_s=60))).error is not None
-        assert at.jobs.stats().reads.state is State.CLOSED
-        assert await at.jobs.match_prefix(keys, deadline_s=20) == 0
-        assert at.jobs.stats().reads.state is State.OPEN
-
-    on_loop(play, address)
-
-
-def test_a_lookup_may_hold_what_it_finds(address: str) -> None:
-    async def play(at: Scene) -> None:
-        keys, hold = fresh_keys(4), new_hold(60)
-        await over(at.jobs.store(keys, [b"x"] * 4, ack="cluster"))
-        await over(at.jobs.lookup(keys[:1], hold=hold))
-        await over(at.jobs.lookup_prefix(keys[1:2], hold=hold))
-        assert (await at.jobs.match_prefix(keys[2:3], hold=hold), await at.jobs.exists(keys[3:], hold=hold)) == (1, [True])
-        assert await at.client.remove(keys) == 0
-        await at.jobs.release(hold)
-        left = 4
-        while left:
-            left -= await at.client.remove(keys)
-
-    on_loop(play, address)
-
-
 def test_what_is_stored_can_be_looked_up_and_loaded(address: str) -> None:
     async def play(at: Scene) -> None:
         keys, values = fresh_keys(3), [b"a" * 10, b"b" * 20, b"c" * 30]
@@ -120,100 +88,6 @@ def test_what_is_stored_can_be_looked_up_and_loaded(address: str) -> None:
         assert kinds[Kind.STORE] == KindStats(jobs=1, keys=3, succeeded=3, moved_bytes=60)
         assert kinds[Kind.LOAD] == KindStats(jobs=1, keys=4, succeeded=3, missed=1, moved_bytes=60)
         assert kinds[Kind.LOOKUP] == kinds[Kind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
-
-    on_loop(play, address)
-
-
-def test_each_end_is_told_once_by_on_done_or_by_finished(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def play(at: Scene) -> None:
-        barrier, told = at.barrier(), list[AsyncJob]()
-        first = at.jobs.lookup(fresh_keys(1), on_done=told.append)
-        second = at.jobs.lookup(fresh_keys(1), request="second")
-        assert (at.jobs.finished(), at.jobs.poll("second"), first.is_over) == ([], False, False)
-        assert not await second.wait(0.001)
-        barrier.open()
-        await over(second)
-        assert (told, at.jobs.finished(), at.jobs.finished()) == ([first], [second], [])
-        assert at.jobs.poll("second")
-        assert at.jobs.poll("never there")
-
-        def fail(job: AsyncJob) -> None:
-            raise ZeroDivisionError("in a callback")
-
-        with caplog.at_level(logging.ERROR, "kvstore.client"):
-            await over(at.jobs.lookup(fresh_keys(1), on_done=fail))
-            await over(at.jobs.lookup(fresh_keys(1)))
-        assert "in a callback" in caplog.text
-
-    on_loop(play, address)
-
-
-def test_as_many_run_at_once_as_there_are_workers(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barriers = [at.barrier(), at.barrier()]
-        jobs = [at.jobs.lookup(fresh_keys(1)) for _ in range(5)]
-        for barrier in barriers:
-            await barrier.is_reached.wait()
-        assert (at.jobs.stats().running, at.jobs.stats().waiting) == (2, 3)
-        barriers[0].open()
-        await until(lambda: sum(job.is_over for job in jobs) == 4)
-        barriers[1].open()
-        await asyncio.gather(*map(over, jobs))
-
-    on_loop(play, address, dataclasses.replace(SETTINGS, read_workers=2))
-
-
-def test_what_does_not_fit_is_refused_and_a_malformed_job_is_its_result(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barrier, told = at.barrier(), asyncio.Queue[AsyncJob]()
-        running = at.jobs.store(fresh_keys(1), [b"x" * 600])
-        await barrier.is_reached.wait()
-        waiting = at.jobs.store(fresh_keys(3), [b"y" * 150] * 3)
-        dropped = at.jobs.store(fresh_keys(1), [b"z" * 101], on_done=told.put_nowait)
-        assert dropped.is_over
-        assert told.empty(), "the caller's call has not returned"
-        assert await told.get() is dropped
-        assert isinstance(dropped.error, Full)
-        barrier.open()
-        assert (await over(running)).succeeded == [True]
-        assert (await over(waiting)).succeeded == [True, True, False]
-        malformed = at.jobs.store(fresh_keys(2), [b"one"])
-        assert malformed.is_over
-        assert isinstance(malformed.error, InvalidArgument)
-        assert at.jobs.load([], []).is_over
-
-    on_loop(play, address)
-
-
-def test_a_job_that_waits_ends_at_its_deadline_though_all_tasks_are_stuck(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barrier = at.barrier()
-        stuck, later = at.jobs.lookup(fresh_keys(1)), at.jobs.lookup(fresh_keys(1), deadline_s=50)
-        sooner = await over(at.jobs.lookup(fresh_keys(1), deadline_s=0.001))
-        assert isinstance(sooner.error, DeadlineExceeded)
-        assert not later.is_over
-        barrier.open()
-        await over(stuck)
-        await over(later)
-
-    on_loop(play, address)
-
-
-def test_cancel_ends_what_waits_and_waits_for_what_runs(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barrier, keys = at.barrier(), fresh_keys(2)
-        running = at.jobs.store(keys[:1], [b"x"], request="r")
-        await barrier.is_reached.wait()
-        waiting, other = at.jobs.store(keys[1:], [b"y"], request="r"), at.jobs.store(fresh_keys(1), [b"z"], request="other")
-        cancelling = asyncio.ensure_future(at.jobs.cancel("r"))
-        assert isinstance((await over(waiting)).error, Cancelled)
-        assert not running.is_over
-        assert not cancelling.done()
-        barrier.open()
-        assert await cancelling == 2
-        assert running.results == [True]
-        assert (await over(other)).results == [True]
-        assert await at.jobs.cancel("r") == 0
 
     on_loop(play, address)
 
@@ -261,54 +135,6 @@ def test_close_cancels_what_waits_and_tells_of_everything(address: str) -> None:
     on_loop(play, address)
 
 
-def test_close_may_let_what_was_submitted_be_carried_out_first(address: str) -> None:
-    async def play(at: Scene) -> None:
-        submitted = [at.jobs.store(fresh_keys(1), [b"x"]) for _ in range(20)]
-        await at.jobs.close(drain_s=60)
-        assert [job.results for job in submitted] == [[True]] * 20
-
-    on_loop(play, address)
-
-
-def test_an_unreachable_store_is_a_miss_at_once_and_is_found_again_by_a_probe(address: str) -> None:
-    async def play(at: Scene) -> None:
-        [key] = keys = fresh_keys(1)
-        await at.client.put(key, b"value")
-        barrier = at.barrier()
-        at.client.faults.append(raises(AWAY))
-        first = at.jobs.lookup(fresh_keys(1))
-        await barrier.is_reached.wait()
-        failing = at.jobs.load(fresh_keys(1), [bytearray(1)])
-        waiting = at.jobs.lookup(fresh_keys(1))
-        barrier.open()
-        await over(first)
-        assert (await over(failing)).results == [AWAY]
-        assert isinstance((await over(waiting)).error, Unavailable)
-        assert await at.jobs.exists(fresh_keys(1)) == [False]
-        await until(lambda: at.jobs.stats().reads.state is State.CLOSED)
-        assert await at.jobs.match_prefix(keys) == 1
-        reads = at.jobs.stats().reads
-        assert (reads.opened, reads.probes, reads.failures) == (1, 1, 1), "a view is asked without a fault"
-        assert ("view", list(failing.keys)) in at.client.calls
-
-    on_loop(play, address, dataclasses.replace(SETTINGS, probe_interval_s=0.05))
-
-
-def test_a_lookup_in_the_caller_s_task_opens_the_breaker_as_well(address: str) -> None:
-    async def play(at: Scene) -> None:
-        keys = fresh_keys(1)
-        await at.client.put(keys[0], b"value")
-        await at.client.exists_batch(keys, deadline_s=60)
-        at.client.faults += [raises(AWAY)] * 3
-        elsewhere = fresh_keys(1)
-        assert await at.jobs.match_prefix(elsewhere) == 0
-        await until(lambda: at.jobs.stats().reads.state is State.CLOSED)
-        assert await at.jobs.match_prefix(keys) == 1
-        assert at.jobs.stats().reads.probes == 3
-
-    on_loop(play, address, dataclasses.replace(SETTINGS, probe_interval_s=0.01))
-
-
 def test_close_waits_for_a_probe_that_is_under_way(address: str) -> None:
     async def play(at: Scene) -> None:
         at.client.faults.append(raises(AWAY))
@@ -341,32 +167,6 @@ def test_an_on_done_may_submit_the_next_job(address: str) -> None:
     on_loop(play, address)
 
 
-def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(address: str) -> None:
-    clock_ns = [10**12]
-
-    async def play(at: Scene) -> None:
-        at.client.faults += [raises(AWAY), raises(AWAY)]
-        assert (await over(at.jobs.store(fresh_keys(1), [b"x"]))).error is AWAY
-        assert at.jobs.store(fresh_keys(1), [b"x"]).is_over
-        for results in ([AWAY], [True], [True]):
-            clock_ns[0] += int(NOT_SOON * 1e9)
-            assert (await over(at.jobs.store(fresh_keys(1), [b"x"]))).results == results
-        writes = at.jobs.stats().writes
-        assert (writes.opened, writes.probes, writes.skipped) == (1, 2, 1)
-
-    on_loop(play, address, clock_ns=lambda: clock_ns[0])
-
-
-def test_a_mistake_is_logged_and_typed(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def play(at: Scene) -> None:
-        at.client.faults.append(raises(ZeroDivisionError("a mistake")))
-        with caplog.at_level(logging.ERROR, "kvstore.client"):
-            assert type((await over(at.jobs.lookup(fresh_keys(1)))).error) is KVStoreError
-        assert "a mistake" in caplog.text
-
-    on_loop(play, address)
-
-
 def cancel_all_others() -> None:
     """As a loop that ends does."""
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -390,20 +190,6 @@ def test_somebody_cancels_every_task_and_no_job_waits_for_what_is_gone(address: 
         assert (await over(at.jobs.store(fresh_keys(1), [b"z"]))).results == [True], "later jobs have new tasks"
         assert await asyncio.wait_for(at.jobs.cancel("r"), 60) == 0
         await asyncio.wait_for(at.jobs.close(), 60)
-
-    on_loop(play, address)
-
-
-def test_jobs_whose_own_tasks_live_are_carried_out_whatever_else_is_cancelled(address: str) -> None:
-    async def play(at: Scene) -> None:
-        barrier = at.barrier()
-        running, waiting = at.jobs.store(fresh_keys(1), [b"x"]), at.jobs.store(fresh_keys(1), [b"y"])
-        await barrier.is_reached.wait()
-        [clock] = [task for task in asyncio.all_tasks() if "_keep_time" in repr(task)]
-        clock.cancel()
-        await asyncio.wait([clock])
-        barrier.open()
-        assert [(await over(job)).results for job in (running, waiting)] == [[True], [True]]
 
     on_loop(play, address)
 

@@ -1,16 +1,13 @@
 """Promises of board.py, without threads, tasks or a client: what a test says happens in the order in which it says so."""
 
-import dataclasses
-from typing import Any
-
 import pytest
 
-from kvstore.client.jobs.board import AT_ONCE, NEVER_NS, Board, Side
+from kvstore.client.jobs.board import NEVER_NS, Board, Side
 from kvstore.client.jobs.breaker import State
 from kvstore.client.jobs.calls import Outcome
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job, Kind
-from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Full, InvalidArgument, Unavailable
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from kvstore.protocol.settings import Size
 from tests.client.jobs.clock import Clock
 from tests.client.jobs.made import job
@@ -71,21 +68,6 @@ def test_a_job_waits_is_carried_out_and_is_told_of(at: Scene) -> None:
     assert (at.board.take_finished(), at.board.take_finished()) == ([made], [])
 
 
-def test_what_ends_where_it_was_made_is_told_of_by_somebody_else(at: Scene) -> None:
-    told: list[Any] = []
-    made = at.submit(job(sizes=[101], on_done=told.append))
-    assert isinstance(made.error, Full)
-    assert (at.said, at.board.has_untold, told) == (["ended", AT_ONCE], True, [])
-    assert (at.board.take_untold(), at.board.has_untold, at.board.take_finished()) == ([made], False, [])
-
-
-def test_flaws_and_a_closed_board_are_answers(at: Scene) -> None:
-    assert isinstance(at.submit(job(sizes=[1], keys=[b"a", b"b"])).error, InvalidArgument)
-    at.board.is_closing = True
-    assert isinstance(at.submit(job()).error, Closed)
-    assert isinstance(at.board.refusal(at.board.reads), Closed)
-
-
 def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> None:
     late, waiting, running = (job(Kind.LOOKUP, deadline_ns=at.clock() + due, request=name) for due, name in ((1, "l"), (9, "w"), (9, "r")))
     at.submit(running)
@@ -99,14 +81,6 @@ def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> No
     assert isinstance(waiting.error, Cancelled)
     assert at.board.cancel_all() == [running]
     assert (running.is_cancelled, running.is_over) == (True, False)
-
-
-def test_what_waits_on_one_side_may_be_ended_by_itself(at: Scene) -> None:
-    running, waiting, other = (at.submit(job(kind, request=kind.value)) for kind in (Kind.LOOKUP, Kind.LOAD, Kind.STORE))
-    assert at.board.reads.lane.take() is running
-    at.board.cancel_waiting(at.board.reads)
-    assert isinstance(waiting.error, Cancelled)
-    assert (running.is_cancelled, running.is_over, other.is_over) == (False, False, False)
 
 
 def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> None:
@@ -140,63 +114,3 @@ def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> No
     assert side.begin_probe(False)
     at.board.probed(side, side.breaker.epoch, 3)
     assert state(side) is State.CLOSED
-
-
-def test_a_load_of_this_host_that_ends_while_it_waits_leaves_the_probe_alone(at: Scene) -> None:
-    at.submit(job(Kind.LOAD))
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    late = at.submit(job(Kind.LOAD, deadline_ns=at.clock() + 20_000_000_000), True, True, True)
-    cancelled = at.submit(job(Kind.LOAD, request="c"), True, True, True)
-    at.clock.advance(10)
-    assert at.board.reads.begin_probe(False)
-    epoch = at.board.reads.breaker.epoch
-    at.board.cancel("c")
-    at.clock.advance(10)
-    assert at.board.end_overdue()
-    assert (late.is_over, cancelled.is_over, state(at.board.reads)) == (True, True, State.PROBING)
-    at.board.probed(at.board.reads, epoch, 3)
-    assert state(at.board.reads) is State.CLOSED
-
-
-def test_a_store_is_the_trial_of_its_own_side(at: Scene) -> None:
-    at.submit(job())
-    at.run(at.board.writes, Outcome.UNREACHABLE)
-    assert at.submit(job()).is_over
-    at.clock.advance(10)
-    assert isinstance(at.submit(job(sizes=[101])).error, Full)
-    trial = at.submit(job())
-    assert state(at.board.writes) is State.PROBING
-    assert at.run(at.board.writes, Outcome.UNKNOWN) is trial
-    assert state(at.board.writes) is State.OPEN
-    cancelled = at.submit(job())
-    assert state(at.board.writes) is State.PROBING
-    assert at.board.cancel("request") == [cancelled]
-    assert state(at.board.writes) is State.OPEN, "it asked nothing: the next one does"
-    again = at.submit(job())
-    assert at.run(at.board.writes, Outcome.ANSWERED) is again
-    assert state(at.board.writes) is State.CLOSED
-
-
-def test_a_failure_does_not_open_a_breaker_that_waits_for_more() -> None:
-    at = Scene(dataclasses.replace(SETTINGS, breaker_failures=2))
-    at.submit(job(Kind.LOAD))
-    waiting = at.submit(job(Kind.LOAD))
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    assert (state(at.board.reads), waiting.is_over, at.board.reads.probe) == (State.CLOSED, False, None)
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    assert state(at.board.reads) is State.OPEN
-
-
-def test_no_probe_is_asked_for_once_it_is_closing(at: Scene) -> None:
-    at.submit(job(Kind.LOAD))
-    at.board.is_closing = True
-    at.run(at.board.reads, Outcome.UNREACHABLE)
-    assert at.board.reads.probe is None
-
-
-def test_lookups_that_their_callers_wait_for_count_too(at: Scene) -> None:
-    asked, refused = (job(Kind.LOOKUP, results=[True, False, False]) for _ in range(2))
-    at.board.asked(asked, at.board.reads.breaker.epoch, Outcome.ANSWERED)
-    at.board.asked(refused, at.board.reads.breaker.epoch, None)
-    kind = at.board.stats().kinds[Kind.LOOKUP]
-    assert (kind.jobs, kind.keys, kind.succeeded, kind.missed, kind.skipped) == (2, 6, 2, 2, 2)

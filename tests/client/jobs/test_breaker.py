@@ -66,18 +66,6 @@ def test_a_probe_that_fails_leaves_the_peer_alone_for_another_interval(clock: Cl
     assert breaker.stats() == BreakerStats(State.PROBING, opened=1, failures=3, probes=2, away_s=4.0)
 
 
-def test_a_probe_that_asked_nothing_may_be_made_again_at_once(clock: Clock) -> None:
-    breaker = opened(clock)
-    breaker.abandoned(breaker.epoch)
-    assert not breaker.begin_probe()
-    clock.advance(2)
-    assert breaker.begin_probe()
-    breaker.abandoned(breaker.epoch - 1)
-    assert not breaker.begin_probe()
-    breaker.abandoned(breaker.epoch)
-    assert breaker.begin_probe()
-
-
 def test_how_calls_of_an_earlier_epoch_ended_says_nothing(clock: Clock) -> None:
     breaker = Breaker(failures=1, probe_interval_s=2.0, clock_ns=clock)
     before = breaker.epoch

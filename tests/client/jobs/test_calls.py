@@ -3,12 +3,11 @@
 import logging
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvstore.client.jobs.calls import Calls, Outcome, sizes_of
 from kvstore.client.jobs.job import Job, Kind
-from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, InvalidArgument, KVStoreError, Unavailable, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 from tests.client.jobs.clock import Clock
 from tests.client.jobs.faulty import FaultyClient, raises
 
@@ -71,61 +70,6 @@ def test_values_are_stored_and_loaded_in_parts_of_a_batch(client: FaultyClient, 
     assert buffers == values
 
 
-@pytest.mark.parametrize("places", [[0], [3], [1, 2], [0, 2, 3]], ids=str)
-def test_what_is_left_out_of_a_load_is_not_asked_for_and_keeps_its_result(
-    client: FaultyClient, calls: Calls, clock: Clock, places: list[int]
-) -> None:
-    keys, values = stored(client, 4)
-    buffers = [bytearray(40) for _ in keys]
-    load = job(clock, Kind.LOAD, keys, buffers)
-    load.fail(0, len(keys), Unavailable("away"))
-    load.leave_out(places)
-    assert calls.carry_out(load) is Outcome.ANSWERED
-    assert [result if result == 40 else type(result) for result in load.results] == [Unavailable if at in places else 40 for at in range(4)]
-    assert buffers == [bytes(40) if at in places else value for at, value in enumerate(values)]
-    asked = [key for _name, part in client.calls for key in part]
-    assert asked == [key for at, key in enumerate(keys) if at not in places]
-
-
-def test_rows_of_an_array_are_values(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, pool = fresh_keys(4), np.arange(160, dtype=np.uint8).reshape(4, 40)
-    calls.carry_out(job(clock, Kind.STORE, keys, pool))
-    into = np.zeros_like(pool)
-    assert calls.carry_out(job(clock, Kind.LOAD, keys, into)) is Outcome.ANSWERED
-    assert (into == pool).all()
-    assert [len(keys) for _, keys in client.calls] == [2, 2, 2, 2]
-
-
-def test_what_is_wrong_with_one_key_is_its_result_alone(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, values = stored(client, 5)
-    buffers = [bytearray(40), bytearray(39), bytearray(40), bytearray(40), bytearray(40)]
-    load = job(clock, Kind.LOAD, [*keys[:3], b"", keys[4]], buffers)
-    assert calls.carry_out(load) is Outcome.ANSWERED
-    assert load.succeeded == [True, False, True, False, True]
-    assert isinstance(load.results[1], InvalidArgument)
-    assert isinstance(load.results[3], InvalidArgument)
-    assert [buffers[i] for i in (0, 2, 4)] == [values[i] for i in (0, 2, 4)]
-    store = job(clock, Kind.STORE, fresh_keys(2), [b"", b"sound"])
-    assert calls.carry_out(store) is Outcome.ANSWERED
-    assert store.succeeded == [False, True]
-
-
-def test_a_key_that_is_none_fails_its_lookup(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    lookup = job(clock, Kind.LOOKUP, [b""])
-    assert calls.carry_out(lookup) is Outcome.UNKNOWN
-    assert isinstance(lookup.error, InvalidArgument)
-
-
-def test_what_the_client_refuses_says_nothing_of_the_store(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    refused = job(clock, Kind.STORE, [b"", *fresh_keys(1)], [b"value", b""])
-    assert calls.carry_out(refused) is Outcome.UNKNOWN
-    assert [type(result) for result in refused.results] == [InvalidArgument] * 2
-    assert calls.carry_out(job(clock, Kind.LOOKUP, [])) is Outcome.UNKNOWN
-    in_part = job(clock, Kind.STORE, [*fresh_keys(1), b""], [b"v" * 80, b"v" * 80])
-    assert calls.carry_out(in_part) is Outcome.ANSWERED
-    assert [len(keys) for _, keys in client.calls[-2:]] == [1, 1], "what was refused is a part of its own"
-
-
 def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyClient, calls: Calls, clock: Clock) -> None:
     keys, _ = stored(client, 6)
     away = Unavailable("away")
@@ -134,25 +78,6 @@ def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyCl
     assert calls.carry_out(load) is Outcome.UNREACHABLE
     assert load.results == [40, 40, away, away, away, away]
     assert len(client.calls) == 2
-
-
-def test_one_key_out_of_reach_ends_the_job_and_keeps_what_the_others_have(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, _ = stored(client, 5)
-    away = Unreachable("its node is away")
-    client.results = [40, away]
-    load = job(clock, Kind.LOAD, keys, [bytearray(40) for _ in keys])
-    assert calls.carry_out(load) is Outcome.UNREACHABLE
-    assert load.results == [40, away, away, away, away]
-    calls.probe(load)(30)
-    assert client.calls[1:] == [("view", keys[1:2])]
-
-
-def test_a_full_store_is_an_answer(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    full = Full("full")
-    client.faults.append(raises(full))
-    store = job(clock, Kind.STORE, fresh_keys(2), [b"1", b"2"])
-    assert calls.carry_out(store) is Outcome.ANSWERED
-    assert store.results == [full, full]
 
 
 def test_what_is_nobodys_error_is_logged_and_typed(
@@ -164,31 +89,6 @@ def test_what_is_nobodys_error_is_logged_and_typed(
         assert calls.carry_out(lookup) is Outcome.ANSWERED
     assert type(lookup.error) is KVStoreError
     assert "a mistake" in caplog.text
-
-
-def test_only_what_was_admitted_is_carried_out(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys = fresh_keys(3)
-    store = job(clock, Kind.STORE, keys, [b"1", b"2", b"3"])
-    store.refuse(2, Full("full"))
-    calls.carry_out(store)
-    assert store.succeeded == [True, True, False]
-    assert client.exists_batch(keys, deadline_s=30) == [True, True, False]
-
-
-def test_a_cancelled_job_ends_between_two_parts(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    keys, _ = stored(client, 4)
-    load = job(clock, Kind.LOAD, keys, [bytearray(40) for _ in keys])
-    client.faults.append(lambda deadline_s: setattr(load, "is_cancelled", True))
-    assert calls.carry_out(load) is Outcome.ANSWERED
-    assert load.results[:2] == [40, 40]
-    assert all(isinstance(result, Cancelled) for result in load.results[2:])
-
-
-def test_a_cancelled_job_asks_nothing(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    lookup = job(clock, Kind.LOOKUP, fresh_keys(1))
-    lookup.is_cancelled = True
-    assert calls.carry_out(lookup) is Outcome.UNKNOWN
-    assert client.calls == []
 
 
 def test_a_call_has_what_is_left_of_the_deadline(client: FaultyClient, calls: Calls, clock: Clock) -> None:
@@ -211,13 +111,6 @@ def test_a_deadline_that_the_queue_ate_up_says_nothing_of_the_store(
     assert isinstance(lookup.error, DeadlineExceeded)
 
 
-def test_a_job_past_its_deadline_asks_nothing(client: FaultyClient, calls: Calls, clock: Clock) -> None:
-    lookup = job(clock, Kind.LOOKUP, fresh_keys(1))
-    clock.advance(10)
-    assert calls.carry_out(lookup) is Outcome.UNKNOWN
-    assert isinstance(lookup.error, DeadlineExceeded)
-
-
 @pytest.mark.parametrize(("kind", "name"), [(Kind.LOOKUP, "exists"), (Kind.PREFIX, "match"), (Kind.LOAD, "view")])
 def test_a_probe_asks_again_without_the_callers_memory(client: FaultyClient, calls: Calls, clock: Clock, kind: Kind, name: str) -> None:
     keys, _ = stored(client, 6)
@@ -229,11 +122,3 @@ def test_a_probe_asks_again_without_the_callers_memory(client: FaultyClient, cal
     calls.probe(failing)(30)
     assert client.calls[-1] == (name, keys[2:3] if kind is Kind.LOAD else keys)
     assert [bytes(buffer) for buffer in buffers] == written
-
-
-def test_sizes_of_what_can_be_a_value() -> None:
-    assert sizes_of(np.zeros((3, 2, 4), np.float32)) == [32, 32, 32]
-    assert sizes_of([np.zeros(4), b"123", bytearray(5), memoryview(b"12"), [b"1", b"22"], (b"1", np.zeros(1)), "no value"]) == [
-        32, 3, 5, 2, 3, 9, 0
-    ]  # fmt: skip
-    assert sizes_of([]) == []

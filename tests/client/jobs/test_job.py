@@ -1,12 +1,11 @@
 """Promises of job.py."""
 
 import asyncio
-import threading
 
 import pytest
 
-from kvstore.client.jobs.job import AsyncJob, Job, Kind, Result
-from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, InvalidArgument, Unavailable
+from kvstore.client.jobs.job import AsyncJob, Kind, Result
+from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from tests.client.jobs.made import job
 
 AWAY = Unavailable("away")
@@ -28,50 +27,12 @@ def test_a_failure_is_a_miss(kind: Kind, results: list[Result], succeeded: list[
     assert made.error is (AWAY if AWAY in results else None)
 
 
-def test_of_keys_that_all_succeed_all_lead() -> None:
-    assert job(Kind.LOAD, results=[1, 2, 3]).leading == 3
-
-
-def test_keys_from_one_on_are_refused() -> None:
-    made, full = job(), Full("full")
-    made.refuse(1, full)
-    assert (made.admitted, made.results, made.held_bytes) == (1, [None, full, full], 10)
-    made.refuse(2, full)
-    assert made.admitted == 1
-
-
 def test_it_says_why_it_is_not_to_be_carried_out() -> None:
     made = job(deadline_ns=10)
     assert made.reason_to_stop(9) is None
     assert isinstance(made.reason_to_stop(10), DeadlineExceeded)
     made.is_cancelled = True
     assert isinstance(made.reason_to_stop(9), Cancelled)
-
-
-def test_its_values_and_parents_are_one_a_key() -> None:
-    assert job().flaw() is None
-    assert job(Kind.LOOKUP).flaw() is None
-    assert job(parents=[None, b"0", b"1"]).flaw() is None
-    assert isinstance(job(sizes=[1], keys=[b"a", b"b"]).flaw(), InvalidArgument)
-    assert isinstance(job(parents=[None]).flaw(), InvalidArgument)
-
-
-def test_who_waits_is_woken_by_its_end_and_its_memory_is_let_go() -> None:
-    made, woken = job(), []
-
-    def wait(job: Job) -> None:
-        woken.append(job.wait())
-
-    threads = [threading.Thread(target=wait, args=(made,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert not made.wait(0.01)
-    made.end()
-    for thread in threads:
-        thread.join()
-    assert woken == [True] * 3
-    assert made.wait(0)
-    assert made.values == ()
 
 
 def test_tasks_that_wait_are_woken_by_its_end_and_may_be_cancelled() -> None:

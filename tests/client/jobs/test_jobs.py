@@ -1,7 +1,6 @@
 """Promises of jobs.py and crew.py, on a real cluster. A barrier before a call keeps a worker busy for as long as a test needs it to be."""
 
 import dataclasses
-import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from kvstore.protocol.errors import (
     DeadlineExceeded,
     Full,
     InvalidArgument,
-    Unauthorized,
     Unavailable,
 )
 from kvstore.protocol.settings import Size
@@ -81,6 +79,24 @@ def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
     assert kinds[Kind.LOOKUP] == kinds[Kind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
 
 
+def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, client: FaultyClient) -> None:
+    [there, away] = keys = fresh_keys(2)
+    over(jobs.store([there], [b"a" * 10]))
+    buffers = [bytearray(10) for _ in keys]
+    assert jobs.load_now(keys, buffers).results == [10, None]
+    assert bytes(buffers[0]) == b"a" * 10
+    eventually(lambda: client.exists_here([there]) == [True], "the block to be shown")
+    client.faults.append(raises(AWAY))
+    assert jobs.load_now([away], buffers[1:]).results == [AWAY]
+    found, refused = jobs.load_now(keys, buffers).results
+    assert found == 10
+    assert isinstance(refused, Unavailable)
+    assert isinstance(jobs.load_now([away], buffers[1:]).error, Unavailable)
+    assert jobs.stats().reads.opened == 1
+    assert isinstance(jobs.load_now(keys, buffers[:1]).error, InvalidArgument)
+    assert jobs.stats().kinds[Kind.LOAD].jobs == 5
+
+
 def test_a_lookup_may_hold_what_it_finds(jobs: Jobs, client: FaultyClient) -> None:
     keys, hold = fresh_keys(4), new_hold(60)
     over(jobs.store(keys, [b"x"] * 4, ack="cluster"))
@@ -111,16 +127,6 @@ def test_each_end_is_told_once_by_on_done_in_another_thread_or_by_finished(jobs:
     assert told.empty()
 
 
-def test_an_on_done_that_fails_is_logged_and_harms_nobody(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(job: Job) -> None:
-        raise ZeroDivisionError("in a callback")
-
-    with caplog.at_level(logging.ERROR, "kvstore.client"):
-        over(jobs.lookup(fresh_keys(1), on_done=fail))
-        over(jobs.lookup(fresh_keys(1)))
-    assert "in a callback" in caplog.text
-
-
 def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
     running = jobs.store(fresh_keys(1), [b"x" * 600])
     assert barrier.is_reached.acquire(timeout=60)
@@ -141,19 +147,6 @@ def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs
     assert client.exists_batch(keys, deadline_s=60) == [True, True, False]
     assert jobs.stats().kinds[Kind.STORE] == KindStats(jobs=3, keys=5, succeeded=3, refused=2, moved_bytes=900)
     assert jobs.stats().held_bytes == 0
-
-
-def test_a_malformed_job_is_its_result(jobs: Jobs) -> None:
-    job = jobs.store(fresh_keys(2), [b"one"])
-    assert job.is_over
-    assert isinstance(job.error, InvalidArgument)
-    assert jobs.finished() == [job]
-    assert jobs.stats().kinds[Kind.STORE].failed == 2
-
-
-def test_a_job_of_no_keys_is_over_at_once(jobs: Jobs) -> None:
-    assert jobs.load([], []).is_over
-    assert jobs.match_prefix([]) == 0
 
 
 def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs: Jobs, barrier: Barrier) -> None:
@@ -228,18 +221,6 @@ def test_close_may_let_what_was_submitted_be_carried_out_first(client: FaultyCli
     assert [job.results for job in submitted] == [[True]] * 20
 
 
-def test_draining_ends_with_its_time(client: FaultyClient, barrier: Barrier) -> None:
-    jobs = Jobs(client, SETTINGS)
-    jobs.store(fresh_keys(1), [b"x"])
-    assert barrier.is_reached.acquire(timeout=60)
-    waiting = jobs.store(fresh_keys(1), [b"x"])
-    closing = threading.Thread(target=lambda: jobs.close(drain_s=0.01))
-    closing.start()
-    assert isinstance(over(waiting).error, Cancelled)
-    barrier.open()
-    closing.join(60)
-
-
 def test_after_close_all_is_answered_with_closed_and_told(client: FaultyClient) -> None:
     jobs = Jobs(client, SETTINGS)
     jobs.close()
@@ -275,18 +256,6 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
     with pytest.raises(ConfigError, match=r"3 threads \(kvstore-jobs\) cannot be had: can't start new thread"):
         Jobs(client, SETTINGS)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
-
-
-def test_who_asks_after_close_is_told_once_there_is_a_thread_to_tell_him(client: FaultyClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = Jobs(client, SETTINGS)
-    jobs.close()
-    told: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    with monkeypatch.context() as patch:
-        no_more_threads(patch)
-        first = jobs.lookup(fresh_keys(1), on_done=told.put)
-    assert isinstance(first.error, Closed)
-    second = jobs.lookup(fresh_keys(1), on_done=told.put)
-    assert [told.get(timeout=60), told.get(timeout=60)] == [first, second]
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late")])
@@ -347,51 +316,6 @@ def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(clien
         assert stats.kinds[Kind.STORE] == KindStats(jobs=6, keys=6, succeeded=2, skipped=2, unreachable=2, moved_bytes=2)
         assert jobs.match_prefix(fresh_keys(1)) == 0
         assert stats.reads.state is State.CLOSED
-
-
-def test_a_trial_without_room_leaves_the_next_one_to_be_it(client: FaultyClient, barrier: Barrier) -> None:
-    clock_ns = [10**12]
-    settings = dataclasses.replace(SETTINGS, write_workers=2)
-    with Jobs(client, settings, clock_ns=lambda: clock_ns[0]) as jobs:
-        client.faults.append(raises(AWAY))
-        stuck = jobs.store(fresh_keys(1), [b"x" * 990])
-        assert barrier.is_reached.acquire(timeout=60)
-        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
-        clock_ns[0] += int(NOT_SOON * 1e9)
-        assert isinstance(jobs.store(fresh_keys(1), [b"x" * 11]).error, Full)
-        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
-        assert jobs.stats().writes.state is State.CLOSED
-        barrier.open()
-        over(stuck)
-
-
-def test_a_trial_that_is_cancelled_leaves_the_next_one_to_be_it(client: FaultyClient) -> None:
-    clock_ns, is_told, go_on = [10**12], threading.Event(), threading.Event()
-
-    def hold(job: Job) -> None:
-        is_told.set()
-        assert go_on.wait(60)
-
-    with Jobs(client, SETTINGS, clock_ns=lambda: clock_ns[0]) as jobs:
-        client.faults.append(raises(AWAY))
-        jobs.store(fresh_keys(1), [b"x"], on_done=hold)
-        assert is_told.wait(60)
-        clock_ns[0] += int(NOT_SOON * 1e9)
-        trial = jobs.store(fresh_keys(1), [b"x"], request="trial", deadline_s=3600)
-        assert jobs.stats().writes.state is State.PROBING
-        assert jobs.cancel("trial") == 1
-        assert isinstance(trial.error, Cancelled)
-        go_on.set()
-        assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]
-
-
-def test_other_errors_do_not_open_the_breaker(jobs: Jobs, client: FaultyClient) -> None:
-    client.faults += [raises(Full("full")), raises(Unauthorized("who?"))]
-    over(jobs.store(fresh_keys(1), [b"x"]))
-    assert jobs.match_prefix(fresh_keys(1)) == 0
-    stats = jobs.stats()
-    assert (stats.reads.state, stats.writes.state) == (State.CLOSED, State.CLOSED)
-    assert (stats.kinds[Kind.STORE].failed, stats.kinds[Kind.PREFIX].failed) == (1, 1)
 
 
 def test_a_forked_child_is_told_so_and_may_close(jobs: Jobs) -> None:

@@ -36,19 +36,7 @@ def test_each_key_is_counted_by_what_became_of_it(kind: Kind, results: list[Resu
     assert tallied(kind, results) == counted
 
 
-def test_keys_without_room_were_refused() -> None:
-    full = Full("full")
-    assert tallied(Kind.STORE, [True, full, full], admitted=1) == KindStats(succeeded=1, refused=2, moved_bytes=10)
-
-
 def test_keys_that_were_answered_without_asking_were_skipped() -> None:
     away = Unavailable("away")
     assert tallied(Kind.LOAD, [away] * 3, is_skipped=True) == KindStats(skipped=3)
     assert tallied(Kind.PREFIX, [True, away, away], is_skipped=True) == KindStats(succeeded=1, skipped=2)
-
-
-def test_keys_that_were_left_out_of_a_load_were_skipped() -> None:
-    tally, load = Tally(), job(Kind.LOAD, results=[7, Unavailable("away"), 5])
-    load.leave_out([1])
-    tally.ended(load)
-    assert tally.snapshot()[Kind.LOAD] == KindStats(jobs=1, keys=3, succeeded=2, skipped=1, moved_bytes=12)

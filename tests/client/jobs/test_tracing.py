@@ -1,13 +1,11 @@
 """Jobs are parts of what they were submitted within, whichever thread or task carries them out."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from kvstore.client import AsyncClient, Client
-from kvstore.client.jobs.async_jobs import AsyncJobs
+from kvstore.client import Client
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -42,19 +40,3 @@ def test_of_threads(address: str, collector: Collector) -> None:
                 steps.append(f"{step.get_span_context().span_id:016x}")
         assert jobs.lookup([b"none"]).wait(60)
     check(collector, steps)
-
-
-def test_of_tasks(address: str, collector: Collector) -> None:
-    async def test() -> list[str]:
-        steps, submitted = [], []
-        async with AsyncClient(address, tracing=all_to(collector)) as client, AsyncJobs(client, SETTINGS) as jobs:
-            for number in range(3):
-                with ENGINE.start_as_current_span("step") as step:
-                    submitted.append(jobs.lookup([b"%d" % number]))  # one task carries all of them out
-                    steps.append(f"{step.get_span_context().span_id:016x}")
-            submitted.append(jobs.lookup([b"none"]))
-            for job in submitted:
-                assert await job.wait(60)
-        return steps
-
-    check(collector, asyncio.run(test()))

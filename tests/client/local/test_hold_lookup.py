@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client, new_hold
-from kvstore.client.local import hold_lookup
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.hold_lookup import LocalHoldLookup
 from kvstore.protocol.shown_index import HOLD_WORDS
@@ -31,17 +30,11 @@ def client(running: Cluster) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(params=[0, 1000], ids=["by columns", "one by one"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold_lookup, "FEW_ASKED", request.param)
-
-
 def held_blocks(running: Cluster) -> int:
     with running.control() as control:
         return int(control.status().nodes[0].counters["held_blocks"])
 
 
-@pytest.mark.usefixtures("ways")
 def test_what_is_here_is_held_and_released_without_a_message(client: Client, running: Cluster) -> None:
     keys, _ = stored(client, SIZES)
     requests, hold = Requests(client), new_hold(30)
@@ -55,7 +48,6 @@ def test_what_is_here_is_held_and_released_without_a_message(client: Client, run
     eventually(lambda: not held_blocks(running), "the node to know of its end")
 
 
-@pytest.mark.usefixtures("ways")
 def test_only_what_leads_a_prefix_is_held(client: Client, running: Cluster) -> None:
     keys, _ = stored(client, SIZES)
     hold = new_hold(30)
@@ -82,11 +74,10 @@ def test_keys_of_several_lengths_are_held_in_their_order(client: Client, running
     monkeypatch.setattr(LocalDesk, "hold", note)
     client.match_prefix(keys, hold=new_hold(30))
     index = client._operations.local.ready[0].index
-    places = [index.find(key) for key in keys]
-    assert written == [[index.access_word(place) for place in places if place is not None]]
+    places = [place for key in keys if (place := index.find(key)) is not None]
+    assert written == [[(place[0] - index.entries) // index.entry_words | (place[1] & 0xFFFF_FFFF) << 32 for place in places]]
 
 
-@pytest.mark.usefixtures("ways")
 def test_what_left_before_the_node_could_know_is_not_found_here(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, _ = stored(client, SIZES)
     hold = LocalDesk.hold

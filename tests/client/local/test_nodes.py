@@ -1,23 +1,19 @@
 """How a client comes to the indexes of this host's nodes, and that it says why where it does not."""
 
-import asyncio
 import os
-import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client import AsyncClient, Client
-from kvstore.client.config import ClientSettings
+from kvstore.client import Client
 from kvstore.client.effects import Operation
 from kvstore.client.local.nodes import RETRY_NS, LocalNodes
 from kvstore.client.routes import KnownNode
-from kvstore.protocol.errors import Broken, Closed, DeadlineExceeded, Full, KVStoreError, NoOwner, StaleHandle, Unavailable, Unreachable
+from kvstore.protocol.errors import Broken, DeadlineExceeded, Full, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.mapping import Slab
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.oracle import Oracle, OracleNode
@@ -57,11 +53,6 @@ def test_a_node_that_refuses_its_index_is_told_of(node: OracleNode, error: KVSto
     assert reasons(error, node) == {"n1": str(error)}
 
 
-@pytest.mark.parametrize("error", [Unreachable("it broke"), DeadlineExceeded("late"), StaleHandle("gone"), Closed("the client is closed")])
-def test_one_that_is_going_or_slow_is_not(node: OracleNode, error: KVStoreError) -> None:
-    assert reasons(error, node) == {}
-
-
 def test_one_that_does_not_take_the_ticket_is_shown_the_next_one_at_once(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.ticket = oracle.issued = b"first"
@@ -98,32 +89,6 @@ def test_a_node_that_has_not_registered_yet_is_asked_for_again(node: OracleNode,
     now_ns[0] += 100 * RETRY_NS
     oracle.run(local.attach(oracle.deadline()))
     assert len(oracle.sent(Nodes)) == 3, "one that does not come back is not asked for for ever"
-
-
-def test_one_whose_place_another_has_taken_is_not(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.strangers[node.unix] = "next door"
-    local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping)
-    oracle.run(local.attach(oracle.deadline()))
-    assert (local.ready, oracle.sent(OpenIndex)) == ((), [])
-    assert oracle.resources.daemons.unshared.reasons() == {}
-    assert len(oracle.sent(Nodes)) == 1
-    oracle.run(local.attach(oracle.deadline()))
-    assert len(oracle.sent(Nodes)) == 2, "the one that was meant may be elsewhere by now"
-
-
-def test_a_client_says_with_which_nodes_it_shares_memory(running: Cluster) -> None:
-    async def asked() -> dict[str, str]:
-        async with AsyncClient(running.address) as client:
-            return await client.shared_memory()
-
-    [name] = asyncio.run(asked())
-    with Client(running.address) as client:
-        assert client.shared_memory() == {name: ""}
-    with Client(running.address, settings=ClientSettings(use_index=False)) as client:
-        assert client.shared_memory() == {name: ""}, "in place, though it has to ask where"
-    with Client(running.address, transfer=TransferSettings(transports="tcp")) as client:
-        assert client.shared_memory() == {}, "it is not to"
 
 
 def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
@@ -191,25 +156,3 @@ def test_of_several_nodes_one_that_did_not_answer_is_tried_again_and_nobody_wait
         eventually(lambda: ready_names(client) == ["n0", "n1"], "the other node to be read too")
     assert len(tries) == 2
     assert tries[0] is threading.current_thread() is not tries[1]
-
-
-def test_of_several_nodes_one_that_is_restarted_is_read_again(pair: Cluster) -> None:
-    with Client(pair.address) as client:
-        assert ready_names(client) == ["n0", "n1"]
-        pair.nodes[1].stop(signal.SIGKILL)
-        eventually(lambda: ready_names(client) == ["n0"], "the node to be missed")
-        pair.restart_node(1, "--dram", "64MiB")
-        eventually(lambda: ready_names(client) == ["n0", "n1"], "the node to be back")
-
-
-def test_who_asks_whether_memory_is_shared_waits_for_each_node(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_vain(local: LocalNodes, node: KnownNode, deadline: Deadline) -> Operation[None]:
-        raise DeadlineExceeded("it is busy")
-
-    with Client(pair.address) as client:
-        client.ping()
-        with monkeypatch.context() as patch:
-            attach_to = LocalNodes._attach_to
-            patch.setattr(LocalNodes, "_attach_to", lambda *args: (attach_to if args[1].name == "n0" else in_vain)(*args))
-            assert client.shared_memory() == {"n0": "", "n1": "it does not answer"}
-        assert client.shared_memory() == {"n0": "", "n1": ""}

@@ -7,22 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.config import ClientSettings
 from kvstore.client.early_puts import EarlyPuts
-from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import Closed, DeadlineExceeded, Draining, Forked, Full, InvalidArgument, KVStoreError, TierFailed, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.node_messages import ASK_AGAIN
-from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.channel import Channel
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.local.test_reads import Requests
 from tests.client.processes import Cluster, cluster
-from tests.forks import told_by_child
 
 
 @pytest.fixture(scope="module")
@@ -72,84 +67,6 @@ def test_that_the_node_had_it_is_noted_under_the_lock_unless_the_cluster_knows_i
     assert are_locked == [True]
 
 
-def test_any_buffer_can_be_put_and_counts_as_ever(client: Client) -> None:
-    before = client.stats()
-    values: list[Any] = [b"a" * 70, bytearray(b"b" * 4096), np.arange(1000, dtype=np.int32), memoryview(b"x" * 65536)]
-    keys = [os.urandom(16) for _ in values]
-    for key, value in zip(keys, values, strict=True):
-        assert client.put(key, value)
-    assert not client.put(keys[0], b"again")
-    stats = client.stats()
-    assert [client.get(key) for key in keys] == [memoryview(value).tobytes() for value in values]
-    assert (stats.requests - before.requests, stats.puts - before.puts, stats.already_present - before.already_present) == (5, 4, 1)
-    assert stats.bytes_out - before.bytes_out == sum(memoryview(value).nbytes for value in values)
-
-
-def test_what_is_too_large_for_a_message_is_not_copied_to_find_that_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor of a GPU is copied to this host to be put."""
-
-    def refuse(value: Any) -> Any:
-        raise AssertionError("copied")
-
-    monkeypatch.setattr("kvstore.client.local.puts.as_source", refuse)
-    key, value = os.urandom(16), np.arange(MAX_SLOT_AHEAD_BYTES + 1, dtype=np.uint8)
-    assert client.put(key, value)
-    assert client.get(key) == value.tobytes()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"namespace": Namespace(model="m", dtype="bfloat16", block_tokens=16)},
-        {"value": bytes(100_000)},
-        {"key": b"k" * 255, "parent": b"p" * 255, "namespace": "é" * 127},
-    ],
-)
-def test_whatever_else_there_is_to_say_is_put(client: Client, options: dict[str, Any]) -> None:
-    options = {"key": os.urandom(16), "value": b"value"} | options
-    assert client.put(**options)
-    assert client.get(options["key"]) == options["value"]
-    client.remove([options["key"]])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"key": b""},
-        {"key": b"k" * 256},
-        {"key": "text"},
-        {"value": b""},
-        {"value": "text"},
-        {"parent": b""},
-        {"parent": "text"},
-        {"namespace": 5},
-        {"namespace": "n" * 256},
-        {"namespace": "\ud800"},
-        {"ack": "never"},
-        {"deadline_s": 0},
-        {"deadline_s": 3601},
-    ],
-)
-def test_what_is_wrong_is_said_as_ever(client: Client, wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument):
-        client.put(**({"key": os.urandom(16), "value": b"value"} | wrong))
-    assert client.put(os.urandom(16), b"value")
-
-
-def test_a_client_of_the_whole_cluster_waits_for_it(running: Cluster) -> None:
-    with Client(running.address, settings=ClientSettings(ack="cluster")) as client, Client(running.address) as other:
-        client.put(os.urandom(16), b"value")
-        for ack in (None, "cluster"):
-            requests = Requests(client)
-            key = os.urandom(16)
-            assert client.put(key, b"value", ack=ack)
-            assert requests.count == 0, "it is one message, too"
-            assert len(other.locate([key])[0]) == 1
-            assert client.put(key, b"other", ack=ack) is False
-        assert len(client._operations.resources.early_puts) == 0, "there is nothing to wait for"
-        assert client.put(os.urandom(16), b"value", ack="node")
-
-
 def test_threads_put_at_once_and_every_block_is_there(client: Client) -> None:
     keys = [[os.urandom(16) for _ in range(200)] for _ in range(4)]
 
@@ -164,18 +81,6 @@ def test_threads_put_at_once_and_every_block_is_there(client: Client) -> None:
         thread.join()
     everything = [key for mine in keys for key in mine]
     assert client.get_batch(everything) == [key * 8 for key in everything]
-
-
-def test_a_forked_child_is_told_so(client: Client) -> None:
-    assert told_by_child(lambda: client.put(b"key", b"value")) == Forked.__name__
-
-
-def test_a_closed_client_says_so(running: Cluster) -> None:
-    client = Client(running.address)
-    client.put(os.urandom(16), b"value")
-    client.close()
-    with pytest.raises(Closed):
-        client.put(os.urandom(16), b"value")
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
@@ -227,27 +132,6 @@ def test_a_node_that_hung_up_is_asked_anew(tmp_path: Path) -> None:
             eventually(put, "a put to the node that took the other's place")
 
 
-def test_the_usual_way_has_what_the_node_left_of_the_deadline(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    put = client._operations.put
-
-    def ask_again(_channel: Channel, *arguments: Any) -> int:
-        told.append(arguments[-1])
-        return ASK_AGAIN
-
-    def put_within(*arguments: Any, deadline_s: Any, **options: Any) -> Any:
-        told.append(deadline_s)
-        return put(*arguments, deadline_s=deadline_s, **options)
-
-    monkeypatch.setattr(Channel, "call_for_flag", ask_again)
-    monkeypatch.setattr(client._operations, "put", put_within)
-    monkeypatch.setattr(client._operations.resources.daemons, "doubt_owners", told.append)
-    assert client.put(os.urandom(16), b"value", deadline_s=7)
-    first, doubted, second = told
-    assert first is second is doubted
-    assert first.timeout_s == 7
-
-
 @pytest.fixture
 def far(running: Cluster) -> Iterator[Client]:
     """A client that reaches the node as one of another host."""
@@ -259,6 +143,7 @@ def far(running: Cluster) -> Iterator[Client]:
 
 def test_put_to_another_host_needs_nothing_of_the_generators(running: Cluster, far: Client) -> None:
     key, value = os.urandom(16), os.urandom(4096)
+    far._operations.local.at_hand = 1 << 62, ()  # nodes of this host are not to be looked for meanwhile
     requests = Requests(far)
     assert far.put(key, value, namespace="ns", parent=os.urandom(16)) is True
     assert far.put(key, b"o" * 4096) is False
@@ -267,16 +152,6 @@ def test_put_to_another_host_needs_nothing_of_the_generators(running: Cluster, f
     far.flush()
     with Client(running.address) as other:
         assert other.get(key) == value
-
-
-@pytest.mark.parametrize("options", [{"ack": "cluster"}, {"value": b"v" * 100_000}, {"replicas": 2}])
-def test_other_puts_to_another_host_are_reserved(far: Client, options: dict[str, Any]) -> None:
-    key = os.urandom(16)
-    requests = Requests(far)
-    arguments: dict[str, Any] = {"key": key, "value": b"v" * 4096} | options
-    assert far.put(**arguments)
-    assert requests.count > 1
-    assert far.get(key) == arguments["value"]
 
 
 @pytest.mark.parametrize("refusal", [ASK_AGAIN, Draining("it ends"), Full("no room"), TierFailed("no memory")], ids=repr)
@@ -295,27 +170,3 @@ def test_what_another_host_refuses_is_reserved(far: Client, monkeypatch: pytest.
         assert far.put(key, b"v" * 4096)
         assert asked == [1]
     assert far.get(key) == b"v" * 4096
-
-
-@pytest.mark.parametrize("error", [DeadlineExceeded("too late"), InvalidArgument("wrong")], ids=repr)
-def test_other_errors_of_another_host_are_raised(far: Client, monkeypatch: pytest.MonkeyPatch, error: KVStoreError) -> None:
-    def fail(_channel: Channel, *_arguments: Any) -> int:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Channel, "call_for_flag", fail)
-        with pytest.raises(type(error)):
-            far.put(os.urandom(16), b"v" * 4096)
-
-
-def test_a_node_without_room_says_so_after_the_deadline(tmp_path: Path) -> None:
-    with cluster(tmp_path) as started:
-        started.start_node("--dram", "1MiB")
-        with Client(started.address) as client:
-            client.put(b"0", os.urandom(65536))
-            client.pin([b"0"])
-            with pytest.raises((Full, DeadlineExceeded)):
-                for number in range(1, 20):
-                    client.put(b"%d" % number, os.urandom(65536), deadline_s=0.5)
-                    client.pin([b"%d" % number])
-            assert client.get(b"0") is not None

@@ -8,18 +8,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvstore.client import AsyncClient, Client
-from kvstore.client.async_work import INLINE_WORK_BYTES
+from kvstore.client.async_driver import INLINE_WORK_BYTES
 from kvstore.client.config import ClientSettings
-from kvstore.client.effects import Work
 from kvstore.client.local import reads
 from kvstore.client.reads import mapped
-from kvstore.client.reads.sinks import IntoRows
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from kvstore.protocol.shown_index import AT_HAZARDS, HAZARDS
+from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
 from tests.forks import told_by_child
@@ -91,34 +87,6 @@ def test_what_is_here_is_read_without_a_message(client: Client) -> None:
     assert client.exists_batch(keys) == [True] * len(keys)
     assert client.match_prefix(keys) == len(keys)
     assert requests.count == 0
-
-
-def test_the_asyncio_client_awaits_nothing_for_it(running: Cluster) -> None:
-    async def main() -> None:
-        async with AsyncClient(running.address) as client:
-            keys, values = [os.urandom(16) for _ in range(3)], [os.urandom(5000) for _ in range(3)]
-            await client.put_batch(keys, values)
-            await client.get_batch(keys)
-            rows = np.zeros((3, 5000), np.uint8)
-
-            def result(awaitable: Any) -> Any:
-                with pytest.raises(StopIteration) as end:
-                    awaitable.send(None)
-                return end.value.value
-
-            assert result(client.get(keys[0])) == values[0]
-            assert result(client.get_batch(keys)) == values
-            assert result(client.get_batch_into(keys, rows)) == [5000] * 3
-            assert [bytes(row) for row in rows] == values
-            assert result(client.get_into(keys[1], rows[0])) == 5000
-            assert result(client.exists(keys[2])) is True
-            assert result(client.exists_batch(keys)) == [True] * 3
-            assert result(client.match_prefix(keys)) == 3
-            view = client.view(keys[0])
-            assert result(view.__aenter__()) == values[0]
-            result(view.__aexit__(None, None, None))
-
-    asyncio.run(main())
 
 
 Call = Callable[[AsyncClient, bytes], Coroutine[Any, Any, bytes]]
@@ -193,87 +161,6 @@ def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) ->
     assert client.get(other[0]) is None
     assert not client.exists(other[0])
     assert requests.count == 2 * 6  # a Take and an Ask each
-
-
-@pytest.mark.usefixtures("ways")
-def test_keys_of_several_lengths_and_keys_too_long_to_show(client: Client) -> None:
-    keys = [os.urandom(length) for length in (1, 7, 8, 9, 16, 32, 64, 65, 255)]
-    values = [os.urandom(50 + i) for i in range(len(keys))]
-    client.remove(keys)  # there are few keys of one byte
-    assert all(client.put_batch(keys, values))
-    for _ in range(2):
-        assert client.get_batch(keys) == values
-        assert [client.get(key) for key in keys] == values
-        assert client.match_prefix(keys) == len(keys)
-        assert client.exists_batch(keys) == [True] * len(keys)
-        with client.view(keys[-1]) as memory:
-            assert memory is not None
-            assert bytes(memory) == values[-1]
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_rows_of_one_array_are_filled_wherever_the_blocks_lie(client: Client, dtype: Any) -> None:
-    keys, values = stored(client, [4096] * 300)
-    rows = np.zeros((300, 4096 // np.dtype(dtype).itemsize), dtype)
-    order = np.random.default_rng(1).permutation(300)
-    shuffled = [keys[i] for i in order]
-    for missing in (None, 7):
-        rows.fill(0)
-        if missing is not None:
-            shuffled[missing] = os.urandom(16)
-        sizes = client.get_batch_into(shuffled, rows)
-        assert sizes == [None if i == missing else 4096 for i in range(300)]
-        assert all(rows[i].tobytes() == values[order[i]] for i in range(300) if i != missing)
-
-
-@pytest.mark.usefixtures("ways")
-def test_rows_longer_than_their_values_are_filled_from_the_front(client: Client) -> None:
-    keys, values = stored(client, [10, 20, 30])
-    rows = np.zeros((3, 32), np.uint8)
-    assert client.get_batch_into(keys, rows) == [10, 20, 30]
-    assert [bytes(row[:size]) for row, size in zip(rows, (10, 20, 30), strict=True)] == values
-
-
-def test_a_tensor_is_rows_too(client: Client) -> None:
-    torch = pytest.importorskip("torch")
-    keys, values = stored(client, [64] * 5)
-    tensor = torch.zeros((5, 4, 8), dtype=torch.float16)
-    assert client.get_batch_into(keys, tensor) == [64] * 5
-    assert [tensor[i].numpy().tobytes() for i in range(5)] == values
-
-
-@pytest.mark.usefixtures("ways")
-def test_a_buffer_that_is_too_small_is_named_by_its_index(client: Client) -> None:
-    keys, _ = stored(client, [100, 100, 200])
-    with pytest.raises(InvalidArgument, match="key 2 has 150"):
-        client.get_batch_into(keys, [bytearray(150) for _ in keys])
-    with pytest.raises(InvalidArgument, match="key 2 has 150"):
-        client.get_batch_into(keys, np.zeros((3, 150), np.uint8))
-    with pytest.raises(InvalidArgument, match="key 0 has 150"):
-        client.get_into(keys[2], bytearray(150))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda client, key: client.get("key"),
-        lambda client, key: client.get(b""),
-        lambda client, key: client.get(b"k" * 256),
-        lambda client, key: client.get(key, deadline_s=0),
-        lambda client, key: client.get_into(key, b"read-only"),
-        lambda client, key: client.get_batch([key, "key"]),
-        lambda client, key: client.get_batch([key, b""]),
-        lambda client, key: client.get_batch_into([key], np.zeros((2, 8), np.uint8)),
-        lambda client, key: client.exists(b""),
-        lambda client, key: client.exists(key, deadline_s=-1),
-        lambda client, key: client.view(b"").__enter__(),
-        lambda client, key: client.match_prefix(key),
-    ],
-)
-def test_what_is_refused_elsewhere_is_refused_here(client: Client, call: Callable[[Client, bytes], object]) -> None:
-    keys, _ = stored(client, [100])
-    with pytest.raises(InvalidArgument):
-        call(client, keys[0])
 
 
 @pytest.mark.usefixtures("ways")
@@ -359,72 +246,6 @@ def test_reads_count_as_hits_here_and_at_the_node(client: Client, running: Clust
         assert (now.requests - mine.requests, now.hits - mine.hits, now.bytes_in - mine.bytes_in) == (3, 5, 5000)
         assert now.hits_by_tier["dram"] - mine.hits_by_tier["dram"] == 5
         eventually(lambda: hits() >= before + 5, "the node has counted them")
-
-
-def test_what_was_promoted_is_shown_from_then_on(client: Client) -> None:
-    keys, values = stored(client, [100_000] * 3)
-    local = client._operations.local.ready[0]
-
-    def pushed_out() -> bool:
-        """By the master, for an index that a larger one has replaced shows what it showed last."""
-        client.put_batch([os.urandom(16) for _ in range(50)], [b"v" * 100_000] * 50)
-        client.flush(deadline_s=60)
-        return [[place.tiers for place in places] for places in client.locate(keys)] == [[("nvme",)]] * len(keys)
-
-    eventually(pushed_out, "more than DRAM holds: they went down to NVMe")
-    assert client.get_batch(keys) == values
-    eventually(lambda: client.get_batch(keys) == values and all(local.index.find(key) for key in keys), "promoted on their second hit")
-
-
-def test_a_client_that_uses_no_index_reads_by_messages(running: Cluster) -> None:
-    with Client(running.address, settings=ClientSettings(use_index=False)) as client:
-        keys, values = [os.urandom(16)], [os.urandom(100)]
-        client.put_batch(keys, values)
-        assert client.get_batch(keys) == values
-        assert not client._operations.local.ready
-
-
-def test_threads_share_what_is_near(client: Client) -> None:
-    keys, values = stored(client, [2000] * 50)
-    wrong: list[object] = []
-
-    def work(seed: int) -> None:
-        for i in range(300):
-            at = (7 * i + seed) % 50
-            with client.view(keys[at]) as memory:
-                if (
-                    memory is None
-                    or bytes(memory) != values[at]
-                    or client.get(keys[at]) != values[at]
-                    or client.get_batch(keys[at:]) != values[at:]
-                ):
-                    wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    desk = client._operations.local.ready[0].desk
-    assert len(desk._free) + len(desk._lost) == HAZARDS
-    assert not any(desk._words[AT_HAZARDS : AT_HAZARDS + HAZARDS])
-
-
-@pytest.mark.usefixtures("ways")
-def test_slabs_that_another_thread_has_unmapped_meanwhile_are_read_to_the_end(client: Client) -> None:
-    keys, values = stored(client, [20_000] * 3)
-    rows = np.zeros((3, 20_000), np.uint8)
-    [local] = client._operations.local.ready
-    reading = client._operations.near.read([local], keys, {16}, IntoRows(rows))
-    copying = next(reading)
-    local.slabs.clear()
-    assert isinstance(copying, Work)
-    with pytest.raises(StopIteration) as end:
-        reading.send(copying.function())
-    assert end.value.value == []
-    assert [bytes(row) for row in rows] == values
-    assert client.get_batch(keys) == values
 
 
 def test_a_forked_child_reads_nothing(client: Client) -> None:

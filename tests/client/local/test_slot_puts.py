@@ -4,26 +4,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.config import ClientSettings
-from kvstore.protocol.errors import Forked, Unavailable
+from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import ASK_AGAIN, Commit, Open, OpenAhead
+from kvstore.protocol.node_messages import Commit, Open, OpenAhead
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.memcpy import MemcpyPool
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Cluster, cluster
-from tests.forks import told_by_child
 
 SIZE = (100 << 10) + 7
 HOLDER = """
@@ -104,62 +99,11 @@ def test_values_of_any_size_are_what_was_put(client: Client, size: int) -> None:
     client.remove([key for key, _ in stored])
 
 
-def test_buffers_of_any_kind_are_put(client: Client) -> None:
-    value = os.urandom(SIZE + 1)
-    buffers: list[Any] = [bytearray(value), memoryview(value), np.frombuffer(value, np.uint8), np.frombuffer(value, np.uint16)]
-    for buffer in buffers:
-        key = os.urandom(16)
-        assert client.put(key, buffer, namespace="ns", parent=b"above")
-        assert client.get(key) == value
-
-
-def test_sizes_that_change_and_longer_pauses_lose_nothing(client: Client, running: Cluster) -> None:
-    stored = [put(client, SIZE + number % 3) for number in range(12)]
-    stored += [put(client) for _ in range(3)]
-    eventually(lambda: counters(running)["slots_ahead"] == 0, "an idle slot is taken back")
-    stored += [put(client) for _ in range(3)]
-    assert [client.get(key) for key, _ in stored] == [value for _, value in stored]
-
-
-def test_a_slot_that_was_taken_back_has_the_put_made_the_usual_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the copy and the message."""
-    for _ in range(3):
-        put(client)
-    monkeypatch.setattr(Channel, "call_for_flag", lambda *_: ASK_AGAIN)
-    sent = Sent(monkeypatch)
-    key, value = put(client)
-    assert (sent.count(Open), sent.count(Commit)) == (1, 1)
-    assert client.get(key) == value
-
-
 def test_a_block_that_is_shown_is_not_copied_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     key, value = put(client)
     assert client.get(key) == value, "its index is at hand from now on"
     monkeypatch.setattr(MemcpyPool, "gather_and_sum", lambda *_: 1 // 0)
     assert client.put(key, value) is False
-
-
-def test_threads_put_at_once_and_every_block_is_there(client: Client, running: Cluster) -> None:
-    stored: list[tuple[bytes, bytes]] = []
-
-    def work() -> None:
-        stored.extend([put(client) for _ in range(20)])
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(stored) == 80
-    assert client.get_batch([key for key, _ in stored]) == [value for _, value in stored]
-
-
-def test_a_forked_child_is_told_so_and_the_parents_slot_is_whole(client: Client) -> None:
-    for _ in range(3):
-        put(client)
-    assert told_by_child(lambda: client.put(b"key", bytes(SIZE))) == Forked.__name__
-    key, value = put(client)
-    assert client.get(key) == value
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -247,27 +191,6 @@ def test_a_node_that_hung_up_is_put_to_anew(tmp_path: Path) -> None:
                 return True
 
             eventually(is_put, "a put to the node that took the other's place")
-
-
-def test_a_node_without_room_for_slots_is_not_asked_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sixteenth of its memory is less than the value."""
-    with cluster(tmp_path) as started:
-        started.start_node("--dram", "8MiB")
-        with Client(started.address) as client:
-            put(client, 1 << 20)
-            client._local_puts._slots._clock_ns = lambda: 10**15
-            sent = Sent(monkeypatch)
-            for _ in range(5):
-                put(client, 1 << 20)
-            assert sent.count(OpenAhead) == 1
-
-
-def test_who_waits_for_the_cluster_goes_the_usual_way(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Client(running.address, settings=ClientSettings(ack="cluster")) as client:
-        sent = Sent(monkeypatch)
-        for _ in range(3):
-            put(client)
-        assert sent.count(OpenAhead) == 0
 
 
 def test_what_a_handler_raises_in_a_copy_comes_out_and_the_slot_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

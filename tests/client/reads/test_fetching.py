@@ -9,22 +9,20 @@ from hypothesis import strategies as st
 
 from kvstore.client.effects import Move
 from kvstore.client.reads import fetching, slices
-from kvstore.client.reads.viewing import OpenView, open_view
-from kvstore.client.remote import REST_S, RemoteMemory
+from kvstore.client.reads.mapped import OpenView
+from kvstore.client.reads.reading import open_view
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     DeadlineExceeded,
     Denied,
-    InvalidArgument,
     KVStoreError,
-    LeaseExpired,
     ProtocolError,
     StaleHandle,
     Unavailable,
     Unreachable,
 )
 from kvstore.protocol.master_messages import Nodes
-from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
+from kvstore.protocol.node_messages import Read, RegionList, Regions
 from kvstore.transfer.paths.batch import Span
 from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
 from tests.client.reads.gets import get, get_into
@@ -57,43 +55,6 @@ def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_
     assert oracle.releases() == [1]
     stats = oracle.resources.counters.snapshot()
     assert (stats.engine_bytes, stats.bytes_in, stats.hits, stats.misses, stats.retries) == (200_000, 200_003, 3, 1, 0)
-
-
-def test_the_engine_is_used_from_the_set_size_on(make_oracle: MakeOracle, far: OracleNode) -> None:
-    oracle = make_oracle(far, engine_min_bytes=200_000)
-    for key, value in ((b"a", BIG), (b"b", OTHER)):
-        oracle.store(key, value, 2)
-    assert get(oracle, b"a") == [BIG]
-    assert oracle.moves == []
-    assert get(oracle, b"a", b"b") == [BIG, OTHER]
-    assert len(oracle.moves) == 1
-    assert ways(oracle) == [0, 1]
-
-
-def test_a_node_without_an_engine_and_one_of_this_host_are_read_without_it(make_oracle: MakeOracle) -> None:
-    oracle = make_oracle(OracleNode(1, local=True, has_engine=True), OracleNode(2, local=False))
-    oracle.store(b"here", BIG, 1)
-    oracle.store(b"there", BIG, 2)
-    assert get(oracle, b"here", b"there") == [BIG, BIG]
-    assert ways(oracle) == [0, 0]
-    assert not oracle.resources.engine_copies.remote.is_started, "nobody needed it"
-
-
-def test_a_slab_is_shown_once(oracle: Oracle) -> None:
-    for _ in range(2):
-        assert get(oracle, b"k") == [BIG]
-    assert [list(message.slabs) for message in oracle.sent(Regions)] == [[1]]
-
-
-def test_a_value_in_the_callers_buffer_is_all_that_the_engine_moves(oracle: Oracle) -> None:
-    oracle.store(b"other", OTHER, 2)
-    buffers = [bytearray(10), bytearray(200_000)]
-    with pytest.raises(InvalidArgument, match="the buffer of key 0 has 10 bytes"):
-        get_into(oracle, [b"k", b"other"], buffers)
-    assert buffers[1][:100_001] == OTHER + b"\0"
-    assert buffers[0] == bytearray(10)
-    assert oracle.releases() == [1]
-    assert oracle.resources.counters.snapshot().engine_bytes == len(OTHER)
 
 
 def test_what_lies_in_registered_memory_is_moved_as_a_part_of_that(oracle: Oracle) -> None:
@@ -141,17 +102,6 @@ def test_what_the_engine_cannot_fetch_comes_by_message(oracle: Oracle, error: KV
     assert oracle.resources.counters.snapshot().engine_bytes == 0
 
 
-def test_an_engine_that_failed_is_tried_again_after_its_rest(oracle: Oracle) -> None:
-    now_ns = [0]
-    oracle.resources.engine_copies.remote._clock_ns = lambda: now_ns[0]
-    oracle.script[Move].append(Unreachable("no path"))
-    get(oracle, b"k")
-    now_ns[0] = int(REST_S * 1e9)
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 0, 1]
-    assert len(oracle.sent(Regions)) == 2, "its slabs are shown anew"
-
-
 def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracle, far: OracleNode) -> None:
     get(oracle, b"k")
     far.rail, far.revision = "eth1", 1
@@ -161,43 +111,6 @@ def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracl
     assert ways(oracle) == [1, 1, 1]
     assert get(oracle, b"k") == [BIG]
     assert ways(oracle) == [1, 1, 1, 1]
-
-
-def test_when_links_of_this_host_have_changed_the_engine_is_tried_again_at_once(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert get(oracle, b"k") == [BIG]
-    monkeypatch.setattr(RemoteMemory, "refresh", lambda _: True)
-    oracle.script[Move].append(Unreachable("no path"))
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 1, 1]
-
-
-def test_the_slabs_of_a_node_that_restarted_are_asked_for_anew(oracle: Oracle, far: OracleNode) -> None:
-    get(oracle, b"k")
-    far.epoch, far.revision = 2, 1
-    assert get(oracle, b"k") == [BIG]
-    remembered = oracle.resources.engine_copies.remote._slabs
-    assert {epoch for epoch, _ in remembered.values()} == {2}
-    assert len(oracle.resources.engine_copies.remote.engine.peers()) == 1, "the earlier process is no peer any more"
-
-
-def test_a_node_whose_engine_is_malformed_is_read_by_message(oracle: Oracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OracleNode, "transfer", b"of a later release")
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 0]
-
-
-def test_a_region_that_cannot_be_understood_leaves_its_block_to_a_message(oracle: Oracle) -> None:
-    oracle.script[Regions].append(RegionList([b"of a later release"]))
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 0]
-
-
-@pytest.mark.parametrize("regions", [[b""], [], [b"a", b"b"]], ids=["gone", "too few", "too many"])
-def test_a_slab_that_the_node_does_not_show_leaves_its_block_to_a_message(oracle: Oracle, regions: list[bytes]) -> None:
-    oracle.script[Regions].append(RegionList(regions))
-    assert get(oracle, b"k") == [BIG]
-    assert ways(oracle) == [1, 0]
-    assert oracle.sent(Slabs) == []
 
 
 def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle) -> None:
@@ -219,23 +132,6 @@ def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_rea
     assert oracle.releases() == [1, 2]
 
 
-def test_a_block_with_no_undamaged_replica_is_an_error(make_oracle: MakeOracle, far: OracleNode) -> None:
-    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
-    oracle.store(b"k", BIG, 2, 3)
-    oracle.script[Move].extend([scribble] * 3)
-    with pytest.raises(ChecksumMismatch, match=r"node [23] holds a value"):
-        get(oracle, b"k")
-
-
-def test_of_a_batch_only_what_was_damaged_is_read_again(make_oracle: MakeOracle, far: OracleNode) -> None:
-    oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
-    oracle.store(b"k", BIG, 2, 3)
-    oracle.store(b"other", OTHER, 2)
-    oracle.script[Move].append(scribble)
-    assert get(oracle, b"k", b"other") == [BIG, OTHER]
-    assert [message.keys for message in oracle.sent(Read)] == [[b"k", b"other"], [b"k"]]
-
-
 def test_bytes_overwritten_after_their_lease_are_read_again_and_damaged_nobody(oracle: Oracle) -> None:
     times = iter([0, 10_000 * 1_000_000, 0, 0])  # asked at 0; verified when the lease of 10 s is over
     oracle.script[Move].append(scribble)
@@ -243,18 +139,6 @@ def test_bytes_overwritten_after_their_lease_are_read_again_and_damaged_nobody(o
     stats = oracle.resources.counters.snapshot()
     assert (stats.checksum_failures, stats.retries) == (0, 1)
     assert ways(oracle) == [1, 1]
-
-
-def test_leases_that_always_run_out_are_an_error(oracle: Oracle) -> None:
-    times = iter([0, 10_000 * 1_000_000] * 3)
-    oracle.script[Move].extend([scribble] * 3)
-    with pytest.raises(LeaseExpired):
-        get(oracle, b"k", now_ns=lambda: next(times))
-
-
-def test_right_bytes_are_right_however_late(oracle: Oracle) -> None:
-    times = iter([0, 10_000 * 1_000_000])
-    assert get(oracle, b"k", now_ns=lambda: next(times)) == [BIG]
 
 
 @pytest.mark.parametrize("others", [(), (3,)], ids=["no replica", "a replica elsewhere"])
@@ -327,55 +211,6 @@ def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is
             node.close()
 
 
-def test_an_interrupt_closes_the_channel_and_with_it_the_lease(oracle: Oracle) -> None:
-    oracle.script[Move].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        get(oracle, b"k")
-    assert not oracle.loans[-1].channel.is_open
-
-
-def test_a_slab_forgotten_while_it_was_being_asked_for_leaves_its_block_to_a_message(oracle: Oracle, far: OracleNode) -> None:
-    oracle.store(b"other", OTHER, 2)
-    get(oracle, b"k")
-
-    def answer(channel: OracleChannel, message: Read) -> Blocks:
-        blocks = oracle.answer(channel, message)
-        assert isinstance(blocks, Blocks)
-        blocks.slabs = [1, 2]
-        return blocks
-
-    def regions(channel: OracleChannel, message: Regions) -> RegionList:
-        oracle.resources.engine_copies.remote.forget(2)  # as another thread does whose transfer failed
-        shown = oracle.answer(channel, message)
-        assert isinstance(shown, RegionList)
-        return shown
-
-    oracle.script[Read].append(answer)
-    oracle.script[Regions].append(regions)
-    assert get(oracle, b"k", b"other") == [BIG, OTHER]
-    assert ways(oracle) == [1, 1, 0]
-
-
-def test_what_is_gone_by_the_time_that_the_engine_has_failed_is_a_miss(make_oracle: MakeOracle, far: OracleNode) -> None:
-    """A node's death is told by its engine's connections as soon as by the one that asked it."""
-    oracle = make_oracle(far)
-    oracle.store(b"k", BIG, 2)
-
-    def dies(move: Move) -> None:
-        oracle.unreachable.add(far.tcp)
-        raise Unreachable("the connection broke")
-
-    oracle.script[Move].append(dies)
-    assert get(oracle, b"k") == [None]
-
-
-def test_what_no_try_could_fetch_is_an_error_and_no_miss(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RemoteMemory, "refresh", lambda _: True)  # so that it is tried again at once
-    oracle.script[Move].extend([Unreachable("no path")] * 3)
-    with pytest.raises(Unreachable, match="no path"):
-        get(oracle, b"k")
-
-
 def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fetching, slices):
         monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
@@ -388,17 +223,6 @@ def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: 
     with pytest.raises(ChecksumMismatch):
         get(oracle, b"k")
     assert oracle.resources.counters.snapshot().checksum_failures == 1
-
-
-def test_a_large_value_that_is_read_beside_others_is_moved_whole(make_oracle: MakeOracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = OracleNode(2, local=False, has_engine=True), OracleNode(3, local=False, has_engine=True)
-    oracle = make_oracle(*nodes)
-    oracle.store(b"k", BIG, 2)
-    oracle.store(b"o", OTHER, 3)
-    for module in (fetching, slices):
-        monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
-    assert get(oracle, b"k", b"o") == [BIG, OTHER]
-    assert [length for move in oracle.moves for _, _, length in move.copies] == [len(BIG), len(OTHER)]
 
 
 def test_a_large_batch_that_is_read_alone_is_moved_and_hashed_in_parts(

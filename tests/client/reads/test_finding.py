@@ -2,28 +2,9 @@
 
 import pytest
 
-from kvstore.protocol.errors import (
-    DeadlineExceeded,
-    Unavailable,
-)
 from kvstore.protocol.master_messages import Lookup
 from tests.client.oracle import Oracle, Pair
 from tests.client.reads.gets import get
-
-
-def test_no_keys_give_no_values_and_no_questions(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    assert get(oracle) == []
-    assert oracle.log == []
-
-
-def test_a_known_block_is_read_without_asking_the_master(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    get(oracle, b"k")
-    asked = len(oracle.sent(Lookup))
-    assert get(oracle, b"k") == [b"v"]
-    assert len(oracle.sent(Lookup)) == asked
 
 
 @pytest.mark.parametrize(
@@ -80,25 +61,6 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
     assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
     assert get(oracle, b"k") == [b"v"]
     assert len(oracle.sent(Lookup)) == before + 1
-
-
-def test_a_block_elsewhere_that_is_gone_when_the_master_is_asked_anew_is_a_miss(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    assert get(oracle, b"k") == [b"v"]
-    oracle.replicas.clear()
-    assert get(oracle, b"k") == [None]
-
-
-@pytest.mark.parametrize("failure", [Unavailable("gone"), DeadlineExceeded("hangs")], ids=["gone", "hangs"])
-def test_while_no_master_answers_a_block_is_read_where_it_was(nodes: Pair, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
-    monkeypatch.setattr("kvstore.client.reads.finding.FAR_HINT_NS", 0)
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    get(oracle, b"k")
-    oracle.script[Lookup].append(failure)
-    assert get(oracle, b"k") == [b"v"]
 
 
 @pytest.mark.parametrize("spreads_reads", [False, True])

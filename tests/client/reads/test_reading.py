@@ -6,11 +6,10 @@ from kvstore.client.locations import Hint
 from kvstore.client.reads.reading import PART_BYTES
 from kvstore.protocol.errors import (
     DeadlineExceeded,
-    ProtocolError,
     Unavailable,
 )
-from kvstore.protocol.master_messages import Lookup, Nodes
-from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Slabs
+from kvstore.protocol.master_messages import Lookup
+from kvstore.protocol.node_messages import LATER, Blocks, Read, Slabs
 from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
 
@@ -53,46 +52,11 @@ def test_an_unreachable_node_is_avoided(nodes: Pair) -> None:
     assert [message.avoid for message in oracle.sent(Lookup)] == [2]
 
 
-def test_a_node_that_has_moved_is_found_at_its_new_place(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    get(oracle, b"k")
-    oracle.unreachable.add("node2:1")
-    nodes[1].port = 2
-    assert get(oracle, b"k") == [b"v"]
-
-
-def test_a_block_whose_only_node_is_unreachable_is_a_miss(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.unreachable.add("node2:1")
-    assert get(oracle, b"k") == [None]
-
-
-def test_a_block_of_a_node_that_nobody_knows_is_a_miss(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.replicas[b"k"] = [77]
-    assert get(oracle, b"k") == [None]
-    assert len(oracle.sent(Nodes)) >= 1
-
-
 def test_an_unreachable_master_is_an_error_not_a_miss(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.unreachable.add(MASTER)
     with pytest.raises(Unavailable, match="no master can be reached"):
         get(oracle, b"k")
-
-
-def test_an_idle_channel_whose_peer_has_gone_is_replaced_unnoticed(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    get(oracle, b"k")
-    address = next(loan.channel.address for loan in oracle.loans if str(loan.channel.address) == "node2:1")
-    for _ in range(2):
-        oracle.idle[address].append(OracleChannel(address, oracle._welcome(address)))
-    oracle.script[Read].extend([Unavailable("gone"), Unavailable("gone")])
-    assert get(oracle, b"k") == [b"v"]
 
 
 def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another_replica(nodes: Pair) -> None:
@@ -112,14 +76,6 @@ def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
         get(oracle, b"k")
 
 
-def test_a_socket_file_that_cannot_be_reached_falls_back_to_tcp(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", BIG, 1)
-    oracle.unreachable.add("unix:/run/node1")
-    assert get(oracle, b"k") == [BIG]
-    assert oracle.releases() == []
-
-
 def test_a_slab_that_is_gone_is_read_anew_over_a_fresh_lease(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", BIG, 1)
@@ -136,34 +92,6 @@ def test_a_slab_that_is_gone_is_read_anew_over_a_fresh_lease(nodes: Pair) -> Non
     assert get(oracle, b"k") == [BIG]
     assert [message.slabs for message in oracle.sent(Slabs)] == [[55]]
     assert not oracle.loans[3].channel.is_open
-
-
-def test_a_slow_node_ends_the_operation_with_its_deadline(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.script[Read].append(DeadlineExceeded("too slow"))
-    with pytest.raises(DeadlineExceeded):
-        get(oracle, b"k")
-    assert oracle.all_given_back()
-
-
-def test_an_interrupted_read_closes_its_channel(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.script[Read].append(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        get(oracle, b"k")
-    assert oracle.all_given_back()
-    assert not oracle.loans[-1].channel.is_open
-
-
-def test_an_answer_for_other_than_the_keys_asked_is_a_protocol_error(nodes: Pair) -> None:
-    oracle = Oracle(*nodes)
-    oracle.store(b"k", b"v", 2)
-    oracle.script[Read].append(Blocks(0, 0, 0, bytes([INLINE] * 2), [1, 1], [0, 0], b"\2\2", [0, 0], [0, 0]))
-    with pytest.raises(ProtocolError):
-        get(oracle, b"k")
-    assert not oracle.loans[-1].channel.is_open
 
 
 def test_batches_larger_than_a_frame_are_cut(nodes: Pair) -> None:
@@ -244,25 +172,6 @@ def test_a_node_that_hangs_in_one_part_of_a_batch_is_asked_for_no_other_that_ano
     oracle.script[Read].append(DeadlineExceeded("hangs"))
     assert get(oracle, *keys, b"one") == [BIG] * 9 + [OTHER]
     assert [(message.avoid, len(message.keys)) for message in oracle.sent(Lookup)] == [(0, 10), (1, 9), (0, 1)]
-
-
-def test_a_node_that_has_vanished_is_looked_for_once_and_not_for_each_part(nodes: Pair) -> None:
-    oracle = Oracle(*nodes, frame_bytes=150_000)
-    keys = many_parts(oracle, 2, 1)
-    oracle.store(b"one", OTHER, 2)
-    oracle.resources.hints.learn((key, Hint(2, 0, len(BIG), replicas=2)) for key in keys)
-    oracle.resources.hints.learn_one(b"one", Hint(2, 0, len(OTHER)))
-    oracle.unreachable.add("node2:1")
-    assert get(oracle, *keys, b"one") == [BIG] * 9 + [None]
-    assert [(message.avoid, len(message.keys)) for message in oracle.sent(Lookup)] == [(2, 9), (0, 1), (2, 1)]
-    assert len(oracle.sent(Nodes)) == 3, "at first, and after each time that it was not reached"
-
-
-def test_one_connection_that_breaks_costs_no_part_that_was_not_asked_for_over_it(nodes: Pair) -> None:
-    oracle = Oracle(*nodes, frame_bytes=150_000)
-    keys = many_parts(oracle, 1)
-    oracle.script[Read].append(Unavailable("it broke"))
-    assert get(oracle, *keys) == [None] + [BIG] * 8
 
 
 def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_for(nodes: Pair) -> None:

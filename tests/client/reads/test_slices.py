@@ -1,6 +1,5 @@
 """Promises of slices.py: in whatever order slices arrive, the hash is the value's, and it is made while others are on their way."""
 
-from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
@@ -13,7 +12,6 @@ from kvstore.client.effects import Operation, Post, Together, Work
 from kvstore.client.memory import Parts
 from kvstore.client.reads import slices
 from kvstore.client.reads.slices import STREAM_BYTES, SlicedValue, in_slices
-from kvstore.protocol.errors import Unreachable
 from kvstore.protocol.node_messages import Release
 
 PART = 1 << 15
@@ -72,15 +70,6 @@ class Scene:
         return end.value.value
 
 
-def test_the_next_slice_is_on_its_way_while_one_is_hashed() -> None:
-    scene = Scene(4)
-    assert list(scene.on_the_way) == [0, PART]
-    scene.arrive(0)
-    assert (list(scene.on_the_way), [work.size_bytes for work in scene.hashing.values()]) == ([PART], [PART])
-    scene.hash()
-    assert list(scene.on_the_way) == [PART, 2 * PART]
-
-
 @pytest.mark.parametrize("order", list(permutations("abh")))
 def test_slices_are_hashed_in_order_and_by_one_lane_at_a_time(order: tuple[str, ...]) -> None:
     """Whichever of the two lanes' slices arrives first, and whenever hashing goes on between."""
@@ -100,17 +89,6 @@ def test_slices_are_hashed_in_order_and_by_one_lane_at_a_time(order: tuple[str, 
     assert scene.result() == xxhash.xxh3_64_intdigest(scene.value)
 
 
-def test_what_brings_a_slice_may_fail() -> None:
-    def bring(offset: int, room: memoryview) -> Iterator[Any]:
-        raise Unreachable("no way")
-        yield
-
-    together = next(SlicedValue((memoryview(bytearray(PART * 3)),), bring).run())  # type: ignore[arg-type]
-    assert isinstance(together, Together)
-    with pytest.raises(Unreachable):
-        next(together.operations[0])
-
-
 @given(st.lists(st.integers(1, 3 * STREAM_BYTES), max_size=6))
 def test_a_streams_slices_are_all_of_it_in_order(sizes: list[int]) -> None:
     whole = memoryview(bytearray(sum(sizes)))
@@ -128,9 +106,3 @@ def test_a_streams_slices_are_all_of_it_in_order(sizes: list[int]) -> None:
             assert part == views[index][seen[index] : seen[index] + len(part)]
             seen[index] += len(part)
     assert seen == sizes
-
-
-def test_small_values_share_a_slice() -> None:
-    views = [memoryview(bytearray(STREAM_BYTES // 4)) for _ in range(9)]
-    assert [[index for index, _ in parts] for parts in in_slices([(view,) for view in views])] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
-    assert list(in_slices([])) == []

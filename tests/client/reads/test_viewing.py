@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from kvstore.client.reads import viewing
-from kvstore.client.reads.viewing import OpenView, close_view
+from kvstore.client.reads import reading
+from kvstore.client.reads.mapped import OpenView, close_view
 from kvstore.protocol.errors import InvalidArgument, LeaseExpired
 from kvstore.protocol.node_messages import Read
 from tests.client.oracle import Oracle, OracleNode
 
 
 def open_view(oracle: Oracle, key: bytes) -> OpenView | None:
-    view: OpenView | None = oracle.run(viewing.open_view(oracle.resources, key, oracle.deadline(), lambda: 0))
+    view: OpenView | None = oracle.run(reading.open_view(oracle.resources, key, oracle.deadline(), lambda: 0))
     return view
 
 
@@ -31,25 +31,6 @@ def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None
     with pytest.raises(ValueError, match="released"):
         bytes(view.memory)
     assert (oracle.resources.counters.snapshot().hits, oracle.resources.counters.snapshot().misses) == (1, 0)
-
-
-def test_a_view_of_a_block_elsewhere_is_a_private_copy() -> None:
-    node = OracleNode(1, local=False)
-    oracle = Oracle(node)
-    oracle.store(b"k", b"value", 1)
-    view = open_view(oracle, b"k")
-    assert view is not None
-    assert bytes(view.memory) == b"value"
-    assert oracle.all_given_back()
-    oracle.run(close_view(view, lambda: 1 << 63))
-    assert oracle.releases() == []
-    node.close()
-
-
-def test_a_miss_has_no_view(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    assert open_view(oracle, b"k") is None
-    assert oracle.resources.counters.snapshot().misses == 1
 
 
 def test_a_view_open_for_longer_than_its_lease_ends_with_an_error(node: OracleNode) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvstore.client import AsyncClient, Client
-from kvstore.client.async_work import INLINE_WORK_BYTES
+from kvstore.client.async_driver import INLINE_WORK_BYTES
 from kvstore.client.tensors.aio import AsyncTensorCache
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.prompts import BlockHashes, Prompt

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ from kvstore.client import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.pools import EnginePool
-from kvstore.client.tensors.prompts import BlockHashes, Prompt
+from kvstore.client.tensors.prompts import Prompt
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.settings import Size
 from tests.client.processes import cluster
 
@@ -152,40 +151,6 @@ def test_elements_of_every_type_come_back_to_the_bit(client: Client, dtype: str)
     assert out.view(torch.uint8).equal(cache.view(torch.uint8))
 
 
-@pytest.mark.parametrize("scheme", ["none", "int8"])
-def test_pools_of_another_order_of_axes_are_views(client: Client, scheme: str) -> None:
-    """An engine that keeps [layers, kv, blocks, tokens, heads, head_dim], and one with gaps between its blocks, share with HND."""
-    spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
-    tokens, cache, namespace = fresh(spec)
-    pool = cache.permute(1, 2, 0, 4, 3, 5).contiguous()
-    rank = TensorCache(client, spec, namespace)
-    assert rank.put_tensor(tokens, pool.permute(2, 0, 1, 4, 3, 5)) == BLOCKS * 4
-    dense = torch.zeros_like(cache)
-    assert rank.get_tensor(tokens, dense) == BLOCKS
-    assert dense.equal(cache) or scheme != "none"
-    other, gaps = torch.zeros_like(pool), torch.zeros(2 * BLOCKS, *cache.shape[1:], dtype=cache.dtype)
-    assert rank.get_tensor(tokens, other.permute(2, 0, 1, 4, 3, 5)) == BLOCKS
-    assert rank.get_tensor(tokens, gaps[::2]) == BLOCKS
-    assert other.permute(2, 0, 1, 4, 3, 5).equal(dense)
-    assert gaps[::2].equal(dense)
-    assert not gaps[1::2].any()
-
-
-@pytest.mark.parametrize(("dtype", "stand_in"), [("float32", np.float32), ("bfloat16", np.uint16), ("float16", np.float16)])
-def test_numpy_arrays_of_any_strides_serve_as_well(client: Client, dtype: str, stand_in: type) -> None:
-    spec = replace(SPEC, dtype=dtype)
-    tokens, cache, namespace = fresh(spec)
-    array: np.ndarray[Any, Any] = np.ascontiguousarray(cache.view(torch.uint8).numpy()).view(stand_in)
-    rank = TensorCache(client, spec, namespace)
-    pool = np.ascontiguousarray(array.transpose(1, 2, 0, 4, 3, 5))
-    assert rank.put_tensor(np.array(tokens), pool.transpose(2, 0, 1, 4, 3, 5)) == BLOCKS * 4
-    reversed_out, out = np.zeros_like(array)[::-1], torch.zeros_like(cache)
-    assert rank.get_tensor(tokens, reversed_out) == BLOCKS
-    assert np.array_equal(reversed_out, array)
-    assert rank.get_tensor(tokens, out) == BLOCKS
-    assert out.equal(cache)
-
-
 @pytest.mark.parametrize(
     ("scheme", "error"),
     [
@@ -263,20 +228,6 @@ def test_a_missing_value_ends_the_prefix_for_those_who_need_it_and_leaves_the_re
         assert (out[expected:] == 7.0).all()
 
 
-def test_a_growing_sequence_is_put_and_read_from_any_block_on(client: Client) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace)
-    assert rank.put_tensor(tokens[:40], cache[:2]) == 2 * 4
-    assert rank.put_tensor(tokens, cache[1:], first_block=1) == (BLOCKS - 2) * 4
-    assert rank.match_prefix(tokens) == BLOCKS
-    assert rank.match_prefix(tokens[:15]) == 0
-    out = torch.zeros_like(cache[3:])
-    assert rank.get_tensor(torch.tensor(tokens), out, first_block=3) == 2
-    assert out.equal(cache[3:])
-    assert rank.get_tensor([9] + tokens[1:], out, first_block=3) == 0
-    assert rank.put_tensor(tokens, cache[:0]) == rank.get_tensor(tokens, cache[:0]) == 0
-
-
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Client, kind: str) -> None:
     tokens, cache, namespace = fresh(blocks=6)
@@ -291,36 +242,6 @@ def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Clie
     assert bool((pool[places] == wanted[1:]).all())
     assert bool((torch.as_tensor(pool) == before)[[4, 5, 7, 8]].all())
     assert rank.put_tensor(tokens, pool, blocks=[]) == rank.get_tensor(tokens, pool, blocks=[]) == 0
-
-
-@pytest.mark.parametrize("scheme", ["none", "int8"])
-def test_tensors_made_in_inference_mode_or_with_gradients_serve_as_well(client: Client, scheme: str) -> None:
-    spec = replace(SPEC, dtype="float32", scheme=CacheScheme.parse(scheme))
-    tokens, cache, namespace = fresh(spec)
-    rank = TensorCache(client, spec, namespace)
-    assert rank.put_tensor(tokens, cache.clone().requires_grad_()) == BLOCKS * 4
-    with torch.inference_mode():
-        out = torch.zeros_like(cache)
-    for chosen in (out, torch.zeros_like(cache).requires_grad_()):
-        for blocks in (None, list(range(BLOCKS))[::-1]):
-            assert rank.get_tensor(tokens, chosen, blocks=blocks) == BLOCKS
-            got = chosen.detach() if blocks is None else chosen.detach().flip(0)
-            assert whole_error(spec, got, cache) < 0.006
-
-
-def test_more_than_the_staging_memory_holds_goes_in_batches(client: Client) -> None:
-    tokens, cache, namespace = fresh(blocks=7)
-    rank = TensorCache(client, SPEC, namespace, settings=THREE_BLOCKS)
-    before = client.stats().requests
-    assert rank.put_tensor(tokens, cache) == 7 * 4
-    assert client.stats().requests == before + 4, "two blocks a batch: the headers take room too"
-    out = torch.zeros_like(cache)
-    assert rank.get_tensor(tokens, out) == 7
-    assert out.equal(cache)
-    client.remove([keys_of(namespace, tokens, SPEC)[3 * 4]])
-    before = client.stats().requests
-    assert rank.get_tensor(tokens, out) == 3
-    assert client.stats().requests == before + 2, "nothing is asked for behind a miss"
 
 
 def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_their_ends(address: str) -> None:
@@ -339,27 +260,6 @@ def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_the
 
 
 # --- misuse ---
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda cache: cache.tolist(), "a torch tensor or a numpy array, or an EnginePool, not list"),
-        (lambda cache: cache[0], r"\[any, 4, 2, 4, 16, 16\], not \[4, 2, 4, 16, 16\]"),
-        (lambda cache: cache[:, :2], r"not \[5, 2, 2, 4, 16, 16\]"),
-        (lambda cache: cache.float(), "elements are torch.float32, and those of the cache bfloat16"),
-        (lambda cache: cache.float().numpy(), "elements are float32, and those"),
-        (lambda cache: cache.view(torch.uint16).numpy().astype(">u2"), "elements are >u2"),
-        (lambda cache: torch.cat([cache, cache]), "end with token 160, and token_ids has 5 full blocks"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_before_anything_is_sent(client: Client, change: Any, message: str) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace)
-    for call in (rank.put_tensor, rank.get_tensor):
-        with pytest.raises(InvalidArgument, match=message):
-            call(tokens, change(cache))
-    assert rank.match_prefix(tokens) == 0
 
 
 def test_other_arguments_out_of_range_are_refused(client: Client) -> None:
@@ -385,16 +285,6 @@ def test_other_arguments_out_of_range_are_refused(client: Client) -> None:
         int8.put_tensor(tokens, np.zeros(cache.shape, np.uint16))
     with pytest.raises(InvalidArgument, match="rank 4 is outside"):
         TensorCache(client, SPEC, namespace, parallel=TP2_PP2, rank=4)
-
-
-def test_the_deadline_is_one_for_the_whole_call(client: Client) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace)
-    for call in (rank.put_tensor, rank.get_tensor):
-        with pytest.raises(DeadlineExceeded):
-            call(tokens, cache, deadline_s=1e-9)
-    assert rank.put_tensor(tokens, cache, deadline_s=10.0) == BLOCKS * 4
-    assert rank.get_tensor(tokens, cache, deadline_s=10.0) == BLOCKS
 
 
 def test_what_others_put_under_these_keys_is_never_taken_for_blocks(client: Client) -> None:
@@ -451,17 +341,6 @@ def test_pools_of_every_order_are_put_and_read_where_they_are(client: Client, or
     out = torch.zeros_like(cache)
     assert again.get_tensor(tokens, out) == BLOCKS
     assert out.equal(cache)
-
-
-@pytest.mark.parametrize("scheme", ["int8", "k=none,v=int8"])
-def test_a_pool_of_many_tensors_is_encoded_as_one_tensor_is(client: Client, scheme: str) -> None:
-    spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
-    tokens, cache, namespace = fresh(spec)
-    TensorCache(client, spec, namespace).put_tensor(tokens, cache)
-    expected, pool = torch.zeros_like(cache), engine_pool("vllm-cpu", replace(spec, scheme=CacheScheme.parse("none")))
-    rank = TensorCache(client, spec, namespace)
-    assert rank.get_tensor(tokens, expected) == rank.get_tensor(tokens, pool, blocks=[7, 6, 5, 4, 3]) == BLOCKS
-    assert content(pool, [7, 6, 5, 4, 3]).equal(expected.float())
 
 
 def test_a_rank_s_pool_shares_with_those_of_other_shardings_and_orders(client: Client) -> None:
@@ -554,24 +433,6 @@ def test_a_block_goes_out_before_those_that_follow_it_whoever_shares_it(address:
 # --- names ---
 
 
-def test_extras_and_hashes_of_the_engine_s_name_blocks_as_tokens_do(client: Client) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace)
-    extras = {0: b"lora 7"}
-    assert rank.put_tensor(tokens, cache, extras=extras) == BLOCKS * 4
-    out = torch.zeros_like(cache)
-    assert (rank.match_prefix(tokens), rank.match_prefix(tokens, extras=extras)) == (0, BLOCKS)
-    assert (rank.get_tensor(tokens, out), rank.get_tensor(tokens, out, extras=extras)) == (0, BLOCKS)
-    assert out.equal(cache)
-    hashes = BlockHashes([bytes([number]) * 32 for number in range(BLOCKS)])
-    assert rank.match_prefix(hashes) == 0
-    assert rank.put_tensor(hashes, cache.flip(0)) == BLOCKS * 4
-    assert rank.get_tensor(BlockHashes(hashes.hashes[:3]), out[:3]) == 3
-    assert out[:3].equal(cache.flip(0)[:3])
-    with pytest.raises(InvalidArgument, match="and token_ids has 5 full blocks"):
-        rank.get_tensor(hashes, out[:3], first_block=3)
-
-
 # --- groups of layers ---
 
 
@@ -595,31 +456,7 @@ def test_layers_are_put_and_read_as_they_are_computed(client: Client) -> None:
     assert part.equal(cache[:, 1:])
 
 
-@pytest.mark.parametrize("layers", [range(1), range(1, 3), range(4, 6), range(0), range(0, 4, 2), range(3, 4)])
-def test_layers_that_are_no_whole_groups_are_refused(client: Client, layers: range) -> None:
-    tokens, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace, layers_per_value=2)
-    for call in (rank.put_tensor, rank.get_tensor):
-        with pytest.raises(InvalidArgument, match=r"whole groups of layers, which are \[\(0, 2\), \(2, 4\)\] here"):
-            call(tokens, cache, layers=layers)
-    with pytest.raises(InvalidArgument, match="whole groups of layers"):
-        rank.match_prefix(tokens, layers=layers)
-
-
 # --- threads ---
-
-
-def test_threads_share_a_cache(client: Client) -> None:
-    _, cache, namespace = fresh()
-    rank = TensorCache(client, SPEC, namespace, settings=THREE_BLOCKS)
-
-    def both_ways(number: int) -> bool:
-        own, tokens = cache + number, [number] * (BLOCKS * 16)
-        out = torch.zeros_like(own)
-        return rank.put_tensor(tokens, own) == BLOCKS * 4 and rank.get_tensor(tokens, out) == BLOCKS and out.equal(own)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(both_ways, range(40)))
 
 
 # --- GPUs ---

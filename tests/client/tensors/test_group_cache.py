@@ -15,12 +15,10 @@ from kvstore.client.tensors.group_cache import AsyncGroupCache, GroupCache
 from kvstore.client.tensors.group_operations import MAX_READS
 from kvstore.client.tensors.groups import Group, StateGroup, Table
 from kvstore.client.tensors.pools import EnginePool
-from kvstore.client.tensors.prompts import BlockHashes
 from kvstore.kvcache.layouts.layout import CacheLayout
-from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import InvalidArgument, ProtocolError
+from kvstore.protocol.errors import ProtocolError
 
 FULL = Group(name="full", spec=CacheSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_tokens=4))
 WINDOW = Group(name="window", spec=CacheSpec(layers=3, kv_heads=1, head_dim=4, dtype="float16", block_tokens=4), window_tokens=6)
@@ -149,22 +147,6 @@ def test_latents_and_their_indexer_have_tables_and_tensors_of_their_own(client: 
             assert memory[name][layer].view(9, -1)[places].equal(before[name][layer][sources])
 
 
-def test_the_state_of_a_rank_is_its_own(client: Client, namespace: Namespace) -> None:
-    ranks = [GroupCache(client, [STATE], namespace, parallel=Parallel(tp=2, pp=2), rank=rank) for rank in range(4)]
-    assert ranks[1].put(TOKENS, {}, states={"mamba": state_of(1)}, state_tokens=24) == 1
-    assert [rank.match(TOKENS) for rank in ranks] == [0, 24, 0, 0]
-    assert GroupCache(client, [STATE], namespace).match(TOKENS) == 0
-
-
-def test_an_engine_s_hashes_name_blocks_of_one_size(client: Client, namespace: Namespace) -> None:
-    cache = GroupCache(client, [FULL, WINDOW], namespace)
-    hashes = BlockHashes([b"a", b"b"])
-    assert cache.put(hashes, {"full": Table(blocks_of(FULL, 2), [0, 1]), "window": Table(blocks_of(WINDOW, 2), [0, 1])}) == 2 * 2 + 2
-    assert cache.match(hashes) == 8
-    with pytest.raises(InvalidArgument, match="hashes are of blocks of one size, and these groups have several"):
-        GroupCache(client, [FULL, STATE], namespace).match(hashes)
-
-
 def test_the_same_calls_are_awaited(address: str, namespace: Namespace) -> None:
     async def both_ways() -> None:
         async with AsyncClient(address) as client:
@@ -178,26 +160,6 @@ def test_the_same_calls_are_awaited(address: str, namespace: Namespace) -> None:
             assert all(one.equal(other) for one, other in zip(out_state, state, strict=True))
 
     asyncio.run(both_ways())
-
-
-def test_what_does_not_fit_is_refused(client: Client, namespace: Namespace) -> None:
-    cache = GroupCache(client, [FULL, STATE], namespace)
-    table, state = Table(blocks_of(FULL, 8), range(8)), state_of(0)
-    with pytest.raises(InvalidArgument, match="no group with tables is called other: there are full"):
-        cache.put(TOKENS, {"other": table})
-    with pytest.raises(InvalidArgument, match="no group with states is called full: there are mamba"):
-        cache.get(TOKENS, {"full": table}, states={"full": state})
-    with pytest.raises(InvalidArgument, match="no group with states is called mamba: there are none"):
-        GroupCache(client, [FULL], namespace).put(TOKENS, {}, states={"mamba": state})
-    with pytest.raises(InvalidArgument, match="each of the groups full, mamba needs its table or state"):
-        cache.get(TOKENS, {"full": table})
-    for tokens in (0, 4, 40):
-        with pytest.raises(InvalidArgument, match=f"a state after {tokens} tokens"):
-            cache.put(TOKENS, {}, states={"mamba": state}, state_tokens=tokens)
-    with pytest.raises(InvalidArgument, match="cp must be 1"):
-        GroupCache(client, [FULL], namespace, parallel=Parallel(cp=2))
-    with pytest.raises(InvalidArgument, match="groups have names"):
-        GroupCache(client, [], namespace)
 
 
 def test_a_state_of_another_size_is_never_taken_for_one(client: Client, namespace: Namespace) -> None:

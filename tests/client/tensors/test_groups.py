@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.tensors.groups import AnyGroup, Group, StateGroup, Table, check_groups, longest
+from kvstore.client.tensors.groups import AnyGroup, Group, StateGroup, Table, longest
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 
@@ -47,10 +47,6 @@ def test_a_window_needs_the_blocks_that_its_tokens_are_in(tokens: int, first: in
 )
 def test_the_longest_prefix_is_one_that_every_group_can_go_on_from(groups: list[AnyGroup], present: Any, tokens: int) -> None:
     assert longest(groups, present, limit_tokens=1000) == tokens
-
-
-def test_a_limit_is_kept_to_whole_blocks() -> None:
-    assert [longest([full()], [there(1, 1, 1)], limit_tokens=limit) for limit in (12, 11, 4, 3, 0)] == [12, 8, 4, 0, 0]
 
 
 @given(st.data())
@@ -94,10 +90,3 @@ def test_a_table_has_the_places_of_its_blocks_and_no_others() -> None:
             InvalidArgument, match=f"blocks {start} to {stop} of the sequence are needed, and the table has those from 2 to 5"
         ):
             table.part(start, stop)
-
-
-@pytest.mark.parametrize("groups", [[], [full("")], [full("a"), full("a")]])
-def test_groups_have_names_of_their_own(groups: list[AnyGroup]) -> None:
-    check_groups([full("a"), full("b"), state()])
-    with pytest.raises(InvalidArgument, match="groups have names, each its own"):
-        check_groups(groups)

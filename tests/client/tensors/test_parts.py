@@ -4,15 +4,12 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.tensors.parts import ValuePart, namespace_of, value_parts
-from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.client.tensors.parts import ValuePart, value_parts
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import InvalidArgument
 
 SPEC = CacheSpec(layers=6, kv_heads=4, head_dim=8, dtype="float32")
 BASE = Namespace(model="m", dtype="float32", block_tokens=16)
@@ -56,46 +53,3 @@ def test_whole_values_do_not_depend_on_the_sharding_that_made_them() -> None:
     }
     assert sharded == {part.namespace for part in parts_of(range(6), range(4), each=(2, 2))}
     assert len(sharded) == 6
-
-
-def test_the_last_group_of_layers_may_be_shorter() -> None:
-    parts = parts_of(range(6), range(4), each=(4, 4))
-    assert [part.namespace.layers for part in parts] == [(0, 4), (4, 6)]
-    assert all(part.is_whole for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("each", "message"),
-    [
-        ((1, -1), "layers_per_value is 1 to 6"),
-        ((1, 7), "layers_per_value"),
-        ((0, 0), "divides the 4 KV heads"),
-        ((8, 0), "8 does not"),
-        ((3, 0), "3 d"),
-    ],
-)
-def test_groups_that_the_model_cannot_be_cut_into_are_refused(each: tuple[int, int], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        parts_of(range(6), range(4), each=each)
-
-
-def test_the_scheme_is_in_the_namespace_so_that_only_compatible_blocks_are_shared() -> None:
-    assert namespace_of(SPEC, BASE) == BASE
-    schemes = ["int8", "int4/16", "k=int4/16,v=int8", "fp8-head"]
-    found = [namespace_of(replace(SPEC, head_dim=16, scheme=CacheScheme.parse(name)), BASE) for name in schemes]
-    assert [namespace.dtype for namespace in found] == [f"float32+{name}" for name in schemes]
-    assert all(replace(namespace, dtype="float32") == BASE for namespace in found)
-
-
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        (replace(BASE, layers=(0, 6)), "names layers or heads"),
-        (replace(BASE, heads=(0, 1)), "names layers or heads"),
-        (replace(BASE, dtype="bfloat16"), "dtype is 'bfloat16' and the cache's 'float32'"),
-        (replace(BASE, block_tokens=32), "blocks of 32 tokens in the namespace and 16 in the spec"),
-    ],
-)
-def test_a_namespace_that_contradicts_the_spec_is_refused(base: Namespace, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        namespace_of(SPEC, base)

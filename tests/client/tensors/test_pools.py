@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.tensors.pools import EnginePool, Plane, Pool, holds
-from kvstore.kvcache.codecs.schemes import CacheScheme
+from kvstore.client.tensors.pools import EnginePool, Pool
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.orders import ORDERS
 from kvstore.kvcache.layouts.parallel import Parallel
@@ -92,55 +91,6 @@ def test_what_counts_is_the_order_of_memory_not_what_axes_are_called_nor_the_typ
         assert np.array_equal(seen(EnginePool(layout, tensors, rank=RANK), layout), expected)
 
 
-def test_planes_are_views_of_tensors_anywhere_in_their_storage_and_write_through() -> None:
-    layout = layout_of("vllm-cpu")
-    size = layout.region_bytes(RANK, 0) // 2
-    storage = torch.zeros(2 * size + 8, dtype=torch.float16)
-    pool = EnginePool(layout, [storage[8 : 8 + size].view(5, 2, 3, 12), storage[8 + size :]], rank=RANK)
-    for plane in pool.planes:
-        plane.values.fill_(1)
-    assert storage[:8].sum() == 0
-    assert storage[8:].sum() == 2 * size
-
-
-def test_what_numpy_has_not_is_whole_numbers_of_its_size_whatever_others_have_taught_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ml_dtypes, which JAX and ONNX import, enters its types in numpy's table of names."""
-    for name in ("bfloat16", "float8_e4m3fn"):
-        monkeypatch.setitem(np.sctypeDict, name, np.float32)
-    assert holds(np.zeros(1, np.uint16), "bfloat16")
-    assert holds(np.zeros(1, np.uint8), "float8_e4m3fn")
-    assert not holds(np.zeros(1, np.uint16), "float16")
-
-
-def test_one_tensor_needs_no_list_and_bfloat16_of_numpy_is_uint16() -> None:
-    layout = layout_of("HND", replace(SPEC, dtype="bfloat16"))
-    [region] = memory_of(layout)
-    assert seen(EnginePool(layout, region.view(np.uint16), rank=RANK), layout).shape == (5, 2, 2, 2, 3, 6)
-
-
-def test_a_pool_says_what_it_is_made_of() -> None:
-    layout = layout_of("vllm-flash")
-    regions = memory_of(layout)
-    pool = EnginePool(layout, regions, rank=RANK)
-    assert (pool.block_count, pool.is_tensor, pool.device, pool.is_on_gpu, pool.is_writable) == (5, False, None, False, True)
-    regions[1].flags.writeable = False
-    assert not EnginePool(layout, regions, rank=RANK).is_writable
-    other = Pool([Plane(range(1), range(1), torch.zeros(2, 1, 1, 1, 1, 1))])
-    assert (other.block_count, other.is_tensor, other.device, other.is_on_gpu) == (2, True, torch.device("cpu"), False)
-
-
-def test_blocks_are_chosen_in_order() -> None:
-    pool = Pool([Plane(range(1), range(1), np.zeros((4, 1, 1, 1, 1, 1)))])
-    assert pool.choose(None).tolist() == [0, 1, 2, 3]
-    assert pool.choose(np.array([3, 0], np.uint8)).tolist() == [3, 0]
-    assert pool.choose([]).tolist() == []
-    for blocks in ([4], [-1], [0.5], [[0]], "0"):
-        with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 3"):
-            pool.choose(blocks)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="blocks are numbers in one list"):
-        pool.choose(torch.eye(2).to_sparse())
-
-
 @pytest.mark.parametrize(
     ("changed", "fits"),
     [
@@ -179,9 +129,3 @@ def test_tensors_that_are_not_what_the_layout_says_are_refused(order: str, chang
     layout = layout_of(order)
     with pytest.raises(InvalidArgument, match=re.escape(message)):
         EnginePool(layout, change(memory_of(layout)), rank=RANK)
-
-
-def test_a_scheme_is_the_cache_s_not_the_pool_s() -> None:
-    spec = CacheSpec(layers=4, kv_heads=4, head_dim=16, block_tokens=4, scheme=CacheScheme.parse("int8"))
-    with pytest.raises(InvalidArgument, match="leave the scheme int8 to the cache"):
-        EnginePool(layout_of("HND", spec), [])

@@ -1,15 +1,11 @@
 """Promises of prompts.py: what names the blocks of a sequence."""
 
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from kvstore.client.tensors.parts import value_parts
-from kvstore.client.tensors.prompts import BlockHashes, Prompt, check_prompts, flat, keys_of
+from kvstore.client.tensors.prompts import BlockHashes, Prompt, flat, keys_of
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
-from kvstore.protocol.errors import InvalidArgument
 
 SPEC = CacheSpec(layers=2, kv_heads=2, head_dim=8, block_tokens=4)
 BASE = Namespace(model="m", dtype="bfloat16", block_tokens=4)
@@ -21,17 +17,6 @@ def test_tokens_give_a_key_a_value_of_each_full_block() -> None:
     keys = keys_of(Prompt(TOKENS), PARTS)
     assert keys == list(zip(*(part.namespace.block_keys(TOKENS) for part in PARTS), strict=True))
     assert len(keys) == 3
-
-
-def test_prompts_and_their_extras_are_of_their_types() -> None:
-    check_prompts([])
-    check_prompts([Prompt(TOKENS)])
-    with pytest.raises(InvalidArgument, match="prompts is a list"):
-        check_prompts(Prompt(TOKENS))  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="a prompt is a Prompt, not a list"):
-        check_prompts([TOKENS])  # type: ignore[list-item]
-    with pytest.raises(InvalidArgument, match="extras maps a block's index to bytes, a list does not"):
-        keys_of(Prompt(TOKENS, extras=[b"image"]), PARTS)  # type: ignore[arg-type]
 
 
 def test_extras_change_the_keys_from_their_block_on() -> None:
@@ -46,20 +31,3 @@ def test_an_engine_s_hashes_are_keys_of_the_values_namespaces() -> None:
     assert keys_of(Prompt(BlockHashes(hashes)), PARTS) == [tuple(part.namespace.id + name for part in PARTS) for name in hashes]
     other = value_parts(SPEC, replace(BASE, salt="s"), layers=range(2), heads=range(2), heads_per_value=1, layers_per_value=0)
     assert not set(flat(keys_of(Prompt(BlockHashes(hashes)), other))) & set(flat(keys_of(Prompt(BlockHashes(hashes)), PARTS)))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        (Prompt(BlockHashes([b""])), "the hash of a block is 1 to 239 bytes, not b''"),
-        (Prompt(BlockHashes([b"x" * 240])), "is 1 to 239 bytes"),
-        (Prompt(BlockHashes([5])), "not 5"),  # type: ignore[list-item]
-        (Prompt(BlockHashes([b"a"]), extras={0: b"lora"}), "extras go with token ids"),
-        (Prompt("text"), "token ids"),
-        (Prompt(TOKENS, extras={-1: b"x"}), "extras are keyed by the index"),
-        (Prompt(TOKENS, first_block=-1), "first_block is 0 or more"),
-    ],
-)
-def test_names_that_are_none_are_refused(prompt: Any, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        keys_of(prompt, PARTS)

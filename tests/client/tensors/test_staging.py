@@ -1,6 +1,5 @@
 """Promises of staging.py: the values are those of tensor_value.py, in the caller's memory, whatever its strides."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -86,19 +85,6 @@ def test_a_value_is_the_same_of_one_tensor_or_of_many_and_of_blocks_in_a_row_or_
         assert not out[[1, 2, 5]].any()
 
 
-def test_numpy_arrays_are_written_and_read_as_tensors_are() -> None:
-    array: np.ndarray[Any, Any] = random_blocks(HEADER).numpy()
-    rows = written(HEADER, in_pieces(array[:, ::-1]))
-    assert np.array_equal(rows, written(HEADER, whole(torch.from_numpy(array[:, ::-1].copy()))))
-    out = np.zeros((16, BLOCKS, 1, 2, 4, 32), np.float32).transpose(1, 2, 3, 4, 0, 5)
-    read_values(rows, HEADER, [Piece(slice(0, 1), slice(0, 2), slice(0, 4), out, ALL)])
-    assert np.array_equal(out[:, 0], array[:, 2])
-    scattered = np.zeros((5, *HEADER.shape), np.float32)
-    read_values(rows, HEADER, in_pieces(scattered, np.array([4, 1, 0])))
-    assert np.array_equal(scattered[[4, 1, 0]], array[:, ::-1])
-    assert not scattered[2:4].any()
-
-
 def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finite() -> None:
     header = header_of("int8", dtype="float32")
     values = random_blocks(header)
@@ -131,11 +117,6 @@ def test_rows_lie_apart_in_memory_that_is_kept() -> None:
     assert first.ctypes.data % 4 == second.ctypes.data % 4 == 0, "so that raw elements are aligned"
 
 
-def test_as_many_blocks_are_staged_as_the_memory_holds_and_never_none() -> None:
-    assert Staging(1000).blocks([125, 125]) == 4
-    assert Staging(1000).blocks([1000, 1]) == 1
-
-
 def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
     stagings = Stagings(TensorSettings(staging_bytes=Size(1000)))
     with stagings.lend(is_pinned=False) as first, stagings.lend(is_pinned=False) as second:
@@ -149,21 +130,6 @@ def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
             assert pinned is not second, "of another kind"
 
 
-def test_memory_over_the_bound_and_that_of_a_call_that_failed_is_accounted_for() -> None:
-    stagings = Stagings(TensorSettings(staging_bytes=Size(1000), kept_bytes=Size(1500)))
-    with pytest.raises(KeyError), stagings.lend(is_pinned=False) as first:
-        first.rows(1, [100])
-        raise KeyError
-    assert 1000 <= stagings.kept_bytes <= 1500
-    with stagings.lend(is_pinned=False) as again, stagings.lend(is_pinned=False) as second:
-        assert again is first
-        second.rows(1, [100])
-        assert stagings.kept_bytes == 0
-    assert 1000 <= stagings.kept_bytes <= 1500
-    with stagings.lend(is_pinned=False) as kept:
-        assert kept is second
-
-
 def test_rows_are_known_for_values_by_header_and_size() -> None:
     rows = written(HEADER, whole(random_blocks(HEADER)))
     sizes_bytes = np.full(BLOCKS, HEADER.value_bytes)
@@ -173,15 +139,6 @@ def test_rows_are_known_for_values_by_header_and_size() -> None:
     assert not are_values(rows, sizes_bytes - [0, 1, 0], HEADER)
     rows[2, 30] ^= 1
     assert not are_values(rows, sizes_bytes, HEADER)
-
-
-def test_torch_is_not_needed_for_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    array = np.ones((BLOCKS, *HEADER.shape), np.float32)
-    out = np.zeros_like(array)
-    monkeypatch.delitem(sys.modules, "torch")
-    read_values(written(HEADER, whole(array)), HEADER, whole(out))
-    assert "torch" not in sys.modules
-    assert np.array_equal(out, array)
 
 
 if torch.cuda.is_available():

@@ -28,22 +28,6 @@ class Scene:
             self.has_ended = True
 
 
-def test_a_thread_carries_out_calls_and_work_in_order() -> None:
-    scene = Scene()
-    assert run(scene.steps(), cast(Client, lambda number: number + 2)) == 12
-    assert scene.has_ended
-
-
-def test_an_event_loop_awaits_calls() -> None:
-    async def ask(number: int) -> int:
-        await asyncio.sleep(0)
-        return number + 2
-
-    scene = Scene()
-    assert asyncio.run(run_async(scene.steps(), cast(AsyncClient, ask))) == 12
-    assert scene.has_ended
-
-
 def test_steps_end_with_the_error_of_one_of_them() -> None:
     scene = Scene(fails=True)
     with pytest.raises(ZeroDivisionError):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvstore.client.tensors.streams import beside, mark
+from kvstore.client.tensors.arrays import beside, mark
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])

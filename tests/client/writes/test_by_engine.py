@@ -1,17 +1,15 @@
 """Writes by the transfer engine, against a scripted cluster: when it is used, and what happens when it cannot be."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvstore.client.effects import Move, Operation, Together
-from kvstore.client.remote import REST_S
 from kvstore.client.writes import by_engine
 from kvstore.protocol.errors import (
     CatalogUnavailable,
-    ConfigError,
     DeadlineExceeded,
     Denied,
     Full,
@@ -22,12 +20,10 @@ from kvstore.protocol.errors import (
     Unavailable,
     Unreachable,
 )
-from kvstore.protocol.master_messages import Cancel, Nodes, Reserve
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import Commit, Open, Opened, Put
+from kvstore.protocol.master_messages import Cancel, Reserve
+from kvstore.protocol.node_messages import Commit, Open, Put
 from kvstore.protocol.session_messages import Flags
-from kvstore.transfer.config import TransferSettings
-from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
+from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleNode
 from tests.client.writes.puts import put
 
 
@@ -44,19 +40,6 @@ def names(oracle: Oracle) -> list[str]:
     return [type(message).__name__ for message in oracle.log]
 
 
-def opened(oracle: Oracle, *statuses: int) -> Callable[[OracleChannel, Open], Opened]:
-    """What the node would answer, with other statuses."""
-
-    def answer(channel: OracleChannel, message: Open) -> Opened:
-        whole = oracle.answer(channel, message)
-        assert isinstance(whole, Opened)
-        whole.statuses = bytes(statuses)
-        whole.regions = [region if status == GRANTED else b"" for status, region in zip(statuses, whole.regions, strict=True)]
-        return whole
-
-    return answer
-
-
 def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_sent(oracle: Oracle, far: OracleNode) -> None:
     assert put(oracle, [b"a", b"small", b"b"], [BIG, b"abc", OTHER]) == [True] * 3
     assert names(oracle) == ["Nodes", "Reserve", "Open", "Commit", "Put"]
@@ -64,49 +47,6 @@ def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_
     assert [length for _, _, length in oracle.moves[0].copies] == [len(BIG), len(OTHER)]
     stats = oracle.resources.counters.snapshot()
     assert (stats.puts, stats.bytes_out, stats.engine_bytes, stats.retries) == (3, 200_003, 200_000, 0)
-
-
-def test_the_engine_is_used_from_the_set_size_on(make_oracle: MakeOracle, far: OracleNode) -> None:
-    oracle = make_oracle(far, engine_min_bytes=200_000)
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert (oracle.sent(Open), len(oracle.sent(Put))) == ([], 1)
-    assert put(oracle, [b"b", b"c"], [BIG, OTHER]) == [True, True]
-    assert len(oracle.moves) == 1
-
-
-def test_a_node_without_an_engine_is_sent_its_values(make_oracle: MakeOracle) -> None:
-    oracle = make_oracle(OracleNode(2, local=False))
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert oracle.sent(Open) == []
-    assert not oracle.resources.engine_copies.remote.is_started
-
-
-def test_a_node_of_this_host_is_written_through_shared_memory(make_oracle: MakeOracle) -> None:
-    oracle = make_oracle(OracleNode(1, local=True, has_engine=True))
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert [message.engine for message in oracle.sent(Open)] == [0]
-    assert oracle.moves == []
-
-
-def test_what_the_node_has_or_has_no_room_for_is_not_written(oracle: Oracle, far: OracleNode) -> None:
-    oracle.script[Open].append(opened(oracle, PRESENT, GRANTED, BUSY))
-    assert put(oracle, [b"a", b"b", b"c"], [BIG, BIG, OTHER]) == [False, True, True]
-    assert [len(move.copies) for move in oracle.moves] == [1, 1]
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a", b"c"]]
-    assert stored(far) == {b"b": BIG, b"c": OTHER}
-
-
-def test_a_batch_of_which_nothing_is_granted_moves_nothing(oracle: Oracle) -> None:
-    oracle.script[Open].append(opened(oracle, PRESENT))
-    assert put(oracle, [b"a"], [BIG]) == [False]
-    assert (oracle.moves, oracle.sent(Commit)) == ([], [])
-
-
-def test_a_value_that_the_node_did_not_get_whole_is_written_again(oracle: Oracle, far: OracleNode) -> None:
-    oracle.script[Commit].append(Flags(b"\2"))
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert len(oracle.moves) == len(oracle.sent(Commit)) == 2
-    assert stored(far) == {b"a": BIG}
 
 
 @pytest.mark.parametrize(
@@ -130,46 +70,6 @@ def test_what_the_engine_cannot_write_is_sent(oracle: Oracle, far: OracleNode, e
     assert len(oracle.sent(Open)) == 1, "the engine is left alone for a while"
     assert stored(far) == {b"a": BIG, b"small": b"abc", b"b": OTHER}
     assert oracle.resources.counters.snapshot().engine_bytes == 0
-
-
-def test_an_engine_that_failed_is_tried_again_after_its_rest(oracle: Oracle) -> None:
-    now_ns = [0]
-    oracle.resources.engine_copies.remote._clock_ns = lambda: now_ns[0]
-    oracle.script[Move].append(Unreachable("no path"))
-    put(oracle, [b"a"], [BIG])
-    now_ns[0] = int(REST_S * 1e9)
-    put(oracle, [b"b"], [BIG])
-    assert len(oracle.sent(Open)) == 2
-
-
-def test_a_node_whose_links_changed_is_reached_its_new_way_from_the_next_put_on(oracle: Oracle, far: OracleNode) -> None:
-    put(oracle, [b"a"], [BIG])
-    far.rail, far.revision = "eth1", 1
-    put(oracle, [b"b"], [BIG])
-    assert len(oracle.sent(Put)) == 1, "the old way failed"
-    put(oracle, [b"c"], [BIG])
-    assert len(oracle.sent(Put)) == 1
-    assert [message.engine for message in oracle.sent(Open)] == [1, 1, 1]
-    assert set(stored(far)) == {b"a", b"b", b"c"}
-
-
-def test_a_node_whose_engine_is_malformed_is_sent_its_values(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OracleNode, "transfer", b"of a later release")
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert oracle.sent(Open) == []
-    asked = len(oracle.sent(Nodes))
-    assert put(oracle, [b"b"], [BIG]) == [True]
-    assert len(oracle.sent(Nodes)) == asked, "nor is it tried again at once"
-
-
-def test_regions_that_cannot_be_understood_leave_the_value_to_a_message(oracle: Oracle, far: OracleNode) -> None:
-    def of_a_later_release(channel: OracleChannel, message: Open) -> Opened:
-        return Opened(bytes([GRANTED]), [1], [0], [0], [b"of a later release"], [])
-
-    oracle.script[Open].append(of_a_later_release)
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert stored(far) == {b"a": BIG}
-    assert len(oracle.sent(Put)) == 1
 
 
 def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle, far: OracleNode) -> None:
@@ -204,27 +104,12 @@ def test_a_full_node_is_an_error_and_reservations_are_given_back(oracle: Oracle)
     assert oracle.reserved == set()
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_slots_for_other_than_the_keys_asked_are_a_protocol_error(oracle: Oracle, count: int) -> None:
-    oracle.script[Open].append(Opened(bytes([GRANTED] * count), [1] * count, [0] * count, [0] * count, [b""] * count, []))
-    with pytest.raises(ProtocolError):
-        put(oracle, [b"a"], [BIG])
-    assert not all(loan.channel.is_open for loan in oracle.loans)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidArgument("the slot is smaller")], ids=lambda error: type(error).__name__)
 def test_whatever_ends_the_transfer_otherwise_is_passed_on_and_the_slots_are_given_up(oracle: Oracle, error: BaseException) -> None:
     oracle.script[Move].append(error)
     with pytest.raises(type(error)):
         put(oracle, [b"a"], [BIG])
     assert [loan.channel.is_open for loan in oracle.loans if str(loan.channel.address) == "node2:1"] == [False]
-
-
-def test_transfer_settings_that_cannot_be_met_are_told_to_whom_they_concern(oracle: Oracle) -> None:
-    oracle.resources.engine_copies.remote._settings = TransferSettings(transports="tcp", rails="mlx5_9")
-    with pytest.raises(ConfigError, match="mlx5_9"):
-        put(oracle, [b"a"], [BIG])
-    assert oracle.reserved == set()
 
 
 # --- in parts ---
@@ -263,24 +148,6 @@ def parted(far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interle
     yield oracle
     oracle.resources.close()
     far.close()
-
-
-def test_parts_that_are_copied_during_a_commit_are_committed_as_one(parted: Interleaved, far: OracleNode) -> None:
-    assert put(parted, KEYS, VALUES) == [True] * 4
-    assert parted.together == [3]
-    assert [len(move.copies) for move in parted.moves] == [2, 1, 1]
-    assert names(parted) == ["Nodes", "Reserve", "Open", "Commit", "Commit"]
-    assert [len(message.put_ids) for message in parted.sent(Commit)] == [2, 2]
-    assert stored(far) == dict(zip(KEYS, VALUES, strict=True))
-
-
-def test_a_part_is_half_of_what_is_left_and_no_less_than_its_size(
-    parted: Interleaved, far: OracleNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(by_engine, "PART_BYTES", len(BIG) + 1)
-    assert put(parted, KEYS, VALUES) == [True] * 4
-    assert [len(move.copies) for move in parted.moves] == [2, 2]
-    assert stored(far) == dict(zip(KEYS, VALUES, strict=True))
 
 
 def test_of_parts_only_those_that_the_engine_cannot_write_are_sent(parted: Interleaved, far: OracleNode) -> None:

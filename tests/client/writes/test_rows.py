@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.writes.rows import RUN_BYTES, runs_of_rows
+from kvstore.client.writes.slots import RUN_BYTES, runs_of_rows
 
 ROWS = 12
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-from kvstore.client.put_targets import TARGET_NS
-from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, QuotaExceeded, TierFailed
+from kvstore.protocol.errors import Draining, Full, KVStoreError, QuotaExceeded, TierFailed
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, Put
+from kvstore.protocol.node_messages import ACK_NODE_NOW, Put
 from kvstore.protocol.session_messages import Flags
-from tests.client.oracle import BIG, Oracle, OracleNode
+from tests.client.oracle import Oracle, OracleNode
 from tests.client.writes.puts import put
 
 
@@ -32,55 +31,6 @@ def test_puts_after_the_first_reserve_nothing(targeted: Oracle, remote: OracleNo
     assert [(message.ack, set(message.generations)) for message in targeted.sent(Put)] == [(ACK_NODE_NOW, {0})] * 2
     assert remote.blocks.keys() == {b"first", b"a", b"b", b"c"}
     assert len(targeted.resources.early_puts) == 1
-
-
-def test_the_first_put_is_reserved(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    early(oracle, b"a")
-    assert len(oracle.sent(Reserve)) == 1
-    assert [message.ack for message in oracle.sent(Put)] == [ACK_CLUSTER]
-    assert len(oracle.resources.early_puts) == 0
-
-
-def test_a_second_later_the_master_chooses_anew(targeted: Oracle) -> None:
-    targets = targeted.resources.put_targets
-    clock_ns = targets._clock_ns
-    targets._clock_ns = lambda: clock_ns() + TARGET_NS
-    early(targeted, b"a")
-    early(targeted, b"b")
-    assert [type(message).__name__ for message in targeted.log] == ["Reserve", "Put", "Put"]
-
-
-def test_puts_for_the_cluster_and_large_values_are_reserved(targeted: Oracle) -> None:
-    put(targeted, [b"a"], [b"small"])
-    early(targeted, b"b", value=BIG)
-    early(targeted, b"c", value=BIG)
-    assert [type(message).__name__ for message in targeted.log] == ["Reserve", "Put"] * 3
-    assert [message.ack for message in targeted.sent(Put)] == [ACK_CLUSTER] * 3
-
-
-def test_small_values_of_a_mixed_batch_need_no_reservation(targeted: Oracle) -> None:
-    assert put(targeted, [b"a", b"b"], [BIG, b"small"], is_early=True) == [True, True]
-    assert [message.keys for message in targeted.sent(Put)] == [[b"b"], [b"a"]]
-    assert [message.keys for message in targeted.sent(Reserve)] == [[b"a"]]
-
-
-def test_the_node_of_this_host_is_preferred(node: OracleNode, remote: OracleNode) -> None:
-    oracle = Oracle(node, remote)
-    oracle.resources.put_targets.learn([5], 2)
-    early(oracle, b"a")
-    assert [message.ack for message in oracle.sent(Put)] == [ACK_NODE]
-    assert b"a" in node.blocks
-
-
-def test_another_node_of_this_host_is_no_target(node: OracleNode, remote: OracleNode) -> None:
-    other = OracleNode(3, local=True)
-    oracle = Oracle(node, other)
-    early(oracle, b"first")
-    oracle.resources.daemons.nodes.closed.add(oracle.resources.daemons.nodes.local_id)
-    early(oracle, b"a")
-    assert oracle.resources.put_targets.node_id(5) == 0
-    other.close()
 
 
 @pytest.mark.parametrize(
@@ -133,16 +83,3 @@ def test_a_target_that_is_gone_counts_as_no_lost_reservation(targeted: Oracle, r
     assert b"a" in fourth.blocks
     third.close()
     fourth.close()
-
-
-def test_a_target_that_the_master_does_not_name_any_more_is_none(targeted: Oracle) -> None:
-    targeted.resources.put_targets.learn([5], 9)
-    assert early(targeted, b"a") == [True]
-    assert [type(message).__name__ for message in targeted.log] == ["Reserve", "Put"]
-
-
-def test_a_deadline_at_the_target_ends_the_put(targeted: Oracle) -> None:
-    targeted.script[Put].append(DeadlineExceeded("too late"))
-    with pytest.raises(DeadlineExceeded):
-        early(targeted, b"a")
-    assert targeted.sent(Reserve) == []

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.client.buffers import as_sources
 from kvstore.client.writes.writing import Writing
-from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, ProtocolError, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Draining, Full
 from kvstore.protocol.master_messages import Cancel, Grants, Reserve
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT, Message
 from kvstore.protocol.node_messages import Commit, Open, Opened, Put
@@ -37,14 +37,6 @@ def test_values_for_a_node_elsewhere_go_along_with_one_message(remote: OracleNod
     assert oracle.sent(Reserve)[0].local_node == 0
 
 
-def test_a_mapped_slab_is_not_asked_for_again(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    put(oracle, [b"a"], [BIG])
-    oracle.log.clear()
-    put(oracle, [b"b"], [BIG])
-    assert [type(message).__name__ for message in oracle.log] == ["Reserve", "Open", "Commit"]
-
-
 def test_slabs_named_ahead_are_mapped_in_the_background(node: OracleNode) -> None:
     node.ahead = [2, 9]
     oracle = Oracle(node)
@@ -70,12 +62,6 @@ def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
     assert oracle.resources.counters.snapshot().already_present == 1
 
 
-def test_no_keys_ask_nothing(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    assert put(oracle, [], []) == []
-    assert oracle.log == []
-
-
 def test_a_key_another_writer_holds_is_asked_for_again_with_growing_pauses(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     busy = Grants(bytes([BUSY]), [0], [0])
@@ -84,33 +70,11 @@ def test_a_key_another_writer_holds_is_asked_for_again_with_growing_pauses(remot
     assert oracle.slept_s == pytest.approx(0.001 + 0.002 + 0.004 + 0.008 + 0.016 + 0.032 + 0.05 + 0.05)
 
 
-def test_a_key_another_writer_stored_meanwhile_is_there(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    oracle.script[Reserve].extend([Grants(bytes([BUSY]), [0], [0]), Grants(bytes([PRESENT]), [0], [0])])
-    assert put(oracle, [b"a"], [b"v"]) == [False]
-
-
 def test_a_key_that_stays_busy_ends_with_the_deadline(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     oracle.reserved.add(b"a")
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [b"v"], deadline_s=0.02)
-
-
-def test_the_granted_keys_of_a_batch_do_not_wait_for_the_busy_ones(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    oracle.script[Reserve].append(Grants(bytes([BUSY, GRANTED]), [0, 2], [0, 9]))
-    assert put(oracle, [b"a", b"b"], [b"1", b"2"]) == [True, True]
-    assert [message.keys for message in oracle.sent(Put)] == [[b"b"], [b"a"]]
-
-
-def test_what_a_node_has_no_room_for_yet_is_given_back_and_asked_for_again(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.script[Open].append(opened(GRANTED, BUSY))
-    oracle.script[Commit].append(Flags(b"\1"))
-    assert put(oracle, [b"a", b"b"], [BIG, BIG]) == [True, True]
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"b"]]
-    assert [message.keys for message in oracle.sent(Open)] == [[b"a", b"b"], [b"b"]]
 
 
 def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(node: OracleNode) -> None:
@@ -121,34 +85,11 @@ def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_b
     assert oracle.sent(Commit) == []
 
 
-def test_of_values_sent_along_those_the_node_already_has_are_not_stored_and_their_reservations_given_back(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    oracle.script[Put].append(Flags(b"\0\1\2"))
-    assert put(oracle, [b"a", b"b", b"c"], [b"1", b"2", b"3"]) == [False, True, True]
-    assert [message.keys for message in oracle.sent(Cancel)] == [[b"a", b"c"]]
-    assert b"a" not in oracle.reserved, "else nobody could put it anew, once its block is removed, until the reservation expires"
-
-
 def test_a_put_the_node_forgot_is_written_again(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.script[Commit].append(Flags(b"\2"))
     assert put(oracle, [b"a"], [BIG]) == [True]
     assert len(oracle.sent(Commit)) == 2
-
-
-def test_inline_values_the_node_had_no_room_for_are_sent_again(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    oracle.script[Put].append(Flags(b"\0\2"))
-    assert put(oracle, [b"a", b"b"], [b"1", b"2"]) == [False, True]
-    assert [message.keys for message in oracle.sent(Put)] == [[b"a", b"b"], [b"b"]]
-
-
-def test_a_full_node_is_an_error_and_reservations_are_given_back(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.script[Open].append(Full("no room"))
-    with pytest.raises(Full):
-        put(oracle, [b"a", b"b"], [BIG, b"s"])
-    assert oracle.reserved == set()
 
 
 def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(node: OracleNode) -> None:
@@ -188,14 +129,6 @@ def test_where_every_node_is_drained_a_put_waits_for_its_deadline(remote: Oracle
     assert len(oracle.sent(Cancel)) == len(oracle.sent(Put)), "no reservation is left behind"
 
 
-def test_an_unreachable_node_is_avoided_once(node: OracleNode, remote: OracleNode) -> None:
-    oracle = Oracle(node, remote)
-    oracle.unreachable |= {"unix:/run/node1", "node1:1"}
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert [message.avoid for message in oracle.sent(Reserve)] == [0, 1]
-    assert b"a" in remote.blocks
-
-
 def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     put(oracle, [b"a"], [b"v"])
@@ -203,28 +136,6 @@ def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> 
     remote.port = 2
     assert put(oracle, [b"b"], [b"v"]) == [True]
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 0, 0]
-
-
-def test_a_second_unreachable_node_is_an_error(node: OracleNode, remote: OracleNode) -> None:
-    oracle = Oracle(node, remote)
-    oracle.unreachable |= {"unix:/run/node1", "node1:1", "node2:1"}
-    with pytest.raises(Unavailable):
-        put(oracle, [b"a"], [BIG])
-    assert oracle.reserved == set()
-
-
-def test_a_node_that_nobody_knows_counts_as_unreachable(remote: OracleNode) -> None:
-    oracle = Oracle(remote)
-    oracle.script[Reserve].append(Grants(bytes([GRANTED]), [77], [1]))
-    assert put(oracle, [b"a"], [b"v"]) == [True]
-    assert [message.avoid for message in oracle.sent(Reserve)] == [0, 77]
-
-
-def test_a_socket_file_that_cannot_be_reached_falls_back_to_inline(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.unreachable.add("unix:/run/node1")
-    assert put(oracle, [b"a"], [BIG]) == [True]
-    assert (len(oracle.sent(Open)), len(oracle.sent(Put))) == (0, 1)
 
 
 def test_a_failed_cancel_does_not_hide_the_error(node: OracleNode) -> None:
@@ -245,13 +156,6 @@ def test_an_interrupt_closes_the_channel_and_is_passed_on(node: OracleNode) -> N
     with pytest.raises(KeyboardInterrupt):
         put(oracle, [b"a"], [BIG])
     assert not oracle.loans[-1].channel.is_open
-
-
-def test_slots_for_other_than_the_keys_asked_are_a_protocol_error(node: OracleNode) -> None:
-    oracle = Oracle(node)
-    oracle.script[Open].append(opened(GRANTED, GRANTED))
-    with pytest.raises(ProtocolError):
-        put(oracle, [b"a"], [BIG])
 
 
 def test_batches_larger_than_a_frame_are_cut(remote: OracleNode) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.local.writer_page import OfferedSlot
+from kvstore.client.local.puts import OfferedSlot
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED
 from kvstore.protocol.errors import Draining, InvalidArgument, TierFailed
 from kvstore.protocol.event_messages import STORED as TOLD_STORED

@@ -1,4 +1,4 @@
-"""Promises of both sides of a writer's page (store/puts/writer_page.py, client/local/writer_page.py): a slot is written or taken back."""
+"""Promises of both sides of a writer's page (store/puts/writer_page.py, client/local/puts.py): a slot is written or taken back."""
 
 import os
 import select
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.client.local.writer_page import OfferedSlot
+from kvstore.client.local.puts import OfferedSlot
 from kvstore.protocol.errors import Broken, TierFailed
 from kvstore.protocol.writer_page import PAGE_BYTES
 from kvstore.store.puts.writer_page import WriterPage, make_page

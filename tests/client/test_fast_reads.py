@@ -1,5 +1,6 @@
-"""Promises of single.py: one message for a small value whose place is known, and everything else is left to operations. Against a node that
-the test plays, over real sockets; the last ones against real daemons."""
+"""Promises of fast_reads.py: one message for a small value whose place is known, and everything else is left to operations.
+
+Against a node that the test plays, over real sockets; the last ones against real daemons."""
 
 import signal
 import socket
@@ -16,15 +17,17 @@ import xxhash
 
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
+from kvstore.client.fast_reads import SMALL_BYTES, FastReads
+from kvstore.client.local.nodes import LocalNodes
+from kvstore.client.local.reads import LocalReads
 from kvstore.client.locations import Hint
 from kvstore.client.reads.finding import FAR_HINT_NS
-from kvstore.client.reads.single import SMALL_BYTES, SingleReads
 from kvstore.client.resources import ClientResources
-from kvstore.protocol.errors import Closed, Full
+from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read
+from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, Blocks, Read
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Failure, Hello, Welcome
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.pool import Pool
@@ -62,14 +65,16 @@ class Scene:
         peer = stack.enter_context(RawAnswerer(self._play))
         self.tcp = peer.metadata.rpartition(b" ")[2].decode()
         self.resources = ClientResources(
-            "master:1", ClientSettings(), TransferSettings(), is_here=lambda unix, _: unix == "/here", spread=0
+            ClientSettings(master="master:1"), TransferSettings(), is_here=lambda unix, _: unix == "/here", spread=0
         )
         stack.callback(self.resources.close)
         self.tell_nodes()
         self.pool = Pool(Hello(ROLE_CLIENT), max_channels=2, idle_ttl_s=LONG_S, connect_timeout_s=LONG_S)
         stack.callback(self.pool.close)
         self.resources.hints.learn([(b"key", HINT)])
-        self.reads = SingleReads(self.resources, self.pool, lambda: NOW_NS)
+        self.local = LocalNodes(self.resources.daemons, self.resources.mapping)
+        near = LocalReads(self.resources.copier, verify_bytes=0, verifies_all=False)
+        self.reads = FastReads(self.resources, self.local, near, self.pool, lambda: NOW_NS)
 
     def tell_nodes(self, *, near: bool = False) -> None:
         """What the master says of the far node, and whether there is one on this host."""
@@ -88,7 +93,7 @@ class Scene:
         self.pool.take(self.address, Deadline(LONG_S)).give_back()
 
     def get(self, timeout_s: float = LONG_S) -> bytes | None:
-        return self.reads.get(b"key", Deadline(timeout_s))
+        return self.reads.get_remote((), b"key", Deadline(timeout_s))
 
     def _play(self, sock: socket.socket) -> None:
         while True:
@@ -114,10 +119,10 @@ def test_a_small_value_costs_one_message(scene: Scene) -> None:
     [asked] = scene.asked
     assert (asked.keys, list(asked.generations), asked.engine) == ([b"key"], [5], 0)
     buffer = bytearray(len(VALUE) + 3)
-    assert scene.reads.get_into(b"key", memoryview(buffer), Deadline(LONG_S)) == len(VALUE)
+    assert scene.reads.get_remote_into((), b"key", memoryview(buffer), Deadline(LONG_S)) == len(VALUE)
     assert buffer == VALUE + b"\0\0\0"
     exact = bytearray(len(VALUE))
-    assert scene.reads.get_into(b"key", memoryview(exact), Deadline(LONG_S)) == len(VALUE)
+    assert scene.reads.get_remote_into((), b"key", memoryview(exact), Deadline(LONG_S)) == len(VALUE)
     assert exact == VALUE
     stats = scene.resources.counters.snapshot()
     assert (stats.requests, stats.hits, stats.bytes_in, stats.hits_by_tier["dram"]) == (3, 3, 3 * len(VALUE), 3)
@@ -164,33 +169,26 @@ def another_daemon(scene: Scene) -> None:
 def test_what_is_out_of_the_ordinary_is_not_asked_for_here(scene: Scene, unusual: Callable[[Scene], None]) -> None:
     unusual(scene)
     assert scene.get() is None
-    assert scene.reads.get_into(b"key", memoryview(bytearray(1 << 20)), Deadline(LONG_S)) is None
+    assert scene.reads.get_remote_into((), b"key", memoryview(bytearray(1 << 20)), Deadline(LONG_S)) is None
     assert not scene.asked
 
 
 def test_neither_is_what_has_no_room_or_no_key_or_no_connection(scene: Scene) -> None:
-    assert scene.reads.get_into(b"key", memoryview(bytearray(len(VALUE) - 1)), Deadline(LONG_S)) is None
-    assert scene.reads.get(["key"], Deadline(LONG_S)) is None  # type: ignore[arg-type]
+    assert scene.reads.get_remote_into((), b"key", memoryview(bytearray(len(VALUE) - 1)), Deadline(LONG_S)) is None
+    assert scene.reads.get_remote((), ["key"], Deadline(LONG_S)) is None  # type: ignore[arg-type]
     with scene.pool.take(scene.address, Deadline(LONG_S)):
         assert scene.get() is None
     assert not scene.asked
 
 
-def test_an_old_hint_is_good_where_no_node_is_on_this_host_and_so_is_a_younger_one(scene: Scene) -> None:
-    scene.resources.hints.learn([(b"key", HINT._replace(asked_ns=1))])
-    assert scene.get() == VALUE
-    scene.tell_nodes(near=True)
-    scene.resources.hints.learn([(b"key", HINT._replace(asked_ns=NOW_NS - FAR_HINT_NS + 1))])
-    assert scene.get() == VALUE
-
-
-def test_a_block_that_has_left_its_node_is_looked_for_anew(scene: Scene) -> None:
-    scene.answer = answers(blocks(MISS, value=b""))
-    assert scene.get() is None
-    assert scene.resources.hints.find_one(b"key") is None
-    stats = scene.resources.counters.snapshot()
-    assert (stats.stale_hints, stats.requests, stats.misses) == (1, 0, 0)
-    assert scene.pool.counts(scene.address) == (0, 1)
+def test_nothing_is_asked_while_nodes_of_this_host_are_to_be_looked_for(scene: Scene) -> None:
+    assert scene.reads.nodes(7.0) is None
+    with pytest.raises(InvalidArgument):
+        scene.reads.nodes(-1.0)
+    assert scene.reads.get_remote(None, b"key", Deadline(LONG_S)) is None
+    assert not scene.asked
+    scene.local.at_hand = 1 << 62, ()
+    assert scene.reads.nodes(7.0) == ()
 
 
 def test_a_damaged_value_is_never_returned(scene: Scene) -> None:
@@ -226,7 +224,7 @@ def test_other_answers_leave_the_connection_in_step_or_end_it(scene: Scene, answ
 def test_a_deadline_that_passes_is_for_the_operation_to_tell(scene: Scene) -> None:
     scene.answer = lambda sock, request_id: None
     deadline = Deadline(0.2)
-    assert scene.reads.get(b"key", deadline) is None
+    assert scene.reads.get_remote((), b"key", deadline) is None
     assert time.monotonic_ns() >= deadline.at_ns
     assert scene.pool.counts(scene.address) == (0, 0)
 
@@ -249,12 +247,6 @@ def test_whatever_a_signal_handler_raises_ends_the_connection(scene: Scene) -> N
     finally:
         signal.signal(signal.SIGUSR1, old)
     assert scene.pool.counts(scene.address) == (0, 0)
-
-
-def test_a_closed_pool_says_so(scene: Scene) -> None:
-    scene.pool.close()
-    with pytest.raises(Closed):
-        scene.get()
 
 
 def test_a_client_of_another_host_gets_what_is_there_and_no_more(tmp_path: Path) -> None:
