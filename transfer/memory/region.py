@@ -17,10 +17,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.engines.mooncake.engine_memory import ANYWHERE
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, StaleHandle
 from kvstore.protocol.transfers import Fetch, Store
-from kvstore.transfer.memory.location import location_of
 from kvstore.transfer.memory.signal_safety import Shield
 
 ANYWHERE: Final = "cpu:0"

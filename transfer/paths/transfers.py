@@ -15,9 +15,6 @@ from kvstore.transfer.agent import Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.signal_safety import Gate, Shield
 
-if TYPE_CHECKING:
-    pass
-
 ABORT_TIMEOUT_S = 30.0
 """Slices under way end within this time of being given up; an agent that takes longer is at fault, which is logged."""
 log = logging.getLogger("kvstore.transfer")
