@@ -32,17 +32,14 @@ from kvstore.security.tls.validity import CertificateEnds
 from kvstore.store.admission import Admission
 from kvstore.store.clockwork import Clockwork
 from kvstore.store.config import NodeSettings, join_token
-from kvstore.store.describing import watch_topology
-from kvstore.store.identity import Identity, new_instance
+from kvstore.store.identity import Identity, NodeName, new_instance, watch_topology
 from kvstore.store.link import MasterLink
 from kvstore.store.links import Links
 from kvstore.store.mastering import MasterSession
 from kvstore.store.measures import NodeMeasures
-from kvstore.store.naming import NodeName
-from kvstore.store.opening import check
 from kvstore.store.service import NodeService
 from kvstore.store.status import NodeStatus, hot_blocks, link_flows
-from kvstore.store.storage import Storage
+from kvstore.store.storage import Storage, check
 from kvstore.telemetry.http.opening import open_http
 from kvstore.telemetry.metrics.catalog import NODE
 from kvstore.telemetry.metrics.metric import Readings

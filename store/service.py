@@ -38,17 +38,16 @@ from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, STRANGER
 from kvstore.security.rules import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
-from kvstore.store.admission import Admission
+from kvstore.store.admission import MAX_SLABS, Admission, Caller, peer_of
 from kvstore.store.asking import ask
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.identity import Identity
 from kvstore.store.leaving import Leaving
 from kvstore.store.moves.mover import TierMover
-from kvstore.store.puts.answering import Answers
+from kvstore.store.puts.claims import Answers
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts

@@ -7,12 +7,12 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS
-from kvstore.store.blocks.hot import BlockReads
+from kvstore.store.blocks.counts import BlockReads
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.quotas import NO_USE
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.page_sizes import PageSizes
-from kvstore.store.publishers import Publishers
+from kvstore.store.prefault import PageSizes
+from kvstore.store.publisher import Publishers
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.reads.reads import ReadService

@@ -5,35 +5,37 @@ is in clockwork.py.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
 
+from kvstore.protocol.errors import Broken, ConfigError, ProtocolError
+from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
+from kvstore.security.binding import is_loopback
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.rows import BlockRows
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.config import NodeSettings
-from kvstore.store.engine import make_engine
+from kvstore.store.blocks.tags import from_recovered
+from kvstore.store.config import NodeSettings, split_place
 from kvstore.store.last_copies import LastCopies
-from kvstore.store.leaving import Leaving
-from kvstore.store.memory_plan import plan_memory
+from kvstore.store.leaving import Leaving, Saver
+from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
 from kvstore.store.moves.mover import TierMover
-from kvstore.store.moves.saving import Saver
-from kvstore.store.opening import open_tiers, readable_blocks
-from kvstore.store.page_sizes import PageSizes
-from kvstore.store.prefault import Prefaulter
-from kvstore.store.publisher import Publisher
-from kvstore.store.publishers import Publishers
-from kvstore.store.puts.answering import Answers
+from kvstore.store.prefault import PageSizes, Prefaulter
+from kvstore.store.publisher import Publisher, Publishers
 from kvstore.store.puts.checking import Checker
-from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.claims import Answers, Claims
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
@@ -45,15 +47,102 @@ from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.shown.showing import Showing
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.memory_limit import memory_limit
+from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.policies.by_name import make_policy
-from kvstore.tiers.value_codec import Encoding, make_codec
+from kvstore.tiers.tier import Tier
+from kvstore.tiers.value_codec import Encoding, make_codec, require_torch
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.transports import chosen_transports
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.model import LOOPBACK, Topology
+
+log = logging.getLogger("kvstore.store")
+
+WILDCARDS: Final = ("0.0.0.0", "::")
 
 SAVED_BATCHES = 4
 """Batches of `move_batch` that are planned at once when memory is written down: the mover always has one, and no more than these are
 written yet when the time is over."""
 
-log = logging.getLogger("kvstore.store")
+
+def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str, tls: Certificates | None = None) -> TransferEngine | None:
+    """The engine of the node's process `instance`, which serves clients of other hosts. None, and a warning, where the system does not
+    tell its network interfaces. Raises ConfigError for settings that cannot be met."""
+    try:
+        topology = Discovery.configured(transfer).look()
+    except Broken as error:
+        log.warning("no transfer engine: the topology of this host is unknown: %s", error)
+        return None
+    settings = engine_settings(transfer, topology, listens_on=listens_on, is_tls=tls is not None)
+    return TransferEngine(f"node-{instance:x}", settings, topology=topology, tls=tls)
+
+
+def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str, is_tls: bool = False) -> TransferSettings:
+    """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
+    is not either."""
+    names = [name for name in chosen_transports(transfer, topology, is_tls=is_tls) if name != "shm"]
+    loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
+    return replace(transfer, rails=transfer.rails or (loopback if is_loopback(listens_on) else ""), transports=",".join(names) or "tcp")
+
+
+def check(settings: NodeSettings) -> None:
+    """Raises ConfigError or InvalidArgument for settings that contradict one another, or addresses that are none."""
+    if settings.low_watermark > settings.high_watermark:
+        raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
+    if settings.nvme_codec != "none" and not settings.nvme:
+        raise ConfigError(f"nvme_codec is {settings.nvme_codec!r}, but there is no NVMe tier: say with nvme DIR:SIZE where it is")
+    if parse_address(settings.listen).unix:
+        raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
+    if parse_address(settings.listen).host in WILDCARDS and not settings.advertise:
+        raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
+    if settings.advertise and parse_address(settings.advertise).unix:
+        raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
+    SocketAccess.chosen(settings.socket_group, settings.socket_mode)
+
+
+def open_tiers(settings: NodeSettings, plan: MemoryPlan) -> dict[int, Tier]:
+    """The tiers that are configured, by index. Raises ConfigError, also where the plan exceeds the memory limit; those already opened are
+    closed then."""
+    tiers: dict[int, Tier] = {}
+    try:
+        dram = DramTier(plan.dram_bytes, hugepages=settings.hugepages, transparent_hugepages=settings.transparent_hugepages)
+        tiers[DRAM] = dram
+        check_limit(settings, plan, memory_limit(), has_reserved_pages=dram.hugepages)
+        if settings.nvme:
+            folder, size_bytes = split_place(settings.nvme, "nvme")
+            is_new = not os.path.exists(folder)  # Path.exists raises where a directory above may not be entered
+            tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
+            if is_new and os.stat(folder).st_dev == os.stat("/").st_dev:
+                log.warning("the NVMe folder %s is new, and on the disk of /: if one of its own was to be mounted there, it is not", folder)
+        if settings.hbm:
+            from kvstore.tiers.hbm import HbmTier  # torch takes seconds to import, and most nodes have no HBM tier
+
+            device, size_bytes = split_place(settings.hbm, "hbm")
+            tiers[HBM] = HbmTier(size_bytes, device)
+    except BaseException:
+        for tier in tiers.values():
+            tier.close()
+        raise
+    return tiers
+
+
+def readable_blocks(tier: Tier, rows: BlockRows) -> list[Block]:
+    """What a durable tier held, as blocks that `rows` made; a value whose tag cannot be read is given up.
+
+    Raises ConfigError: there are encoded values, and nothing that could decode them.
+    """
+    blocks = []
+    for found in tier.recover():
+        try:
+            blocks.append(from_recovered(found, rows))
+        except ProtocolError as error:
+            log.warning("a stored block is given up: %s", error)
+            tier.free(found.slot)
+    if any(loss is not None and loss.encoding is not None for block in blocks for loss in block.lossy):
+        require_torch(f"what the {tier.name} tier holds is encoded, and is decoded")
+    return blocks
 
 
 def hang_up_on_looker(owner: object) -> None:

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import StaleHandle
-from kvstore.tiers.size_classes import SizeClasses
-from kvstore.tiers.slab import Group, Slab
+from kvstore.tiers.slab import Group, SizeClasses, Slab
 from kvstore.tiers.tier import Slot, TierFull
 
 Numbers = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, READ, REMOVED, STORED, EventBatch, Events
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.hot import BlockReads, HotBlocks
+from kvstore.store.blocks.counts import BlockReads, HotBlocks
 
 RING_EVENTS: Final = 131_072
 """Events (blocks) kept for each tenant: 50 MB where all of them are of blocks that are gone, and a second of the busiest node's."""

@@ -11,10 +11,9 @@ from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block
 from kvstore.store.blocks.columns import Columns, Loss
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
-from kvstore.store.blocks.limits import TierLimits
+from kvstore.store.blocks.limits import SlabLimits, TierLimits
 from kvstore.store.blocks.rows import Numbers, groups_in, places_in, read
 from kvstore.store.blocks.slab_index import SlabIndex
-from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.policies.interface import EvictionPolicy

@@ -16,24 +16,18 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.settings import format_size
 from kvstore.store.blocks.block import DRAM, IN_USE, NVME, Block
 from kvstore.store.blocks.columns import ON_HOLD, Loss
-from kvstore.store.blocks.copies import Copies, Emit
-from kvstore.store.blocks.counts import TierCounts
-from kvstore.store.blocks.crowding import Crowding
-from kvstore.store.blocks.ended_puts import EndedPuts
+from kvstore.store.blocks.copies import Copies, Emit, IsLookedAt, Showing, ShowsNothing
+from kvstore.store.blocks.counts import NamespaceReads, TierCounts
 from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.free_slots import FreeSlots
+from kvstore.store.blocks.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.level import EncodedTotals, Level, MayLeave, evictable_in
-from kvstore.store.blocks.memory import most_blocks, most_remembered, table_bytes
-from kvstore.store.blocks.namespace_reads import NamespaceReads
-from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.quotas import BlockQuotas
+from kvstore.store.blocks.quotas import BlockQuotas, Crowding, most_blocks, most_remembered, table_bytes
 from kvstore.store.blocks.retired import RetiredBlocks
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.rows import BlockRows, rows_of, write
-from kvstore.store.blocks.showing import IsLookedAt, Showing, ShowsNothing
-from kvstore.store.blocks.slots_ahead import SlotsAhead
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy

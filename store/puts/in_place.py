@@ -14,16 +14,16 @@ from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
+from kvstore.store.admission import MAX_SLABS, Caller, peer_of
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.rows import places_of, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import MAX_SLABS, Caller, peer_of
-from kvstore.store.publishers import Publishers
+from kvstore.store.publisher import Publishers
 from kvstore.store.puts.ahead import PutsAhead
-from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
+from kvstore.store.puts.claims import Answers
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier

@@ -16,10 +16,10 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE_NOW, KEPT_ACKS, Open, Put
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span
+from kvstore.store.admission import Caller, peer_of
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import Caller, peer_of
 from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.tier import Slot
 

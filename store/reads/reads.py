@@ -14,15 +14,13 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Release
 from kvstore.rpc.session import Session
+from kvstore.store.admission import Caller, peer_of
 from kvstore.store.blocks.block import DRAM, TIERS, Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.caller import Caller, peer_of
 from kvstore.store.moves.mover import SlowRead, TierMover
-from kvstore.store.reads.memory import trim_heap
-from kvstore.store.reads.request import ReadRequest, SlowEntry
-from kvstore.store.reads.staging import stage
-from kvstore.store.reads.turns import ReadTurns, charge_of
+from kvstore.store.reads.request import ReadRequest, SlowEntry, stage
+from kvstore.store.reads.turns import ReadTurns, charge_of, trim_heap
 from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.dram import DramTier
 

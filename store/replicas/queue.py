@@ -25,8 +25,7 @@ from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.replicas.fetching import Source, Wanted, fetch
-from kvstore.store.replicas.rates import SourceRates
+from kvstore.store.replicas.fetching import Source, SourceRates, Wanted, fetch
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine

@@ -14,7 +14,7 @@ from kvstore.protocol.settings import load_settings
 from kvstore.security.credentials import read_credentials
 from kvstore.security.identity import Kind
 from kvstore.store.config import NodeSettings
-from kvstore.store.opening import check
+from kvstore.store.storage import check
 from kvstore.transfer.config import TransferSettings
 from tests.deploy.rendering import DEPLOY
 

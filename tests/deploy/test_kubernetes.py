@@ -19,7 +19,7 @@ from kvstore.security.credentials import read_credentials
 from kvstore.security.identity import Kind
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import check_limit, plan_memory
-from kvstore.store.opening import check
+from kvstore.store.storage import check
 from kvstore.tiers.memory_limit import MemoryLimit
 from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded

@@ -16,7 +16,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import load_settings
 from kvstore.router.config import RouterSettings, check_settings
 from kvstore.store.config import NodeSettings
-from kvstore.store.opening import check
+from kvstore.store.storage import check
 from kvstore.transfer.config import TransferSettings
 from tests.deploy.rendering import DEPLOY
 

@@ -13,9 +13,9 @@ from kvstore.protocol.frames import Header
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
-from kvstore.store.asking import ask
 from kvstore.store.identity import Identity, new_instance
 from kvstore.store.link import MasterLink
+from kvstore.store.asking import ask
 from kvstore.store.uses import Uses
 from kvstore.transfer.testing.waiting import eventually
 

@@ -31,14 +31,11 @@ from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.identity import Identity
-from kvstore.store.leaving import Leaving
+from kvstore.store.leaving import Leaving, Saver
 from kvstore.store.moves.mover import TierMover
-from kvstore.store.moves.saving import Saver
-from kvstore.store.publisher import Publisher
-from kvstore.store.publishers import Publishers
-from kvstore.store.puts.answering import Answers
+from kvstore.store.publisher import Publisher, Publishers
 from kvstore.store.puts.checking import Checker
-from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.claims import Answers, Claims
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts

@@ -13,12 +13,12 @@ from kvstore.client.local.index import IndexView
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.holds import SHARE, Holds
-from kvstore.store.blocks.memory import REMEMBERED_SHARE, TABLE_BYTES
-from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.quotas import REMEMBERED_SHARE, TABLE_BYTES
+from kvstore.store.blocks.room import TierMove
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.moves.job import MoveJob, fetch
+from kvstore.store.moves.mover import MoveJob, fetch
 from kvstore.store.shown.showing import Showing
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy

@@ -1,7 +1,7 @@
 """Promises of caller.py: what is kept of a connection does not grow for as long as that lasts."""
 
 from kvstore.security.identity import EVERYBODY
-from kvstore.store.caller import MANY_SLABS, Caller
+from kvstore.store.admission import MANY_SLABS, Caller
 
 
 def test_slabs_that_are_gone_are_forgotten_once_they_are_many() -> None:

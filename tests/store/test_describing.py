@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.protocol.settings import Size
 from kvstore.store.config import NodeSettings
-from kvstore.store.describing import watch_topology
+from kvstore.store.identity import watch_topology
 from kvstore.store.node import Node
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.store.engine import engine_settings
+from kvstore.store.storage import engine_settings
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.topology.model import ETHERNET, LOOPBACK, Nic, Topology
 

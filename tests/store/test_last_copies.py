@@ -10,8 +10,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.spares import ASK_EVERY, MAX_AGE_NS
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.last_copies import LastCopies
-from kvstore.store.spilling import MIN_PAUSE_NS
+from kvstore.store.last_copies import MIN_PAUSE_NS, LastCopies
 from tests.store.tables import Store
 
 SIZE = 100

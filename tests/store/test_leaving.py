@@ -7,8 +7,7 @@ import pytest
 
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
-from kvstore.store.leaving import Leaving
-from kvstore.store.moves.saving import Saver
+from kvstore.store.leaving import Leaving, Saver
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size
-from kvstore.store.blocks.memory import INDEX_BYTES, most_blocks
+from kvstore.store.blocks.quotas import INDEX_BYTES, most_blocks
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import MIN_TABLE_BYTES, PROCESS_BYTES, TORCH_BYTES, MemoryPlan, check_limit, plan_memory
 from kvstore.tiers.memory_limit import MemoryLimit

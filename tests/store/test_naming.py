@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.store.config import NodeSettings
-from kvstore.store.naming import NodeName
+from kvstore.store.identity import NodeName
 from tests.store.daemons import master_flags, running, until_nodes_are
 
 SETTINGS = NodeSettings(listen="127.0.0.1:0")

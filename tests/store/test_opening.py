@@ -17,7 +17,7 @@ from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
-from kvstore.store.opening import check, open_tiers, readable_blocks
+from kvstore.store.storage import check, open_tiers, readable_blocks
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record
 from kvstore.tiers.value_codec import Encoding

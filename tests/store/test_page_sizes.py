@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.store.page_sizes import LOOK_S, PageSizes
+from kvstore.store.prefault import LOOK_S, PageSizes
 from kvstore.tiers import memfd
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, why_none

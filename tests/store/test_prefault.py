@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.rpc.reactor import Reactor
-from kvstore.store.page_sizes import PageSizes
-from kvstore.store.prefault import Prefaulter
+from kvstore.store.prefault import PageSizes, Prefaulter
 from kvstore.tiers.dram import DramTier
 
 TIMEOUT_S = 10.0

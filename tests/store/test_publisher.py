@@ -23,7 +23,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.waits import SPARE
+from kvstore.store.blocks.undecided import SPARE
 from kvstore.store.comparison import Comparison
 from kvstore.store.publisher import Publisher
 from kvstore.tiers.tier import Slot

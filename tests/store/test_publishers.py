@@ -6,12 +6,11 @@ import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_MOVED, Publish
 from kvstore.protocol.errors import KVStoreError
-from kvstore.store import publishers
+from kvstore.store import publisher as publishers
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.publisher import Publisher
-from kvstore.store.publishers import Publishers
+from kvstore.store.publisher import Publisher, Publishers
 from tests.store.made import made
 
 Answered = Callable[[KVStoreError | None], None]

@@ -44,8 +44,8 @@ from kvstore.rpc.address import connect, parse_address, socket_id
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.identity import Role
+from kvstore.store.admission import MAX_SLABS
 from kvstore.store.blocks.block import Block
-from kvstore.store.caller import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame

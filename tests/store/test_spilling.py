@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.store.blocks.level import Level
-from kvstore.store.spilling import AHEAD_BLOCKS, MAX_PAUSE_NS, MIN_PAUSE_NS, Spilling
+from kvstore.store.last_copies import AHEAD_BLOCKS, MAX_PAUSE_NS, MIN_PAUSE_NS, Spilling
 from tests.store.tables import Store
 
 SIZE = 100
@@ -62,7 +62,7 @@ def test_a_quarter_is_offered_and_no_more_than_the_limit(node: Node, monkeypatch
     assert node.spilling.offered(coldest) == bytes(4 * (1,)) + bytes(BLOCKS - 5)
     assert [block.key for block in coldest[:4]] == [b"00", b"01", b"02", b"03"]
     assert node.spilling.ahead < AHEAD_BLOCKS
-    monkeypatch.setattr("kvstore.store.spilling.AHEAD_BLOCKS", 2)
+    monkeypatch.setattr("kvstore.store.last_copies.AHEAD_BLOCKS", 2)
     assert node.spilling.offered(coldest) == bytes(2 * (1,)) + bytes(BLOCKS - 3)
 
 

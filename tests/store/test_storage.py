@@ -15,8 +15,7 @@ from kvstore.store.blocks.block import DRAM, NVME
 from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
-from kvstore.store.opening import open_tiers
-from kvstore.store.storage import Storage, hang_up_on_looker
+from kvstore.store.storage import Storage, hang_up_on_looker, open_tiers
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.transfer.config import TransferSettings

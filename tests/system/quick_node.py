@@ -4,7 +4,7 @@ The rest is the real node.
 """
 
 from kvstore.store import daemon
-from kvstore.store.blocks import hot
+from kvstore.store.blocks import counts as hot
 
 SPAN_S = 2.0
 

@@ -3,7 +3,7 @@
 import mmap
 import threading
 
-from kvstore.tiers.aligned_buffers import AlignedBuffers, address_of
+from kvstore.tiers.value_file import AlignedBuffers, address_of
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 
 

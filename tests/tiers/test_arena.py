@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.tiers.arena import ArenaRanges
+from kvstore.tiers.hbm import ArenaRanges
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.tiers.device_copy import PlainCopier, import_torch, runs
+from kvstore.tiers.hbm import PlainCopier, import_torch, runs
 
 
 def test_plain_copies_go_to_their_offsets_and_back() -> None:

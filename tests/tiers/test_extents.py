@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.tiers.extents import MAX_LOOKED, ExtentAllocator, Run
+from kvstore.tiers.placements import MAX_LOOKED, ExtentAllocator, Run
 
 PAGES = 300
 

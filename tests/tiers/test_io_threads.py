@@ -3,7 +3,7 @@
 import threading
 from functools import partial
 
-from kvstore.tiers.io_threads import IoThreads
+from kvstore.tiers.value_store import IoThreads
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 
 

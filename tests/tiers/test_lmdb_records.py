@@ -11,10 +11,9 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, StaleHandle, TierFailed
 from kvstore.tiers import lmdb_records
-from kvstore.tiers.extents import Run
-from kvstore.tiers.lmdb_records import LmdbRead, LmdbRecords, key_of
+from kvstore.tiers.lmdb_records import Header, LmdbRead, LmdbRecords, key_of
 from kvstore.tiers.nvme_env import Environment, begin_transaction
-from kvstore.tiers.nvme_header import Header
+from kvstore.tiers.placements import Run
 
 LARGE = Header(5000, 1, (Run(3, 5),), b"large")
 

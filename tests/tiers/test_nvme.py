@@ -23,10 +23,10 @@ from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, InvalidArgument, StaleHandle, TierFailed
 from kvstore.tiers.conformance import DurableTierConformance, get, put, read, record, value
-from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.nvme import LMDB_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
+from kvstore.tiers.placements import PAGE_BYTES
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec, decode_into
 from kvstore.tiers.value_file import DIRECT_BYTES

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.tiers.extents import Run
-from kvstore.tiers.nvme_header import Header, pack_header, unpack_header
+from kvstore.tiers.lmdb_records import Header, pack_header, unpack_header
+from kvstore.tiers.placements import Run
 
 KEY = (7).to_bytes(8)
 HEADERS = [

@@ -3,8 +3,7 @@
 import pytest
 
 from kvstore.protocol.errors import Closed
-from kvstore.tiers.extents import Run
-from kvstore.tiers.placements import Placement, Placements, Runs, pack_runs, pages_of, unpack_runs
+from kvstore.tiers.placements import Placement, Placements, Run, Runs, pack_runs, pages_of, unpack_runs
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_VALUE_BYTES
-from kvstore.tiers.size_classes import SizeClasses, rounded_size
+from kvstore.tiers.slab import SizeClasses, rounded_size
 
 
 def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import ConfigError, TierFailed
-from kvstore.tiers.extents import PAGE_BYTES, Run
+from kvstore.tiers.placements import PAGE_BYTES, Run
 from kvstore.tiers.tier import TierFull
 from kvstore.tiers.value_file import DIRECT_BYTES, MAX_JOINED, PIECE_BYTES, Piece, ValueFile, copy, joined, pieces_of
 from tests.tiers.test_nvme_env import file_size_limit

@@ -12,8 +12,7 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, Closed, ConfigError, TierFailed
 from kvstore.tiers import value_store
-from kvstore.tiers.extents import PAGE_BYTES, Run
-from kvstore.tiers.placements import Placement, Runs
+from kvstore.tiers.placements import PAGE_BYTES, Placement, Run, Runs
 from kvstore.tiers.tier import TierFull
 from kvstore.tiers.value_file import DIRECT_BYTES, PIECE_BYTES
 from kvstore.tiers.value_store import MIN_SEGMENT_BYTES, ExtentRead, ValueStore

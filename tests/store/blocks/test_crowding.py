@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks import crowding, room
+from kvstore.store.blocks import quotas as crowding
+from kvstore.store.blocks import room
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from kvstore.store.blocks import ended_puts
+from kvstore.store.blocks import open_puts as ended_puts
 from kvstore.store.blocks.block import DRAM
-from kvstore.store.blocks.ended_puts import EndedPuts
-from kvstore.store.blocks.open_puts import OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import EndedPuts, OpenPut, OpenPuts
 from kvstore.tiers.dram import DramTier
 from tests.store.made import made
 from tests.store.tables import RemoteWriter

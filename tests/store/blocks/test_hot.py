@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.hot import IDLE_S, MAX_COUNTED, SPAN_S, HotBlocks
+from kvstore.store.blocks.counts import IDLE_S, MAX_COUNTED, SPAN_S, HotBlocks
 from tests.store.made import made
 
 S = 1_000_000_000

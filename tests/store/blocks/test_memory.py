@@ -1,6 +1,6 @@
 """Promises of memory.py: as many blocks are known and remembered as fit the memory, and one in any case."""
 
-from kvstore.store.blocks.memory import most_blocks, most_remembered, table_bytes
+from kvstore.store.blocks.quotas import most_blocks, most_remembered, table_bytes
 
 
 def test_as_many_as_may_be_known_and_remembered_fit() -> None:

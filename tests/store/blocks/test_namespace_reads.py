@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.store.blocks import namespace_reads as module
-from kvstore.store.blocks.namespace_reads import NamespaceRead, NamespaceReads
+from kvstore.store.blocks import counts as module
+from kvstore.store.blocks.counts import NamespaceRead, NamespaceReads
 from tests.store.made import made
 
 S = 1_000_000_000

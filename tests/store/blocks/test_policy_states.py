@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.policy_states import BlockStates
 from kvstore.store.blocks.rows import BlockRows
-from kvstore.tiers.policies.states import DictStates
+from kvstore.tiers.policies.interface import DictStates
 from kvstore.tiers.tier import Slot
 
 OURS, THEIRS = 3, 4

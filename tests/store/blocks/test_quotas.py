@@ -10,7 +10,7 @@ from kvstore.store.blocks import room
 from kvstore.store.blocks.block import DRAM, HBM, NVME
 from kvstore.store.blocks.quotas import Use
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.opening import readable_blocks
+from kvstore.store.storage import readable_blocks
 from tests.store.made import made
 from tests.store.tables import Store
 

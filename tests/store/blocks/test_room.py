@@ -10,7 +10,7 @@ from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import level, room
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.opening import readable_blocks
+from kvstore.store.storage import readable_blocks
 from tests.store.tables import Store, value_of
 
 MakeStore = Callable[..., Store]

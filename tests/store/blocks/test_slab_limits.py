@@ -7,7 +7,7 @@ import pytest
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import level
 from kvstore.store.blocks.block import DRAM, HBM, Block
-from kvstore.store.blocks.slab_limits import SlabLimits
+from kvstore.store.blocks.limits import SlabLimits
 from kvstore.tiers.dram import DramTier
 from tests.store.tables import Store
 

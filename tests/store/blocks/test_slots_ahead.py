@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks.slots_ahead import IDLE_NS, MAX_SHARE, SlotsAhead
+from kvstore.store.blocks.free_slots import IDLE_NS, MAX_SHARE, SlotsAhead
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]

@@ -7,8 +7,8 @@ import pytest
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.memory import REMEMBERED_SHARE, TABLE_BYTES
-from kvstore.store.opening import readable_blocks
+from kvstore.store.blocks.quotas import REMEMBERED_SHARE, TABLE_BYTES
+from kvstore.store.storage import readable_blocks
 from kvstore.tiers.policies.lru import LRU
 from tests.store.tables import PUT_TTL_NS, Store, value_of
 

@@ -12,7 +12,7 @@ from kvstore.kvcache.codecs.schemes import NONE
 from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.columns import Loss
-from kvstore.store.opening import readable_blocks
+from kvstore.store.storage import readable_blocks
 from kvstore.tiers.value_codec import make_codec
 from tests.store.tables import Store, value_of
 from tests.store.tensors import SHAPE, after, is_raw, tensor_value

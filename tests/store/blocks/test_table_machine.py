@@ -16,11 +16,11 @@ from kvstore.store.blocks import table as table_module
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.level import evictable_in
-from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.quotas import NO_USE
-from kvstore.store.moves.job import MoveJob
-from kvstore.store.reads.staging import stage
+from kvstore.store.blocks.room import TierMove
+from kvstore.store.moves.mover import MoveJob
+from kvstore.store.reads.request import stage
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
 from tests.store.tables import PUT_TTL_NS, LocalClient, RemoteWriter, Store

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.store.blocks.waits import SPARE, Waits, never
+from kvstore.store.blocks.undecided import SPARE, Waits, never
 
 
 def test_who_was_answered_meanwhile_is_forgotten_and_others_still_wait_for_what_he_waited_for() -> None:

@@ -7,9 +7,9 @@ import xxhash
 
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.columns import Loss
-from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.room import TierMove
 from kvstore.store.blocks.tags import from_recovered, tag_of
-from kvstore.store.moves.job import MoveJob
+from kvstore.store.moves.mover import MoveJob
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import ValueCodec, make_codec
 from tests.store.made import ROWS

@@ -8,7 +8,7 @@ import pytest
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.moves.saving import WAITING_LOOK_NS, WALK_SHARE, Saver
+from kvstore.store.leaving import WAITING_LOOK_NS, WALK_SHARE, Saver
 from tests.store.failing_tier import FailingNvme
 from tests.store.tables import Store, value_of
 

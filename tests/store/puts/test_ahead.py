@@ -17,7 +17,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.session import Session
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks.slots_ahead import IDLE_NS
+from kvstore.store.blocks.free_slots import IDLE_NS
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024

@@ -14,9 +14,9 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import BUSY, GRANTED
 from kvstore.protocol.node_messages import Open
 from kvstore.security.identity import Identity, Kind
+from kvstore.store.admission import Caller
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import Caller
 from kvstore.store.puts import slots as slots_module
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.waiting import WaitingRoom

@@ -1,4 +1,4 @@
-"""Promises of both sides of a writer's page (store/puts/writer_page.py, client/local/writer_page.py): a slot is written or taken back."""
+"""Promises of both sides of a writer's page (store/puts/ahead.py, client/local/writer_page.py): a slot is written or taken back."""
 
 import os
 import select
@@ -10,7 +10,7 @@ import pytest
 from kvstore.client.local.writer_page import OfferedSlot
 from kvstore.protocol.errors import Broken, TierFailed
 from kvstore.protocol.writer_page import PAGE_BYTES
-from kvstore.store.puts.writer_page import WriterPage, make_page
+from kvstore.store.puts.ahead import WriterPage, make_page
 
 KEPT, MOST_S = 1_000, 10.0
 """It ends once a slot that was being written was in the way so often."""

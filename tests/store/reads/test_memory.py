@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from kvstore.store.reads import memory
+from kvstore.store.reads import turns as memory
 
 PROGRAM = """
 import numpy
 from pathlib import Path
-from kvstore.store.reads.memory import trim_heap
+from kvstore.store.reads.turns import trim_heap
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

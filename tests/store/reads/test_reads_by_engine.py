@@ -12,7 +12,7 @@ from kvstore.protocol.session_messages import ROLE_NODE, Count, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.caller import MAX_SLABS
+from kvstore.store.admission import MAX_SLABS
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion

@@ -17,8 +17,8 @@ from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
-from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.placements import PAGE_BYTES
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served
 from tests.store.tensors import SHAPE, after, tensor_value
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.table import STAGED_SHARE
-from kvstore.store.reads.staging import stage
+from kvstore.store.reads.request import stage
 from tests.store.tables import Store, value_of
 
 MakeStore = Callable[..., Store]

@@ -1,7 +1,7 @@
 """Promises of rates.py: the newest of each source, of so many sources."""
 
 from kvstore.protocol.message import MAX_RATES
-from kvstore.store.replicas.rates import SourceRates
+from kvstore.store.replicas.fetching import SourceRates
 from kvstore.transfer.paths.bandwidth import Measured
 
 S = 1_000_000_000

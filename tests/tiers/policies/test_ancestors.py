@@ -1,6 +1,6 @@
 """Promises of ancestors.py: the link that would close a cycle is found, and every other one is kept."""
 
-from kvstore.tiers.policies.ancestors import closes_cycle, has_cycle
+from kvstore.tiers.policies.prefix_tree import closes_cycle, has_cycle
 
 CHAIN = {1: 0, 2: 1, 3: 2}
 """Child to parent; 0 is absent."""

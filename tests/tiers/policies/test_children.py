@@ -1,6 +1,6 @@
 """Promises of children.py: a block's children are those that came and have not left, few or many."""
 
-from kvstore.tiers.policies.children import FEW_CHILDREN, Children, with_child, without_child
+from kvstore.tiers.policies.prefix_tree import FEW_CHILDREN, Children, with_child, without_child
 
 
 def test_children_come_and_go_few_or_many() -> None:

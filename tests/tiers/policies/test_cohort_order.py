@@ -2,9 +2,8 @@
 
 from kvstore.tiers.policies.cohort_order import RINGS, CohortOrder
 from kvstore.tiers.policies.hazard import BUCKETS
-from kvstore.tiers.policies.run import Run
-from kvstore.tiers.policies.states import DictStates
-from kvstore.tiers.policies.visits import Cohort
+from kvstore.tiers.policies.interface import DictStates
+from kvstore.tiers.policies.visits import Cohort, Run
 
 
 def fill(order: CohortOrder[str], cohort: Cohort[str], *keys: str, is_tip: bool = False) -> Cohort[str]:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvstore.tiers.policies.frequency_sketch import COLUMNS_PER_KEY, MAX_COUNT, MIN_COLUMNS, SAMPLE_PER_COLUMN, FrequencySketch
+from kvstore.tiers.policies.tinylfu import COLUMNS_PER_KEY, MAX_COUNT, MIN_COLUMNS, SAMPLE_PER_COLUMN, FrequencySketch
 
 
 def test_it_counts_each_use_of_a_key_and_nothing_of_others() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvstore.tiers.policies.hit_density import AGES, CLASSES, EXACT_AGES, DensityModel
+from kvstore.tiers.policies.lhd import AGES, CLASSES, EXACT_AGES, DensityModel
 
 
 def test_before_anything_was_seen_younger_and_sooner_reused_is_better() -> None:

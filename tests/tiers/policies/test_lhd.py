@@ -5,9 +5,8 @@ import random
 import pytest
 
 from kvstore.tiers.policies.conformance import PolicyConformance, evictions_of_a_trace
-from kvstore.tiers.policies.hit_density import CLASSES, DensityModel
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
-from kvstore.tiers.policies.lhd import GHOSTS_PER_KEY, LHD
+from kvstore.tiers.policies.lhd import CLASSES, GHOSTS_PER_KEY, LHD, DensityModel
 
 
 class TestLHD(PolicyConformance):

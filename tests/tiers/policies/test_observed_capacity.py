@@ -1,6 +1,6 @@
 """The capacity is the most keys there were when room was needed, and follows a group that shrinks."""
 
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+from kvstore.tiers.policies.interface import ObservedCapacity
 
 
 def test_it_is_unknown_until_a_victim_is_asked_for_and_rises_at_once() -> None:

@@ -15,11 +15,10 @@ from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
 from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.conformance import PolicyConformance
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
-from kvstore.tiers.policies.node import Node
 from kvstore.tiers.policies.prefix import PrefixPolicy
-from kvstore.tiers.policies.states import DictStates
+from kvstore.tiers.policies.prefix_tree import Node
 
 
 class Clock:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.tiers.policies.run import Run
-from kvstore.tiers.policies.states import DictStates
+from kvstore.tiers.policies.interface import DictStates
+from kvstore.tiers.policies.visits import Run
 
 
 @given(st.integers(1, 30), st.data())

@@ -4,8 +4,7 @@ import pytest
 
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
 from kvstore.tiers.policies.s3fifo import S3FIFO
 
 

@@ -1,6 +1,6 @@
 """Promises of states.py: what is said of many keys at once is what each of them has."""
 
-from kvstore.tiers.policies.states import DictStates
+from kvstore.tiers.policies.interface import DictStates
 
 
 def test_many_keys_have_the_state_that_they_are_given() -> None:

@@ -6,10 +6,8 @@ import pytest
 
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine
-from kvstore.tiers.policies.frequency_sketch import MAX_COUNT
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
-from kvstore.tiers.policies.tinylfu import WTinyLFU
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.tiers.policies.tinylfu import MAX_COUNT, WTinyLFU
 
 
 class NaiveTinyLFU(NaivePolicy):

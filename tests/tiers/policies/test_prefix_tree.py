@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvstore.tiers.policies.children import FEW_CHILDREN, with_child
-from kvstore.tiers.policies.node import Node, alone, is_alone
+from kvstore.tiers.policies.prefix_tree import FEW_CHILDREN, Node, alone, is_alone, with_child
 from kvstore.tiers.policies.visits import ALONE, Cohort, Visit
 
 
