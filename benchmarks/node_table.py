@@ -17,7 +17,7 @@ from kvstore.client.tools.bench_report import Row, at_most
 from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.table import BlockTable, TableRules
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
@@ -63,12 +63,9 @@ class Filling:
         self._dram = DramTier(BLOCKS * VALUE_BYTES)
         self._table = BlockTable(
             {DRAM: self._dram},
-            make_policy=lambda: make_policy(policy),
+            TableRules(make_policy=lambda: make_policy(policy), put_ttl_ns=10**9),
             emit=lambda kind, block: None,
             events=EventLog(lambda: 0),
-            put_ttl_ns=10**9,
-            high_watermark=1.0,
-            low_watermark=1.0,
         )
         self._prompt = prompt
         self._rng = np.random.default_rng(1)

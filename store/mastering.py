@@ -4,6 +4,7 @@ over it."""
 import logging
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heard, Heartbeat, Publish
@@ -16,15 +17,24 @@ from kvstore.rpc.tracing import Tracer
 from kvstore.rpc.vanishing import notice_vanished_host
 from kvstore.store.admission import Admission
 from kvstore.store.asking import ask
-from kvstore.store.last_copies import LastCopies
-from kvstore.store.publisher import Publisher
-from kvstore.store.puts.claims import Claims
-from kvstore.store.puts.deciding import Deciding
-from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
-from kvstore.transfer.engine import TransferEngine
+from kvstore.store.storage import Storage
+from kvstore.store.tuning import NodeTuning
 
 log = logging.getLogger("kvstore.store")
+
+
+class Owner(Protocol):
+    """The node, as the session reports to it."""
+
+    @property
+    def reactor(self) -> Reactor: ...
+
+    def synced(self) -> None:
+        """A partition's master knows the whole inventory."""
+
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        """The connection of that registration is gone."""
 
 
 class MasterSession:
@@ -32,41 +42,31 @@ class MasterSession:
 
     def __init__(
         self,
-        reactor: Reactor,
+        node: Owner,
+        storage: Storage,
         service: NodeService,
-        publisher: Publisher,
-        claims: Claims,
-        deciding: Deciding,
-        copies: ReplicaQueue,
-        last_copies: LastCopies,
         admission: Admission,
-        engine: TransferEngine | None,
+        tuning: NodeTuning,
         partition: int = 0,
         *,
-        peer_timeout_s: float,
-        on_synced: Callable[[], None],
-        on_lost: Callable[[int], None],
         tracer: Tracer | None = None,
     ) -> None:
-        """`service` carries out the master's commands; those that belong to a trace have spans of `tracer`. `on_synced` is called each
-        time that the master knows the whole inventory, `on_lost` with the registration's epoch when the connection is gone."""
-        self._reactor = reactor
+        """`service` carries out the master's commands; those that belong to a trace have spans of `tracer`."""
+        self._node = node
+        self._reactor = node.reactor
         self._service = service
-        self._publisher = publisher
-        self._claims = claims
-        self._deciding = deciding
-        self._copies = copies
-        self._last_copies = last_copies
+        self._publisher = storage.publishers[partition]
+        self._claims = storage.claims
+        self._deciding = storage.deciding
+        self._copies = storage.copies
+        self._last_copies = storage.last_copies
         self._admission = admission
         self._partition = partition
-        self._engine = engine
-        self._peer_timeout_s = peer_timeout_s
-        self._on_synced = on_synced
-        self._on_lost = on_lost
+        self._peer_timeout_s = tuning.peer_timeout_s
         self._tracer = tracer
         self._session: Session | None = None
         self._registration_epoch = self._node_id = 0
-        publisher.on_refused = self._refused
+        self._publisher.on_refused = self._refused
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
         """A registered connection to the master, which takes Trace messages or does not: introduce the inventory over it."""
@@ -119,7 +119,7 @@ class MasterSession:
 
     def _synced(self) -> None:
         self._service.synced(self._partition)
-        self._on_synced()
+        self._node.synced()
 
     def _lost(self, session: Session) -> None:
         if session is self._session:
@@ -131,7 +131,7 @@ class MasterSession:
             self._deciding.link_down(partition)
             self._copies.link_down(partition)
             self._last_copies.link_down(partition)
-            self._on_lost(self._registration_epoch)
+            self._node.lost(partition, self._registration_epoch)
 
     def _refused(self, error: KVStoreError) -> None:
         log.warning("the master refused an event: %s", error)

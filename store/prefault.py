@@ -28,10 +28,9 @@ NICE: Final = 5
 class PageSizes:
     """`look` is for any one thread; the loop reads what it found last."""
 
-    def __init__(self, dram: DramTier, *, asks: bool, root: Path = Path("/")) -> None:
-        """`asks`: DRAM asks the kernel for huge pages (setting `transparent_hugepages`). `root` is that of the files."""
+    def __init__(self, dram: DramTier, *, root: Path = Path("/")) -> None:
+        """`root` is that of the files."""
         self._dram = dram
-        self._asks = asks
         self._root = root
         self.huge_bytes = 0
         """Of DRAM, as far as this process has touched it, and of what else it has in shared memory: indexes and desks are small."""
@@ -50,25 +49,25 @@ class PageSizes:
         return max(LOOK_S, REST * (time.perf_counter() - begun_s))
 
     def _reason(self) -> str:
-        if self._dram.hugepages:
-            return ""
-        return why_none(self._root) if self._asks else "transparent_hugepages is off"
+        return "" if self._dram.hugepages else why_none(self._root)
 
 
 class Prefaulter:
     """See the module. The node's loop is the only caller."""
 
-    def __init__(self, reactor: Reactor, dram: DramTier, pages: PageSizes, *, step_bytes: int, on_done: Callable[[], None]) -> None:
-        """`on_done` is called in the loop once everything has been touched, `step_bytes` at a time, and looked at."""
+    def __init__(self, reactor: Reactor, dram: DramTier, pages: PageSizes, *, step_bytes: int) -> None:
+        """It touches `step_bytes` at a time."""
         self._reactor = reactor
         self._dram = dram
         self._pages = pages
         self._step_bytes = step_bytes
-        self._on_done = on_done
+        self._on_done: Callable[[], None] = lambda: None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
 
-    def start(self) -> None:
+    def start(self, on_done: Callable[[], None]) -> None:
+        """`on_done` is called in the loop once everything has been touched and looked at."""
+        self._on_done = on_done
         self._thread.start()
 
     def stop(self) -> None:

@@ -7,7 +7,6 @@ is in clockwork.py.
 import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
@@ -25,7 +24,7 @@ from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.rows import BlockRows
-from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.table import BlockTable, TableRules
 from kvstore.store.blocks.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_place
 from kvstore.store.last_copies import LastCopies
@@ -41,10 +40,10 @@ from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.puts.slots import Slots
 from kvstore.store.reads.reads import ReadService
-from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.shown.showing import Showing
+from kvstore.store.tuning import NodeTuning
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.memory_limit import memory_limit
@@ -107,7 +106,7 @@ def open_tiers(settings: NodeSettings, plan: MemoryPlan) -> dict[int, Tier]:
     closed then."""
     tiers: dict[int, Tier] = {}
     try:
-        dram = DramTier(plan.dram_bytes, hugepages=settings.hugepages, transparent_hugepages=settings.transparent_hugepages)
+        dram = DramTier(plan.dram_bytes, hugepages=settings.hugepages)
         tiers[DRAM] = dram
         check_limit(settings, plan, memory_limit(), has_reserved_pages=dram.hugepages)
         if settings.nvme:
@@ -163,24 +162,23 @@ class Storage:
         transfer: TransferSettings,
         instance: int,
         tls: Certificates | None,
-        may_be_decided: Callable[[], bool],
-        on_prefaulted: Callable[[], None],
+        tuning: NodeTuning,
     ) -> None:
         """Open the tiers, and recover what NVMe holds; `opened` closes what is open if the rest of the node cannot be made.
 
-        `may_be_decided` says whether there is a master to decide what is claimed, `on_prefaulted` is called in the loop once all DRAM has
-        been touched. Raises ConfigError, TierFailed.
+        Raises ConfigError, TierFailed.
         """
         self._settings = settings
+        self._tuning = tuning
         self._reactor = reactor
         self.partitioning = Partitioning()
         self.codec = make_codec(settings.nvme_codec)
         self._open(opened, transfer, instance, tls)
-        self._assemble(tls, may_be_decided, on_prefaulted)
+        self._assemble(tls)
 
     def _open(self, opened: ExitStack, transfer: TransferSettings, instance: int, tls: Certificates | None) -> None:
         """Tiers, engine, and the table with what NVMe held."""
-        settings = self._settings
+        settings, tuning = self._settings, self._tuning
         self.memory = plan_memory(settings)
         self._tiers = open_tiers(settings, self.memory)
         for tier in self._tiers.values():
@@ -191,33 +189,35 @@ class Storage:
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self.dram = dram
-        interval_s = settings.claim_interval_s
+        interval_s = tuning.claim_interval_s
         self.publishers = Publishers(
             lambda: self.table.blocks(),
             self.partitioning,
             lambda parts: Publisher(
                 parts,
-                batch_events=settings.publish_batch,
-                max_in_flight=settings.publish_in_flight,
+                batch_events=tuning.publish_batch,
+                max_in_flight=tuning.publish_in_flight,
                 later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
                 soon=self._reactor.call_soon,
-                compare_from_blocks=settings.compare_from_blocks,
+                compare_from_blocks=tuning.compare_from_blocks,
             ),
         )
         capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}
-        holds = Holds(capacities, max_ns=int(settings.max_lease_s * 1e9))
-        self.showing = Showing(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
+        holds = Holds(capacities, max_ns=int(tuning.max_lease_s * 1e9))
+        self.showing = Showing(dram, holds, max_look_ns=int(tuning.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self.showing.close)
         self.table = BlockTable(
             self._tiers,
-            make_policy=lambda: make_policy(settings.policy),
+            TableRules(
+                make_policy=lambda: make_policy(settings.policy),
+                put_ttl_ns=int(tuning.put_ttl_s * 1e9),
+                high_watermark=settings.high_watermark,
+                low_watermark=settings.low_watermark,
+                max_table_bytes=self.memory.table_bytes,
+                encoding_of=self._encoding if self.codec is not None else None,
+            ),
             emit=self.publishers.emit,
             events=EventLog(lambda: time.time_ns() // 1000),
-            put_ttl_ns=int(settings.put_ttl_s * 1e9),
-            high_watermark=settings.high_watermark,
-            low_watermark=settings.low_watermark,
-            encoding_of=self._encoding if self.codec is not None else None,
-            max_table_bytes=self.memory.table_bytes,
             showing=self.showing,
             partitioning=self.partitioning,
             holds=holds,
@@ -226,19 +226,16 @@ class Storage:
             found = self.table.recover(readable_blocks(self._tiers[NVME], self.table.rows))
             log.info("recovered %d blocks from NVMe", found)
 
-    def _assemble(self, tls: Certificates | None, may_be_decided: Callable[[], bool], on_prefaulted: Callable[[], None]) -> None:
+    def _assemble(self, tls: Certificates | None) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
-        settings, reactor, dram = self._settings, self._reactor, self.dram
-        self.waiting = WaitingRoom(max_of_owner=settings.peer_requests)
+        tuning, reactor, dram = self._tuning, self._reactor, self.dram
+        self.waiting = WaitingRoom(max_of_owner=tuning.peer_requests)
         self.leases = Leases(self.table.copies.release)
         self.mover = TierMover(
             reactor,
             self.table,
             self._tiers,
-            batch_bytes=settings.move_batch,
-            read_threads=settings.read_threads,
-            write_threads=settings.write_threads,
-            tier_retry_s=settings.tier_retry_s,
+            tuning=tuning,
             on_room=self.waiting.retry,
             codec=self.codec,
         )
@@ -249,11 +246,11 @@ class Storage:
             self.table,
             self.publishers,
             self.answers,
-            interval_s=settings.claim_interval_s,
+            interval_s=tuning.claim_interval_s,
             on_room=self.waiting.retry,
         )
         self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
-        slots = Slots(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
+        slots = Slots(self.table, self.waiting, demotion_wait_s=self._settings.demotion_wait_s)
         self._checker = Checker(reactor)
         self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
         self.sent = SentPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
@@ -262,10 +259,7 @@ class Storage:
             dram,
             self.mover,
             self.leases,
-            ReadTurns(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes),
-            WaitingRoom(max_of_owner=settings.peer_requests),
-            max_lease_ns=int(settings.max_lease_s * 1e9),
-            answer_bytes=settings.peer_bytes,
+            tuning=tuning,
             has_engine=self.engine is not None,
         )
         self.copies = ReplicaQueue(
@@ -273,17 +267,15 @@ class Storage:
             self.table,
             dram,
             self.waiting,
-            batch_bytes=settings.copy_batch,
-            queue_blocks=settings.copy_queue,
-            timeout_s=settings.copy_timeout_s,
+            tuning=tuning,
             engine=self.engine,
             tls=tls,
         )
         self.last_copies = LastCopies(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
-        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=may_be_decided)
+        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * tuning.move_batch, may_be_decided=lambda: self.deciding.has_master)
         self.leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
-        self.pages = PageSizes(dram, asks=settings.transparent_hugepages)
-        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
+        self.pages = PageSizes(dram)
+        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=tuning.prefault_step)
 
     def close(self) -> None:
         """Let copies under way end, and close the tiers. For when all who use the memory have been hung up on: clients, masters, and other
@@ -291,7 +283,7 @@ class Storage:
         self.copies.close()
         self._checker.close()
         self.mover.close()
-        self.prefaulter.join(self._settings.shutdown_timeout_s)
+        self.prefaulter.join(self._tuning.shutdown_timeout_s)
         for tier in self._tiers.values():
             tier.close()
 

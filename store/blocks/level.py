@@ -2,7 +2,7 @@
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
@@ -16,7 +16,6 @@ from kvstore.store.blocks.rows import Numbers, groups_in, places_in, read
 from kvstore.store.blocks.slab_index import SlabIndex
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.slab_tier import SlabTier
 from kvstore.tiers.slabs import POSITION_BITS
 from kvstore.tiers.tier import Slot, Tier
@@ -67,28 +66,24 @@ class Level:
         self,
         index: int,
         tier: Tier,
-        make_policy: Callable[[], EvictionPolicy[bytes]],
-        blocks_of: Callable[[str], Mapping[bytes, Block]],
-        high: float,
-        low: float,
+        order: EvictionOrder,
         *,
+        watermarks: tuple[float, float],
         may_leave_now: Callable[[], MayLeave],
         may_leave_of: Callable[[str], MayLeave] | None = None,
         goes_down: Callable[[], bool] | None = None,
-        max_remembered: int | None = None,
     ) -> None:
-        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of` and `max_remembered`: see EvictionOrder;
-        `may_leave_now` says for one search whether nobody uses a block's copy here. `may_leave_of` says it of a tenant's blocks only.
+        """`watermarks` are the high and the low one, as shares of the capacity. `may_leave_now` returns for one search whether nobody
+        uses a block's copy here, `may_leave_of` the same for a tenant's blocks only.
         `goes_down`: what makes room here is copied to a lower tier first; None: there is none."""
         self.index = index
         self.may_leave_now = may_leave_now
         self._may_leave_of = may_leave_of or (lambda tenant: may_leave_now())
         self._goes_down = goes_down
         self.tier = tier
-        self.high_bytes = tier.capacity_bytes * high
-        self.low_bytes = tier.capacity_bytes * low
+        self.high_bytes, self.low_bytes = (tier.capacity_bytes * share for share in watermarks)
         self.counts = TierCounts()
-        self.order = EvictionOrder(make_policy, blocks_of, max_remembered=max_remembered, is_of_dram=index == DRAM)
+        self.order = order
         self.spares = Spares(index)
         """Of the lowest tier: what leaves another one leaves no node."""
         self.leaving_bytes = 0

@@ -9,6 +9,7 @@ A block is visible from `commit` until it is dropped. At most one block a key is
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
@@ -19,6 +20,7 @@ from kvstore.store.blocks.columns import ON_HOLD, Loss
 from kvstore.store.blocks.copies import Copies, Emit, IsLookedAt, Showing, ShowsNothing
 from kvstore.store.blocks.counts import NamespaceReads, TierCounts
 from kvstore.store.blocks.events import EventLog
+from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.level import EncodedTotals, Level, MayLeave, evictable_in
@@ -42,32 +44,40 @@ READ_EVENT_BLOCKS = 256
 """What was read unasked is told to recorders in events of at most as many blocks, so that answers to them are about full."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableRules:
+    """What a table goes by. `max_table_bytes` bounds how many blocks are known at once, and remembered after they left; None: as many as
+    the tiers hold.
+
+    With `encoding_of` values go from DRAM to NVMe encoded: it returns what becomes of a block, or None for one that stays as it is.
+    """
+
+    make_policy: Callable[[], EvictionPolicy[bytes]]
+    put_ttl_ns: int
+    high_watermark: float = 1.0
+    low_watermark: float = 1.0
+    max_table_bytes: int | None = None
+    encoding_of: Callable[[Block], Encoding | None] | None = None
+
+
 class BlockTable:
     """See the module."""
 
     def __init__(
         self,
         tiers: dict[int, Tier],
+        rules: TableRules,
         *,
-        make_policy: Callable[[], EvictionPolicy[bytes]],
         emit: Emit,
         events: EventLog,
-        put_ttl_ns: int,
-        high_watermark: float,
-        low_watermark: float,
-        encoding_of: Callable[[Block], Encoding | None] | None = None,
-        max_table_bytes: int | None = None,
         showing: Showing | None = None,
         partitioning: Partitioning | None = None,
         holds: Holds | None = None,
     ) -> None:
-        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
-        at once (memory.py), and remembered after they left; None: as many as the tiers hold.
+        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there.
 
         `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a block;
         None: all is one partition. `holds` are those of its blocks; None: nobody takes any.
-
-        With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
         """
         self.rows = BlockRows()
         """Makes all blocks that the table is given."""
@@ -75,22 +85,19 @@ class BlockTable:
         self.find = self._visible.find
         """The visible block of a tenant's key, or None."""
         max_blocks = max_remembered = None
-        if max_table_bytes is not None:
-            max_blocks, max_remembered = most_blocks(max_table_bytes), most_remembered(max_table_bytes) // len(tiers)
+        if rules.max_table_bytes is not None:
+            max_blocks, max_remembered = most_blocks(rules.max_table_bytes), most_remembered(rules.max_table_bytes) // len(tiers)
         evictable = {index: evictable_in(index) for index in tiers}
         self._evictable_in_dram = evictable[DRAM]
         self._levels = {
             index: Level(
                 index,
                 tier,
-                make_policy,
-                self._visible.by_key,
-                high_watermark,
-                low_watermark,
+                EvictionOrder(rules.make_policy, self._visible.by_key, max_remembered=max_remembered, is_of_dram=index == DRAM),
+                watermarks=(rules.high_watermark, rules.low_watermark),
                 may_leave_now=self._may_leave_dram_now if index == DRAM else partial(_same, evictable[index]),
                 may_leave_of=self._may_leave_dram_of if index == DRAM else None,
                 goes_down=partial(self._goes_down, index) if index < max(tiers) else None,
-                max_remembered=max_remembered,
             )
             for index, tier in sorted(tiers.items())
         }
@@ -106,8 +113,8 @@ class BlockTable:
         self._is_looked_at: IsLookedAt | None = None
         self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
         self.holds = Holds({index: tier.capacity_bytes for index, tier in tiers.items()}, max_ns=0) if holds is None else holds
-        self.room = Room(self._levels, self.copies, encoding_of, self.holds)
-        self._puts = OpenPuts(ttl_ns=put_ttl_ns)
+        self.room = Room(self._levels, self.copies, rules.encoding_of, self.holds)
+        self._puts = OpenPuts(ttl_ns=rules.put_ttl_ns)
         self.quotas = BlockQuotas(self._visible, self._puts, self._levels, self.holds)
         self.reads = NamespaceReads()
         self.retired = RetiredBlocks(self._visible, self._levels)

@@ -19,6 +19,7 @@ from kvstore.store.blocks.columns import Loss
 from kvstore.store.blocks.room import TierMove
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.tags import tag_of
+from kvstore.store.tuning import NodeTuning
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Buffer, Record, Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec
@@ -102,10 +103,7 @@ class TierMover:
         table: BlockTable,
         tiers: dict[int, Tier],
         *,
-        batch_bytes: int,
-        read_threads: int,
-        write_threads: int,
-        tier_retry_s: float,
+        tuning: NodeTuning,
         on_room: Callable[[], None],
         codec: ValueCodec | None = None,
     ) -> None:
@@ -113,12 +111,12 @@ class TierMover:
         self._reactor = reactor
         self._table = table
         self._tiers = tiers
-        self._batch_bytes = batch_bytes
-        self._tier_retry_s = tier_retry_s
+        self._batch_bytes = tuning.move_batch
+        self._tier_retry_s = tuning.tier_retry_s
         self._on_room = on_room
         self._codec = codec
-        self._writers = started(write_threads, "mover")
-        self._readers = started(read_threads, "tier-reader")
+        self._writers = started(tuning.write_threads, "mover")
+        self._readers = started(tuning.read_threads, "tier-reader")
 
     def kick(self) -> None:
         """Start the copies that the table wants. Called after every round of events. Whatever one of them raises is logged and its own

@@ -92,6 +92,11 @@ class Deciding:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def has_master(self) -> bool:
+        """Whether there is a master, which decides soon about what was put last."""
+        return bool(self._links)
+
     def flush(self) -> None:
         """Claim what is undecided, as far as the window allows, and answer who waited for what is decided. Called after every round of
         events, so that batches form by themselves."""

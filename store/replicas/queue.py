@@ -26,6 +26,7 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas.fetching import Source, SourceRates, Wanted, fetch
+from kvstore.store.tuning import NodeTuning
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine
@@ -104,20 +105,18 @@ class ReplicaQueue:
         dram: DramTier,
         waiting: WaitingRoom,
         *,
-        batch_bytes: int,
-        queue_blocks: int,
-        timeout_s: float,
+        tuning: NodeTuning,
         engine: TransferEngine | None = None,
         tls: Certificates | None = None,
     ) -> None:
-        """`timeout_s` is the time that a batch has to be fetched, `engine` the node's: without one all comes by message."""
+        """`engine` is the node's: without one all comes by message."""
         self._reactor = reactor
         self._table = table
         self._dram = dram
         self._waiting = waiting
-        self._batch_bytes = batch_bytes
-        self._queue_blocks = queue_blocks
-        self._timeout_s = timeout_s
+        self._batch_bytes = tuning.copy_batch
+        self._queue_blocks = tuning.copy_queue
+        self._timeout_s = tuning.copy_timeout_s
         self._engine = engine
         self._tls = tls
         self._queue: deque[_Item] = deque()

@@ -17,7 +17,7 @@ from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.quotas import REMEMBERED_SHARE, TABLE_BYTES
 from kvstore.store.blocks.room import TierMove
-from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.table import BlockTable, TableRules
 from kvstore.store.moves.mover import MoveJob, fetch
 from kvstore.store.shown.showing import Showing
 from kvstore.tiers.dram import DramTier
@@ -177,14 +177,16 @@ class Store:
         self.partitioning = Partitioning()
         self.table = BlockTable(
             self.tiers,
-            make_policy=lambda: make_policy(policy),
+            TableRules(
+                make_policy=lambda: make_policy(policy),
+                put_ttl_ns=PUT_TTL_NS,
+                high_watermark=high,
+                low_watermark=low,
+                max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
+                encoding_of=self._encoding if self.codec is not None else None,
+            ),
             emit=lambda kind, block: self.emit(kind, block),
             events=EventLog(lambda: self.now_us),
-            put_ttl_ns=PUT_TTL_NS,
-            high_watermark=high,
-            low_watermark=low,
-            encoding_of=self._encoding if self.codec is not None else None,
-            max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
             showing=self.showing,
             partitioning=self.partitioning,
             holds=self.holds,

@@ -13,6 +13,7 @@ from kvstore.store import clockwork
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.store.tuning import NodeTuning
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import eventually
@@ -26,10 +27,8 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
         master=f"unix:{folder}/nobody.sock",
         run_dir=str(folder / "run"),
         dram=Size(1 << 20),
-        control_timeout_s=0.1,
-        reconnect_interval_s=0.01,
     )
-    node = Node(settings, transfer)
+    node = Node(settings, transfer, tuning=NodeTuning(control_timeout_s=0.1, reconnect_interval_s=0.01))
     reactor = threading.Thread(target=node.reactor.run)
     try:
         node.start()

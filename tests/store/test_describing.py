@@ -21,7 +21,7 @@ from tests.store.engines import eventually
 def test_the_description_that_goes_to_the_master_is_the_engines_and_changes_with_the_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = NodeSettings(master=f"unix:{tmp_path}/nobody.sock", run_dir=str(tmp_path / "run"), dram=Size(1 << 20), control_timeout_s=0.1)
+    settings = NodeSettings(master=f"unix:{tmp_path}/nobody.sock", run_dir=str(tmp_path / "run"), dram=Size(1 << 20))
     node = Node(settings, TransferSettings(link_poll_interval_s=0.01))
     node.start()
     assert node._storage.engine is not None

@@ -11,6 +11,7 @@ from kvstore.protocol.catalog_messages import Coldest, Heard, Heartbeat, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.store.last_copies import LastCopies
 from kvstore.store.mastering import MasterSession
+from kvstore.store.tuning import NodeTuning
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import read_frame
 from tests.store.served import TIMEOUT_S, Served, served
@@ -23,21 +24,15 @@ class Linked:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
-        self.session = MasterSession(
-            node.reactor,
-            node.service,
-            node.publisher,
-            node.claims,
-            node.deciding,
-            node.copies,
-            self.last_copies,
-            node.admission,
-            None,
-            peer_timeout_s=TIMEOUT_S,
-            on_synced=lambda: None,
-            on_lost=lambda _epoch: None,
-        )
+        node.last_copies = self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
+        self.reactor = node.reactor
+        self.session = MasterSession(self, node, node.service, node.admission, NodeTuning(peer_timeout_s=TIMEOUT_S))
+
+    def synced(self) -> None:
+        return
+
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        return
 
     def begin(self, epoch: int, *, spill_at_share: float = 0.0) -> socket.socket:
         ours, theirs = socket.socketpair()

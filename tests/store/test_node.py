@@ -30,8 +30,6 @@ def settings(tmp_path: Path) -> NodeSettings:
         run_dir=str(tmp_path / "run"),
         dram=Size(1 << 20),
         nvme=f"{tmp_path / 'nvme'}:1MiB",
-        control_timeout_s=0.1,
-        reconnect_interval_s=0.01,
     )
 
 
@@ -87,13 +85,13 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         touched = threading.Event()
         settings = replace(settings, name="n7", hbm="cpu:64KiB", advertise="example.org:7441")
-        node = Node(settings, on_prefaulted=touched.set)
+        node = Node(settings)
         places = node.start()
         assert (places.name, places.tcp) == ("n7", "example.org:7441")
         assert Path(places.unix).is_socket()
         thread = threading.Thread(target=node.reactor.run)
         thread.start()
-        node.prefault()
+        node.prefault(touched.set)
         assert touched.wait(10)
         tiers, counters = node.reactor.call(node.status, deadline_s=10)
         node.reactor.stop()

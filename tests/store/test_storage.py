@@ -16,6 +16,7 @@ from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory
 from kvstore.store.storage import Storage, hang_up_on_looker, open_tiers
+from kvstore.store.tuning import TUNING
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Record, Recovered
 from kvstore.transfer.config import TransferSettings
@@ -35,8 +36,7 @@ def make(settings: NodeSettings, reactor: Reactor, opened: ExitStack) -> Storage
         transfer=TransferSettings(),
         instance=1,
         tls=None,
-        may_be_decided=lambda: False,
-        on_prefaulted=lambda: None,
+        tuning=TUNING,
     )
 
 

@@ -12,6 +12,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.room import EXTRA_BLOCKS
 from kvstore.store.moves.mover import SlowRead, TierMover
+from kvstore.store.tuning import NodeTuning
 from kvstore.tiers.tier import Record, TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.no_threads import no_more_threads
@@ -43,10 +44,7 @@ class Node:
             self.reactor,
             self.store.table,
             self.store.tiers,
-            batch_bytes=batch_bytes,
-            read_threads=2,
-            write_threads=write_threads,
-            tier_retry_s=retry_s,
+            tuning=NodeTuning(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
             on_room=self._on_room,
         )
 

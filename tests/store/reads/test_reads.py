@@ -194,7 +194,7 @@ def test_a_cold_value_is_read_into_dram_for_its_reader_alone(roomy: Served) -> N
     client.release(blocks.lease)
     until(roomy, lambda: roomy.store.dram.quarantined_bytes == 0)
     until(roomy, lambda: not any(find_here(roomy, name).readers for name in values))
-    assert roomy.call(lambda: roomy.turns.held_bytes) == 0
+    assert roomy.call(lambda: roomy.reads._turns.held_bytes) == 0
     client.close()
 
 
@@ -306,7 +306,7 @@ def test_reads_that_fail_alone_give_their_turns_back(node: Served, client: Clien
     nvme.read_failure = TierFailed("EIO")
     assert client.read("a")[1] == [None]
     assert client.read("a", "b")[1] == [None, None]
-    assert node.call(lambda: node.turns.held_bytes) == 0
+    assert node.call(lambda: node.reads._turns.held_bytes) == 0
     nvme.read_failure = None
     assert client.read("a", "b")[1] == [b"a" * 3000, b"b" * 3000]
 
@@ -397,11 +397,11 @@ class Held:
         node.demote("big", "a")
         self.idle = node.connect(tcp=True).channel.detach()
         self.idle.sendall(frame(Read([b"big"], [0], 1 << 30, 1000)))
-        until(node, lambda: node.turns.held_bytes > 6 << 20)
+        until(node, lambda: node.reads._turns.held_bytes > 6 << 20)
 
     def ask(self) -> tuple[threading.Thread, list[object]]:
         found = in_background(lambda: self.client.read("a")[1])
-        until(self.node, lambda: len(self.node.waiting_reads) == 1)
+        until(self.node, lambda: len(self.node.reads._waiting) == 1)
         assert readers(self.node, "a") == [0], "it holds nothing"
         assert find(self.node, "a").hits == 0
         return found
@@ -425,7 +425,7 @@ def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: He
     held.idle.close()
     thread.join(TIMEOUT_S)
     assert results == [[b"a" * 3000]]
-    until(held.node, lambda: held.node.turns.held_bytes == 0)
+    until(held.node, lambda: held.node.reads._turns.held_bytes == 0)
 
 
 def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
                 return held.client.read("a", inline_bytes=5000)[1]
 
         thread, results = in_background(read)
-        until(node, lambda: len(node.waiting_reads) == 1)
+        until(node, lambda: len(node.reads._waiting) == 1)
         assert spans.parts == []
         held.idle.close()
         thread.join(TIMEOUT_S)
@@ -466,7 +466,7 @@ def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connect
     assert isinstance(answer, Failure)
     assert (header.request_id, answer.code) == (MAX_WAITING + 1, Unavailable.code)
     sock.close()
-    until(held.node, lambda: len(held.node.waiting_reads) == 0)
+    until(held.node, lambda: len(held.node.reads._waiting) == 0)
 
 
 def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
@@ -487,7 +487,7 @@ def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
             with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
                 client.read("b", "a")
         assert readers(node, "a", "b") == [0, 0]
-        assert node.call(lambda: node.turns.held_bytes) == 0
+        assert node.call(lambda: node.reads._turns.held_bytes) == 0
     assert client.read("b", "a")[1] == [b"b" * 3000, b"a" * 3000]
 
 
