@@ -248,17 +248,6 @@ class Block(int):
         known = [loss if other == tier else self.loss_in(other) for other in range(len(TIERS))]
         self._others().lossy = tuple(known) if any(known) else ()
 
-    def check_integrity(self) -> None:
-        """Assert what holds of every visible block. For tests."""
-        assert not self.is_gone
-        assert self.fastest() is not None
-        assert self.leaving is None or self.moving
-        assert self.tiers() == tuple(tier for tier, slot in enumerate(self.slots) if slot is not None)
-        assert all(slot is not None or self.loss_in(tier) is None for tier, slot in enumerate(self.slots))
-        assert {loss.checksum for loss in self.lossy if loss is not None} <= {self.lossy_checksum()}
-        assert any(self.lossy) == bool(self.lossy)
-        assert self not in self.columns.free
-
 
 def block_type(columns: Columns) -> type[Block]:
     """The class of the blocks of these columns. Its fields are the columns' own methods: Python's take three times as long."""

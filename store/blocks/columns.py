@@ -108,12 +108,3 @@ class Columns:
     def __len__(self) -> int:
         """Rows that there are."""
         return len(self.sizes)
-
-    def check_integrity(self) -> None:
-        """Assert that all are of one length. For tests."""
-        columns = (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations)
-        narrow = (self.groups, self.shown, self.readers, self.hits, self.held, self.states, self.keys, self.parents, self.policy_states)
-        assert {len(column) for column in (*columns, *narrow)} == {len(self)}
-        assert len(self.nvme) <= len(self)
-        assert len(set(self.free)) == len(self.free)
-        assert not any(self.policy_states[row] is not None for row in self.free)

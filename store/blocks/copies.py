@@ -285,14 +285,6 @@ class Copies:
         else:
             self._levels[index].tier.release(slot)
 
-    def check_integrity(self) -> None:
-        """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
-        for index, level in self._levels.items():
-            level.check_integrity(block for block in self._visible if block.is_in(index))
-        for block in self._visible:
-            block.check_integrity()
-        assert set(self._undecided.blocks()) == {block for block in self._visible if block.generation == UNDECIDED}
-
 
 def _is_used(block: Block) -> bool:
     """Whether a reader or a copy under way has the block's memory."""

@@ -178,8 +178,3 @@ class SlotsAhead:
     def _free(self, owner: object, ahead: SlotAhead) -> None:
         self.used(owner)
         self._slots.give_back([ahead.slot])
-
-    def check_integrity(self) -> None:
-        """Assert that the bytes add up and that no two writers have one slot. For tests."""
-        assert self.bytes == sum(ahead.slot.size_bytes for ahead in self._of_owner.values()) <= self._max_bytes
-        assert len({ahead.slot.index for ahead in self._of_owner.values()}) == len(self._of_owner)

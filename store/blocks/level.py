@@ -2,7 +2,7 @@
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
@@ -366,33 +366,6 @@ class Level:
     def __len__(self) -> int:
         """Blocks with a copy here."""
         return self._count
-
-    def check_integrity(self, blocks: Iterable[Block]) -> None:
-        """Assert that slots, order and bytes agree. `blocks` are those with a copy here. For tests; O(blocks)."""
-        blocks = list(blocks)
-        self.tier.check_integrity()
-        self.order.check_integrity()
-        self._by_slot.check_integrity()
-        assert len(self.order) == self._count == len(blocks)
-        encoded = EncodedTotals()
-        for block in blocks:
-            slot = self._slot(block)
-            loss = block.loss_in(self.index)
-            encoded.count(block, loss, 1)
-            assert slot.size_bytes == (block.size_bytes if loss is None or loss.encoding is None else loss.encoding.size_bytes)
-            assert self._slabs is None or self._by_slot.get(slot.index) is block
-            assert self.order.holds(block, slot.group)
-        assert encoded == self.encoded
-        total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
-        assert total_bytes == self.tier.capacity_bytes
-        leaving: dict[str, int] = {}
-        assert self.leaving_blocks == sum(block.leaving == self.index for block in blocks)
-        for block in blocks:
-            if block.leaving == self.index:
-                leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes
-        assert self.leaving_bytes == sum(leaving.values())
-        self.limits.check_integrity(leaving)
-        self.slab_limits.check_integrity()
 
 
 def evictable_in(tier: int) -> MayLeave:

@@ -51,11 +51,6 @@ class TierLimits:
         else:
             self._leaving_bytes.pop(block.tenant, None)
 
-    def check_integrity(self, leaving: Mapping[str, int]) -> None:
-        """Assert that what is leaving is counted, and that whoever has too much is known; `leaving` are the bytes by tenant. For tests."""
-        assert self._leaving_bytes == leaving
-        assert {tenant for tenant in self._tier.tenant_bytes if self.is_above(tenant)} <= self.surplus
-
 
 class SlabLimits:
     """A tenant above its limit takes no further slab; what it has leaves in the background, or for others."""
@@ -93,7 +88,3 @@ class SlabLimits:
     def _left(self, tenant: str) -> int | None:
         limit = self._limits.get(tenant, self._default)
         return None if limit is None else limit - self.held().get(tenant, 0)
-
-    def check_integrity(self) -> None:
-        """Assert that whoever has too many is known. For tests; O(tenants)."""
-        assert {tenant for tenant in self.held() if self.is_above(tenant)} <= self.surplus

@@ -292,25 +292,6 @@ class OpenPuts:
     def __len__(self) -> int:
         return len(self._puts) + self._whole_blocks
 
-    def check_integrity(self) -> None:
-        """Assert that both indexes agree, that no key or number has two puts, and that every open put will expire. For tests; O(puts)."""
-        assert all(self._writers.values())
-        writers = {put for of_tenant in self._writers.values() for put in of_tenant.values()}
-        of_batches = [put for batch in self._expiry if isinstance(batch, OpenBatch) for put in batch.puts]
-        assert writers == set(self._puts.values()) <= {*self._expiry, *of_batches}
-        assert set(self._batches.values()) <= set(self._expiry)
-        assert all(self._of_owner.values())
-        owned = [(owner, number, one) for owner, of_owner in self._of_owner.items() for number, one in of_owner.items()]
-        assert {number: one for _, number, one in owned} == self._puts | self._batches
-        assert all(one.owner is owner for owner, _, one in owned)
-        assert list(self._batches) == sorted(self._batches) == [batch.first_id for batch in self._batches.values()] == self._first_ids
-        assert all(0 < len(of_tenant) <= MAX_WHOLE for of_tenant in self._of_tenant.values())
-        assert sorted(first for of_tenant in self._of_tenant.values() for first in of_tenant) == self._first_ids
-        names = [(put.block.tenant, put.block.key) for put in writers]
-        names += [(block.tenant, block.key) for batch in self._batches.values() for block in batch.blocks]
-        assert len(names) == len(set(names)) == len(self)
-        assert len(self) == len({*self._puts, *(put_id for batch in self._batches.values() for put_id in batch.ids)})
-
 
 class EndedPuts:
     """Ends `puts`, whose slots are in `tier` (DRAM)."""
@@ -386,7 +367,3 @@ class EndedPuts:
             self._tier.release(put.slot)
         else:
             self._revoking.append(put)
-
-    def check_integrity(self) -> None:
-        """Assert that only what is written from another host is waited for. For tests."""
-        assert all(put.grant is not None for put in self._revoking)

@@ -128,11 +128,6 @@ class BlockRows:
         """Rows that are a block's."""
         return self._made - FIRST_ROW - len(self._columns.free)
 
-    def check_integrity(self) -> None:
-        """Assert that every row is free, a block's, or still to be used. For tests."""
-        self._columns.check_integrity()
-        assert all(FIRST_ROW <= row < self._made <= len(self._columns) for row in self._columns.free)
-
 
 def rows_of(blocks: Sequence[Block]) -> Numbers:
     """Those of blocks made by one BlockRows."""

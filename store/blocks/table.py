@@ -458,17 +458,6 @@ class BlockTable:
             raise InvalidArgument(f"a value of {format_size(size_bytes)} is larger than this node's DRAM tier of {format_size(capacity)}")
         self.quotas.check(tenant, size_bytes)
 
-    def check_integrity(self) -> None:
-        """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
-        self._visible.check_integrity()
-        self.copies.check_integrity()
-        self._puts.check_integrity()
-        self._ended.check_integrity()
-        self.ahead.check_integrity()
-        self.undecided.check_integrity()
-        self.holds.check_integrity()
-        assert self.room.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
-
 
 def _same(may_leave: MayLeave) -> MayLeave:
     """What a tier without clients of this host says for each search."""

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -101,15 +101,6 @@ class Waits:
         self._blocks -= passed
         self._count = sum(map(len, self._waiting))
         self._max_count = 2 * self._count + SPARE
-
-    def check_integrity(self, numbers: Sequence[int]) -> None:
-        """Assert that each waits for what is undecided up to its newest, of all these, and for something. For tests."""
-        assert self._newest == sorted(set(self._newest))
-        for newest, left in zip(self._newest, accumulate(self._left), strict=True):
-            assert left == sum(number <= newest for number in numbers) > 0
-        assert self._blocks == sum(self._left)
-        assert self._count == sum(map(len, self._waiting))
-        assert all(self._waiting)
 
 
 class Undecided:
@@ -313,20 +304,3 @@ class Undecided:
         """All of them; nothing must change meanwhile."""
         for of_tenant in self._numbers.values():
             yield from of_tenant
-
-    def check_integrity(self) -> None:
-        """Assert that every block is in exactly one state, and every wait has something to wait for. For tests; O(blocks)."""
-        known = set(self.blocks())
-        to_claim = [block for waiting in self._to_claim.values() for block in waiting]
-        assert all(self._to_claim.values())
-        assert len(to_claim) == len(set(to_claim))
-        assert not set(to_claim) & set(self._put_off)
-        assert set(to_claim) | set(self._put_off) <= known
-        assert all(self._claimed.values())
-        assert all(self.is_claimed(block.tenant, block.key) for block in known - set(to_claim) - set(self._put_off))
-        for block in known:
-            assert block.generation == UNDECIDED
-            assert not block.is_gone
-        assert all(self._waits.values())
-        for tenant, waits in self._waits.items():
-            waits.check_integrity(list(self._numbers[tenant].values()))

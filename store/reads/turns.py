@@ -60,11 +60,6 @@ class ReadTurns:
             self._highest_bytes = 0
         return is_over
 
-    def check_integrity(self) -> None:
-        """Assert that the peers' bytes add up. For tests."""
-        assert self.held_bytes == sum(self._of_peer.values())
-        assert all(held > 0 for held in self._of_peer.values())
-
 
 def trim_heap() -> None:
     """Give the free pages of the heap back, where the C library can (glibc). Some milliseconds for 256 MiB, without the GIL."""

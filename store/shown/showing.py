@@ -386,11 +386,6 @@ class Showing:
                 desk.close()
         self._tenants.clear()
 
-    def check_integrity(self) -> None:
-        """For tests; O(entries)."""
-        for of_tenant in self._tenants.values():
-            (of_tenant.growth or of_tenant.index).check_integrity()
-
 
 def _to_be_shown(blocks: Sequence[Block]) -> list[Block]:
     """Those of the blocks, all of one node, that are in DRAM and are not shown, but could be."""

@@ -50,6 +50,7 @@ from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
+from tests.store.integrity import check
 from tests.store.tables import Store
 
 T = TypeVar("T")
@@ -228,8 +229,8 @@ class Served(Storage):
         self.copies.close()
         self.checker.close()
         self.mover.close()
-        self.reads._turns.check_integrity()
-        self.store.table.check_integrity()
+        check(self.reads._turns)
+        check(self.store.table)
         self.store.close()
         self.reactor.close()
 

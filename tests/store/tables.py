@@ -25,6 +25,7 @@ from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import Encoding, make_codec
 from tests.store.failing_tier import FailingHbm, FailingNvme
+from tests.store.integrity import check
 
 PUT_TTL_NS = 1000
 MAX_LOOK_NS = 5000
@@ -293,7 +294,7 @@ class Store:
         while moves := self.table.room.take_moves():
             for move in moves:
                 self.finish(move)
-        self.table.check_integrity()
+        check(self.table)
 
     def bytes_of(self, block: Block, tier: int) -> bytes | None:
         """The copy's bytes, None where there is none."""

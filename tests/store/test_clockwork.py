@@ -71,14 +71,6 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
     assert "leases cannot be looked at" in caplog.text
 
 
-def test_what_stalls_within_a_value_is_looked_for_each_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    came = threading.Semaphore(0)
-    with running(tmp_path) as node:
-        monkeypatch.setattr(node._storage.sent, "expire", came.release)
-        for _ in range(2):
-            assert came.acquire(timeout=60)
-
-
 def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     came = threading.Semaphore(0)
     with running(tmp_path) as node:

@@ -77,17 +77,6 @@ def test_the_master_is_asked_what_may_leave_over_the_newest_link(linked: Linked)
     assert {Publish.TYPE, Coldest.TYPE} <= found
 
 
-@pytest.mark.parametrize("spill_at_share", [0.0, 0.5])
-def test_what_is_to_be_spilled_is_said_to_a_master_that_wants_it(linked: Linked, spill_at_share: float) -> None:
-    with linked.begin(1, spill_at_share=spill_at_share) as master:
-        linked.evict_and_ask()
-        while True:
-            _header, message, _payload = read_frame(master)
-            if isinstance(message, Coldest):
-                break
-    assert any(message.spill) == bool(spill_at_share)
-
-
 def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:
     heard: list[Heard | KVStoreError] = []
 

@@ -54,15 +54,3 @@ def test_all_of_dram_is_touched_and_the_loop_told_and_it_is_looked_at_until_the_
     prefaulter.stop()
     prefaulter.join(TIMEOUT_S)
     assert not prefaulter._thread.is_alive()
-
-
-def test_one_that_is_stopped_touches_nothing_more_and_tells_nobody(dram: DramTier, reactor: Reactor) -> None:
-    told: list[None] = []
-    prefaulter = Prefaulter(reactor, dram, PageSizes(dram), step_bytes=64 << 10)
-    prefaulter.stop()
-    prefaulter.join(TIMEOUT_S)  # it has not even begun
-    prefaulter.start(lambda: told.append(None))
-    prefaulter.join(TIMEOUT_S)
-    reactor.run_once(0)
-    assert dram.prefaulted_bytes == 0
-    assert told == []

@@ -23,6 +23,7 @@ from kvstore.store.moves.mover import MoveJob
 from kvstore.store.reads.request import stage
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
+from tests.store.integrity import check
 from tests.store.tables import PUT_TTL_NS, LocalClient, RemoteWriter, Store
 from tests.store.tensors import after, tensor_value
 
@@ -178,7 +179,7 @@ class TableMachine(RuleBasedStateMachine):
                 assert (found is None) == (slot is None)
                 assert found is None or (found.size, found.checksum) == (block.size_bytes, block.checksum_in(DRAM))
         if hasattr(self, "store"):
-            self.store.showing.check_integrity()
+            check(self.store.showing)
 
     # --- writers ---
 
@@ -523,7 +524,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_add_up(self) -> None:
-        self.table.check_integrity()
+        check(self.table)
         dram = self.store.dram
         moves = [move for move, _ in self.moves] + self.table.room._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}
