@@ -34,8 +34,7 @@ from kvstore.store.clockwork import Clockwork
 from kvstore.store.config import NodeSettings, join_token
 from kvstore.store.identity import Identity, NodeName, new_instance, watch_topology
 from kvstore.store.link import MasterLink, Report
-from kvstore.store.links import Links
-from kvstore.store.mastering import MasterSession
+from kvstore.store.mastering import Links, MasterSession
 from kvstore.store.measures import NodeMeasures
 from kvstore.store.service import NodeService
 from kvstore.store.status import NodeStatus, link_flows

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, TierFailed
 from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
-from kvstore.tiers.slabs import position_of
+from kvstore.tiers.slab import chosen_first_bytes, chosen_slab_bytes
+from kvstore.tiers.slabs import SlabTier, position_of
 from kvstore.tiers.tier import Buffer, Record, Slot
 
 Bytes = npt.NDArray[np.uint8]
@@ -205,14 +205,14 @@ class HbmTier(SlabTier):
     def health(self) -> str:
         return self._failure or "ok"
 
-    def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
+    def allocate(self, size_bytes: int, tenant: str = "") -> Slot:
         if self._failure:
             raise TierFailed(self._failure)
         return super().allocate(size_bytes, tenant=tenant)
 
     def locate(self, slot: Slot) -> int:
         """Offset of the slot's first byte in the arena. Raises StaleHandle."""
-        slab = self._slabs.find(slot)
+        slab = self.find(slot)
         return self._ranges.begin(slab.number) + position_of(slot) * slab.group.slot_bytes
 
     def write_batch(self, records: Sequence[Record]) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.blocks.block import DRAM, HELD, Block
-from kvstore.store.blocks.columns import GONE, MOVING
+from kvstore.store.blocks.block import DRAM, GONE, HELD, MOVING, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.rows import have_gone, have_left, read, rows_of, slots_of
@@ -60,35 +59,6 @@ class Showing(Protocol):
 
     def keep(self, tenant: str, slot: Slot) -> None:
         """Release a quarantined DRAM slot when nobody looks at it any more."""
-
-
-class ShowsNothing:
-    """A Showing without clients."""
-
-    def show(self, block: Block, place: Place | None = None) -> None: ...
-
-    def show_all(self, blocks: Sequence[Block]) -> None: ...
-
-    def hide(self, block: Block) -> None: ...
-
-    def hide_all(self, blocks: Sequence[Block]) -> None: ...
-
-    def is_looked_at(self, tenant: str, index: int) -> bool:
-        return False
-
-    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
-        return set()
-
-    def who_looks(self, tenant: str) -> IsLookedAt | None:
-        return None
-
-    def looks_at_any(self, tenant: str) -> bool:
-        return False
-
-    def take_holds(self, tenant: str) -> None: ...
-
-    def keep(self, tenant: str, slot: Slot) -> None:
-        raise AssertionError("nobody looks")
 
 
 class Copies:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import Columns
+from kvstore.store.blocks.block import Block, Columns
 
 MAX_TENANTS: Final = 64
 """Told apart in the counts of hits; those with the fewest go together under OTHERS."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.security.quotas.quota import UNLIMITED, Quotas
-from kvstore.store.blocks.block import FASTEST, TIERS, Block
-from kvstore.store.blocks.columns import GONE, ON_HOLD
+from kvstore.store.blocks.block import FASTEST, GONE, ON_HOLD, TIERS, Block
 
 SHARE: Final = 10
 """One part in so many of a tier, or of a tenant's quota, may be held."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
 
-from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block
-from kvstore.store.blocks.columns import Columns, Loss
+from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block, Columns, Loss
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.limits import SlabLimits, TierLimits
@@ -16,8 +15,7 @@ from kvstore.store.blocks.rows import Numbers, groups_in, places_in, read
 from kvstore.store.blocks.slab_index import SlabIndex
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.tiers.slab_tier import SlabTier
-from kvstore.tiers.slabs import POSITION_BITS
+from kvstore.tiers.slabs import POSITION_BITS, SlabTier
 from kvstore.tiers.tier import Slot, Tier
 
 MAX_WALKED: Final = 1 << 13
@@ -179,7 +177,7 @@ class Level:
         """As `lacks_quota`, of bytes alone."""
         if not self.limits.are_any:
             return False
-        left_bytes = self.limits.left_bytes(tenant)
+        left_bytes = self.limits.left(tenant)
         return left_bytes is not None and self.tier.slot_bytes(size_bytes, tenant=tenant) > left_bytes
 
     def within_limit(self, tenant: str, size_bytes: int, count: int) -> int:
@@ -187,7 +185,7 @@ class Level:
         have room for. Raises InvalidArgument."""
         if self.slab_limits.lacks(size_bytes, tenant):
             return 0
-        left_bytes = self.limits.left_bytes(tenant) if self.limits.are_any else None
+        left_bytes = self.limits.left(tenant) if self.limits.are_any else None
         return count if left_bytes is None else min(count, left_bytes // self.tier.slot_bytes(size_bytes, tenant=tenant))
 
     def count_leaving(self, block: Block, times: int) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any
 
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import Columns
+from kvstore.store.blocks.block import Block, Columns
 from kvstore.store.blocks.rows import FIRST_ROW
 
 

@@ -363,4 +363,4 @@ class Room:
 
 def _has_surplus(level: Level, tenant: str) -> bool:
     """Whether the tenant has more there than it may, without what is leaving."""
-    return -(level.limits.left_bytes(tenant) or 0) > level.limits.leaving_bytes(tenant)
+    return -(level.limits.left(tenant) or 0) > level.limits.leaving_bytes(tenant)

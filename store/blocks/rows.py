@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.store.blocks.block import DRAM, HELD, TIER_MASKS, Block, block_type
-from kvstore.store.blocks.columns import GONE, NOT_SHOWN, Columns
+from kvstore.store.blocks.block import DRAM, GONE, HELD, NOT_SHOWN, TIER_MASKS, Block, Columns, block_type
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.slabs import new_slot
 from kvstore.tiers.tier import Slot

@@ -15,9 +15,8 @@ from functools import partial
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.settings import format_size
-from kvstore.store.blocks.block import DRAM, IN_USE, NVME, Block
-from kvstore.store.blocks.columns import ON_HOLD, Loss
-from kvstore.store.blocks.copies import Copies, Emit, IsLookedAt, Showing, ShowsNothing
+from kvstore.store.blocks.block import DRAM, IN_USE, NVME, ON_HOLD, Block, Loss
+from kvstore.store.blocks.copies import Copies, Emit, IsLookedAt, Showing
 from kvstore.store.blocks.counts import NamespaceReads, TierCounts
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.eviction import EvictionOrder
@@ -70,14 +69,14 @@ class BlockTable:
         *,
         emit: Emit,
         events: EventLog,
-        showing: Showing | None = None,
-        partitioning: Partitioning | None = None,
-        holds: Holds | None = None,
+        showing: Showing,
+        partitioning: Partitioning,
+        holds: Holds,
     ) -> None:
         """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there.
 
-        `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a block;
-        None: all is one partition. `holds` are those of its blocks; None: nobody takes any.
+        `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a
+        block, `holds` are those of its blocks.
         """
         self.rows = BlockRows()
         """Makes all blocks that the table is given."""
@@ -106,20 +105,21 @@ class BlockTable:
         """What leaves this tier leaves the node."""
         self._emit = emit
         self.events = events
-        self.undecided = Undecided(partitioning or Partitioning())
-        self._showing = showing or ShowsNothing()
+        self.undecided = Undecided(partitioning)
+        self._showing = showing
         self._looks_of: str | None = None
         """The tenant of which the search under way for blocks that may leave DRAM asked last at what its clients look, and the answer."""
         self._is_looked_at: IsLookedAt | None = None
         self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
-        self.holds = Holds({index: tier.capacity_bytes for index, tier in tiers.items()}, max_ns=0) if holds is None else holds
+        self.holds = holds
         self.room = Room(self._levels, self.copies, rules.encoding_of, self.holds)
-        self._puts = OpenPuts(ttl_ns=rules.put_ttl_ns)
-        self.quotas = BlockQuotas(self._visible, self._puts, self._levels, self.holds)
+        self.puts = OpenPuts(ttl_ns=rules.put_ttl_ns)
+        """Those at work."""
+        self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)
         self.reads = NamespaceReads()
         self.retired = RetiredBlocks(self._visible, self._levels)
-        self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
-        self._ended = EndedPuts(self._puts, self._landing.tier)
+        self._crowding = Crowding(self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
+        self._ended = EndedPuts(self.puts, self._landing.tier)
         self.slots = FreeSlots(self._landing, self._crowding, self.room, is_lowest=self._landing is self.lowest)
         self.ahead = SlotsAhead(self.slots, capacity_bytes=self._landing.tier.capacity_bytes)
         """Slots that are opened ahead for the next puts of connections."""
@@ -128,10 +128,6 @@ class BlockTable:
 
     # --- puts ---
 
-    def writer(self, tenant: str, key: bytes) -> OpenPut | None:
-        """The put at work on a key, if any."""
-        return self._puts.of_key(tenant, key)
-
     def open(self, block: Block, owner: object, *, now_ns: int, may_drop: bool = False) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
@@ -139,15 +135,15 @@ class BlockTable:
         finished, or in the next turn (`Room.next_turn`).
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
-        assert self._puts.of_key(block.tenant, block.key) is None
-        return self._puts.add(block, owner, now_ns=now_ns) if self.place(block, may_drop=may_drop) is not None else None
+        assert self.puts.of_key(block.tenant, block.key) is None
+        return self.puts.add(block, owner, now_ns=now_ns) if self.place(block, may_drop=may_drop) is not None else None
 
     def place(self, block: Block, *, may_drop: bool = False) -> Slot | None:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
         `Copies.show_placed` has to follow once the slot holds the value, and `enter_placed`, before the table is asked anything else. None
         and errors as of `open`; None, too, while somebody writes the key."""
         tenant = block.tenant
-        if self._puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
+        if self.puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
             return None
         slot = self.room.make(self._landing, block.size_bytes, tenant, may_drop=may_drop)
         block.set_slot(DRAM, slot)
@@ -155,7 +151,7 @@ class BlockTable:
 
     def place_at(self, block: Block, slot: Slot) -> bool:
         """As `place`, with a slot that was opened ahead. False: somebody writes the key, or no more blocks may be known."""
-        if self._puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
+        if self.puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
             return False
         block.set_slot(DRAM, slot)
         return True
@@ -168,43 +164,15 @@ class BlockTable:
     def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
         """As `open`, with one of `FreeSlots.spare_slots`."""
         block.set_slot(DRAM, slot)
-        return self._puts.add(block, owner, now_ns=now_ns)
+        return self.puts.add(block, owner, now_ns=now_ns)
 
     def are_new(self, tenant: str, keys: Iterable[bytes]) -> bool:
         """None of these keys has a visible block or a put at work."""
-        return not self._visible.has_any(tenant, keys) and not self._puts.has_any(tenant, keys)
-
-    def open_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
-        """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `FreeSlots.spare_slots`."""
-        return self._puts.add_all(blocks, owner, now_ns=now_ns)
-
-    def open_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
-        """As `open_all`, of puts that end together as a rule."""
-        return self._puts.add_batch(blocks, owner, now_ns=now_ns)
-
-    def batch_of(self, put_ids: Sequence[int], owner: object) -> OpenBatch | None:
-        """The batch that `owner` names by all of its numbers, in order, if nothing has become of one of its puts; else None."""
-        return self._puts.get_batch(put_ids, owner)
-
-    def puts_in(self, batch: OpenBatch) -> list[OpenPut]:
-        """All puts that the batch began with."""
-        return self._puts.puts_of(batch)
-
-    def puts_of(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
-        """The open puts that `owner` names by these numbers; None unless all are open, and each is named once."""
-        return self._puts.get_all(put_ids, owner)
-
-    def put(self, put_id: int, owner: object) -> OpenPut | None:
-        """The open put that `owner` names by that number."""
-        return self._puts.get(put_id, owner)
-
-    def is_open(self, put: OpenPut) -> bool:
-        """Whether it has been neither committed nor aborted, and has not expired."""
-        return self._puts.holds(put)
+        return not self._visible.has_any(tenant, keys) and not self.puts.has_any(tenant, keys)
 
     def commit(self, put: OpenPut, checksum: int) -> Block:
         """The slot holds the value: make it visible. A put that has been closed (committed, aborted, expired) must not come here."""
-        self._puts.close(put)
+        self.puts.close(put)
         block = put.block
         block.checksum = checksum
         self.copies.show(block, self._landing)
@@ -213,7 +181,7 @@ class BlockTable:
 
     def commit_undecided(self, put: OpenPut, checksum: int) -> Block:
         """As `commit`, for a block that the master is asked about afterwards: it hears of it by a claim, not by an event."""
-        self._puts.close(put)
+        self.puts.close(put)
         put.block.checksum = checksum
         self.copies.show(put.block, self._landing)
         self.undecided.add(put.block)
@@ -222,12 +190,12 @@ class BlockTable:
     def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
         """As `commit_undecided`, of puts of one tenant."""
         if puts:
-            self._puts.close_all(puts)
+            self.puts.close_all(puts)
             self._keep_all([put.block for put in puts], checksums)
 
     def commit_batch_undecided(self, batch: OpenBatch, checksums: Sequence[int]) -> None:
         """As `commit_all_undecided`, of all puts of one that `batch_of` gave."""
-        self._puts.close_batch(batch)
+        self.puts.close_batch(batch)
         self._keep_all(batch.blocks, checksums)
 
     def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
@@ -249,7 +217,7 @@ class BlockTable:
     def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
         """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event. `enter_claimed` has to
         follow before the loop does anything else."""
-        self._puts.close(put)
+        self.puts.close(put)
         put.block.checksum, put.block.generation = checksum, generation
         self.copies.show_placed(put.block)
 
@@ -285,7 +253,7 @@ class BlockTable:
 
     def may_write(self, owner: object) -> bool:
         """Whether the owner has slots that it may be writing: of puts, or one that was opened ahead, which is taken back if it is idle."""
-        return self._puts.has_any_of(owner) or not self.ahead.withdraw(owner)
+        return self.puts.has_any_of(owner) or not self.ahead.withdraw(owner)
 
     def forget_owner(self, owner: object) -> None:
         self.holds.forget_owner(owner)
@@ -440,7 +408,7 @@ class BlockTable:
     def table_bytes(self) -> int:
         """Memory beside the tiers for what is known of blocks, also of those that left, estimated."""
         remembered = sum(level.order.remembered for level in self._levels.values())
-        return table_bytes(len(self._visible) + len(self._puts), remembered)
+        return table_bytes(len(self._visible) + len(self.puts), remembered)
 
     @property
     def accesses(self) -> int:
@@ -449,7 +417,7 @@ class BlockTable:
 
     @property
     def open_puts(self) -> int:
-        return len(self._puts)
+        return len(self.puts)
 
     def check_room(self, size_bytes: int, tenant: str) -> None:
         """Raises InvalidArgument for a value that DRAM can never hold, QuotaExceeded for one that the tenant's quota never can."""

@@ -14,8 +14,7 @@ import xxhash
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.workers import started
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import Block, Loss
 from kvstore.store.blocks.room import TierMove
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.tags import tag_of

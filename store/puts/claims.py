@@ -230,7 +230,7 @@ class _UndecidedPut:
 
     def _settle(self, put: OpenPut, checksum: int, status: int, generation: int) -> int:
         """Carry out the decision on one put; its flag."""
-        if status == GRANTED and self._table.is_open(put):
+        if status == GRANTED and self._table.puts.holds(put):
             self._table.commit_claimed(put, checksum, generation)
             self._entering.append(put.block)
             self._claims.in_bytes += put.block.size_bytes

@@ -137,7 +137,7 @@ class PutsAtOnce:
         be woken up while the value is copied. `begin` is called once the request is served here. False, too, where a former block of the
         key is being decided about."""
         table = self._table
-        is_known = table.find(tenant, put.key) is not None or table.writer(tenant, put.key) is not None
+        is_known = table.find(tenant, put.key) is not None or table.puts.of_key(tenant, put.key) is not None
         if is_known or table.undecided.is_claimed(tenant, put.key) or not self._is_plain(tenant, put, value):
             return False
         block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
@@ -151,7 +151,7 @@ class PutsAtOnce:
         frame = PutFrame(True, False, bytearray((GRANTED,)), [opened], [], [block.checksum], [])
         try:
             self._claims.claim(session, header, frame)
-            if table.is_open(opened):  # else there is no master to ask
+            if table.puts.holds(opened):  # else there is no master to ask
                 self._dram.fill(opened.slot, value)
         except Exception as error:
             table.abort(opened)  # what the master grants is told to be gone then
@@ -226,7 +226,7 @@ class SentPuts:
 
     def _give_up(self, session: Session, frame: PutFrame) -> None:
         puts = [put for put in frame.puts if put is not None]
-        if not any(map(self._table.is_open, puts)):  # they expire together; what else of this writer has expired is not through the socket
+        if not any(map(self._table.puts.holds, puts)):  # they expire together, and others of this writer came another way
             session.divert_payload()
             frame.give_up()
             self._slots.abort(puts)
@@ -263,7 +263,7 @@ class SentPuts:
         flags = bytearray()
         stored: list[Block] = []
         for status, put, checksum in zip(frame.statuses, frame.puts, frame.checksums, strict=True):
-            if put is not None and self._table.is_open(put):
+            if put is not None and self._table.puts.holds(put):
                 if frame.is_kept:
                     stored.append(self._table.commit_undecided(put, checksum))
                 else:

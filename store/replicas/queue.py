@@ -20,8 +20,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.rpc.workers import started
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
@@ -332,7 +331,7 @@ class ReplicaQueue:
         for index, result in zip(opened, results, strict=True):
             put = batch.puts[index]
             assert put is not None
-            if not isinstance(result, KVStoreError) and not self._table.is_open(put):
+            if not isinstance(result, KVStoreError) and not self._table.puts.holds(put):
                 result = StaleHandle("its slot was taken back before it arrived: put_ttl_s is over")
             if isinstance(result, KVStoreError):
                 self._table.abort(put)
@@ -375,7 +374,7 @@ class ReplicaQueue:
         flags = reply.flags if isinstance(reply, Flags) else bytes(len(batch.items))
         refused = 0
         for item, put, flag in zip(batch.items, batch.puts, flags, strict=True):
-            if put is not None and flag and self._table.is_open(put):
+            if put is not None and flag and self._table.puts.holds(put):
                 self._table.commit_claimed(put, item.checksum, item.generation)
                 self._table.enter_claimed(put.block)
                 self.copied_blocks += 1
@@ -394,7 +393,7 @@ class ReplicaQueue:
             log.warning("%d of %d blocks copied from node %d are dropped: %s", refused, len(flags), batch.order.source.node_id, why)
 
     def _is_absent(self, tenant: str, key: bytes) -> bool:
-        return self._table.find(tenant, key) is None and self._table.writer(tenant, key) is None
+        return self._table.find(tenant, key) is None and self._table.puts.of_key(tenant, key) is None
 
 
 def _name(error: KVStoreError) -> str:

@@ -9,8 +9,7 @@ the larger one has at that entry.
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.shown.index import Places, ShownIndex
 
 PART_ENTRIES: Final = 512

@@ -53,8 +53,7 @@ from kvstore.protocol.shown_index import (
     tags_of,
     words_of,
 )
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.blocks.rows import keys_of, read, rows_of
 from kvstore.transfer.memory.mapping import give_back_pages, map_slab
 

@@ -17,8 +17,7 @@ import numpy as np
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
-from kvstore.store.blocks.block import DRAM, HELD, Block
-from kvstore.store.blocks.columns import GONE, NOT_SHOWN
+from kvstore.store.blocks.block import DRAM, GONE, HELD, NOT_SHOWN, Block
 from kvstore.store.blocks.copies import IsLookedAt, Place
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.rows import keys_of, places_of, rows_of

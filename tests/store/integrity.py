@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvstore.protocol.shown_index import CHECK, KEY, SEQUENCE, checks_of, hash_of, tag_of
-from kvstore.store.blocks.block import TIERS, Block
-from kvstore.store.blocks.columns import ON_HOLD, Columns
+from kvstore.store.blocks.block import ON_HOLD, TIERS, Block, Columns
 from kvstore.store.blocks.copies import Copies
 from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.store.blocks.free_slots import SlotsAhead

@@ -8,8 +8,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.link import MasterLink
-from kvstore.store.links import Links
-from kvstore.store.mastering import MasterSession
+from kvstore.store.mastering import Links, MasterSession
 
 
 @dataclass

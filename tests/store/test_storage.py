@@ -16,8 +16,7 @@ from kvstore.protocol.settings import Size
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import Nobody
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, NVME, Loss
 from kvstore.store.blocks.tags import tag_of
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import plan_memory

@@ -1,12 +1,14 @@
 """The slab allocator: exact capacity, groups, generations, and slabs that change hands when they are vacant."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
-from kvstore.tiers.slabs import POSITION_BITS, SlabAllocator, growth_sizes, position_of
-from kvstore.tiers.tier import Slot, TierFull
+from kvstore.tiers.slabs import POSITION_BITS, SlabTier, growth_sizes, position_of
+from kvstore.tiers.tier import Record, Slot, TierFull
 
 
 class AnyMemory:
@@ -32,8 +34,23 @@ class AnyMemory:
         self.released.append(slab)
 
 
-def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None, exact_classes: int = 16) -> SlabAllocator:
-    return SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory(), exact_classes=exact_classes)
+class Bare(SlabTier):
+    """Slots without bytes."""
+
+    name = "bare"
+
+    def write_batch(self, records: Sequence[Record]) -> None:
+        raise NotImplementedError
+
+    def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None, exact_classes: int = 16) -> SlabTier:
+    return Bare(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory(), exact_classes=exact_classes)
 
 
 def slab_of(slot: Slot) -> int:
@@ -49,7 +66,7 @@ def slab_of(slot: Slot) -> int:
 )
 def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, slab_bytes: int, first_bytes: int, spare_bytes: int) -> None:
     capacity_bytes = count * size_bytes + spare_bytes % size_bytes
-    slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=AnyMemory())
+    slabs = Bare(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=AnyMemory())
     slots = [slabs.allocate(size_bytes, "") for _ in range(count)]
     assert len({slot.index for slot in slots}) == count
     assert slabs.used_bytes == count * size_bytes
@@ -274,7 +291,7 @@ def test_slabs_of_forgotten_values_are_reserved_for_another_size() -> None:
     slabs = allocator(300, backing=memory)
     for tenant in ("red", "blue"):
         slots = [slabs.allocate(10, tenant) for _ in range(10)]
-        slabs.free_all(slots)
+        slabs.free_batch(slots)
     [first, second] = slabs.reserve_slabs(slabs.group(50, "red"), 2)
     assert memory.released == [0], "red's own, for blue's memory would have to be made anew"
     assert slabs.reserve_slabs(slabs.group(50, "red"), 3) == [first, second]
@@ -283,7 +300,7 @@ def test_slabs_of_forgotten_values_are_reserved_for_another_size() -> None:
 
 def test_slabs_of_a_group_grow_with_it_until_they_are_whole() -> None:
     memory = AnyMemory()
-    slabs = SlabAllocator(10_000, slab_bytes=1000, first_bytes=20, backing=memory)
+    slabs = Bare(10_000, slab_bytes=1000, first_bytes=20, backing=memory)
     slots = [slabs.allocate(10, "red") for _ in range(300)]
     sizes = list(memory.slabs.values())
     assert sizes == [20, 60, 240, 960, 1000, 1000]
@@ -303,7 +320,7 @@ def test_slabs_of_a_group_grow_with_it_until_they_are_whole() -> None:
 def test_many_that_are_freed_at_once_are_free_as_one_by_one(order: list[int]) -> None:
     at_once, each = allocator(40 * 10), allocator(40 * 10)
     slots = [[slabs.allocate(10, "red") for _ in range(31)] for slabs in (at_once, each)]
-    at_once.free_all(slots[0][number] for number in order)
+    at_once.free_batch(slots[0][number] for number in order)
     for number in order:
         each.free(slots[1][number])
     for slabs in (at_once, each):
@@ -320,8 +337,8 @@ def test_of_many_none_of_a_slab_is_freed_where_one_was_given_back_before() -> No
     slabs.free(first)
     for wrong in ([second, first], [second, second], [third._replace(index=9 << POSITION_BITS)]):
         with pytest.raises(StaleHandle):
-            slabs.free_all(wrong)
+            slabs.free_batch(wrong)
     slabs.check_integrity()
     assert slabs.used_bytes == 20
-    slabs.free_all([second, third])
+    slabs.free_batch([second, third])
     assert slabs.used_bytes == 0

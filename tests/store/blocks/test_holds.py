@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstore.security.quotas.quota import UNLIMITED, Quota, Quotas
-from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.columns import ON_HOLD
+from kvstore.store.blocks.block import DRAM, NVME, ON_HOLD, Block
 from kvstore.store.blocks.holds import MIN_STALE_ENTRIES, SHARE, Holds
 from kvstore.store.blocks.level import evictable_in
 from kvstore.tiers.tier import Slot

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.columns import NOT_SHOWN, Loss
+from kvstore.store.blocks.block import DRAM, HBM, NOT_SHOWN, NVME, Block, Loss
 from kvstore.store.blocks.rows import (
     BlockRows,
     groups_in,

@@ -29,11 +29,11 @@ def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
     put = store.open("a")
     assert put is not None
     assert store.table.find("red", b"a") is None
-    assert store.table.writer("red", b"a") is put
+    assert store.table.puts.of_key("red", b"a") is put
     block = store.commit(put)
     assert store.table.find("red", b"a") is block
     assert store.table.find("blue", b"a") is None
-    assert store.table.writer("red", b"a") is None
+    assert store.table.puts.of_key("red", b"a") is None
     assert store.bytes_of(block, DRAM) == value_of(block)
     assert kinds(store) == [(EVENT_COMMIT, "a", 2)]
 
@@ -67,8 +67,8 @@ def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(m
     assert put is not None
     assert store.table.expire(now_ns=PUT_TTL_NS - 1) == 0
     assert store.table.expire(now_ns=PUT_TTL_NS) == 1
-    assert not store.table.is_open(put)
-    assert store.table.writer("red", b"a") is None
+    assert not store.table.puts.holds(put)
+    assert store.table.puts.of_key("red", b"a") is None
     other = store.open("a", owner="quick", now_ns=PUT_TTL_NS)
     assert other is not None
     assert other.slot.index != put.slot.index
@@ -101,7 +101,7 @@ def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_stil
     else:
         store.table.forget_owner("far")
     assert writer.is_revoked
-    assert store.table.writer("red", b"a") is None, "another may write the key"
+    assert store.table.puts.of_key("red", b"a") is None, "another may write the key"
     store.table.expire(now_ns=PUT_TTL_NS)
     assert store.open("b", now_ns=PUT_TTL_NS) is None
     assert store.dram.quarantined_bytes == 100

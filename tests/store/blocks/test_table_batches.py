@@ -45,7 +45,7 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
         assert table.table.are_new("red", [one.key for one in new])
         for one, slot in zip(new, slots, strict=True):
             one.set_slot(DRAM, slot)
-        puts = table.table.open_all(new, OWNER, now_ns=1) if new else []
+        puts = table.table.puts.add_all(new, OWNER, now_ns=1) if new else []
         assert not new or not table.table.are_new("red", [blocks[0].key, b"other"])
         if not puts:
             put = table.table.open(blocks[number], OWNER, now_ns=1)
@@ -140,7 +140,7 @@ def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(
     new = [block(b"new-%d" % number) for number in range(9)]
     for opened, slot in zip(new, slots, strict=True):
         opened.set_slot(DRAM, slot)
-    table.table.commit_all_undecided(table.table.open_all(new, OWNER, now_ns=1), range(9))
+    table.table.commit_all_undecided(table.table.puts.add_all(new, OWNER, now_ns=1), range(9))
     puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
     for number, put in enumerate(puts):
         assert put is not None
@@ -222,7 +222,7 @@ class Crowded(Store):
         for slot in self.table.slots.free_slots(tenant, size_bytes, count):
             self.put_slots.append(slot.index)
             one = made(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
-            self.table.commit_all_undecided(self.table.open_all([one], OWNER, now_ns=1), [self.count])
+            self.table.commit_all_undecided(self.table.puts.add_all([one], OWNER, now_ns=1), [self.count])
             if self.count % 2:
                 self.table.decide(one, self.count)
             self.count += 1

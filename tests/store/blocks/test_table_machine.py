@@ -13,8 +13,7 @@ from kvstore.client.local.desk import Hazard
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import table as table_module
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import evictable_in
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.quotas import NO_USE
@@ -196,7 +195,7 @@ class TableMachine(RuleBasedStateMachine):
     def open(
         self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool, is_tensor: bool, seed: int, may_drop: bool = False
     ) -> None:
-        if self.table.find(tenant, key.encode()) is None and self.table.writer(tenant, key.encode()) is None:
+        if self.table.find(tenant, key.encode()) is None and self.table.puts.of_key(tenant, key.encode()) is None:
             if is_tensor:
                 value = tensor_value(seed, TENSOR, dtype="float16")
                 self.store.next_value(value)

@@ -4,8 +4,7 @@ import pytest
 
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.wire import Writer
-from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
 from kvstore.store.blocks.tags import TAG_VERSION, from_recovered, tag_of
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import Encoding

@@ -265,7 +265,7 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     sock.settimeout(TIMEOUT_S)
     sock.sendall(frame(Put("ns", [b"a"], [1], [0], [digest(b"x")], [b""]), 1, b"x"))
     until(node, lambda: bool(master.asked))
-    put = node.call(lambda: node.store.table.writer("red", b"a"))
+    put = node.call(lambda: node.store.table.puts.of_key("red", b"a"))
     assert put is not None
     if is_expired:
         node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))

@@ -57,7 +57,7 @@ def region_of(node: Served, opened: Opened) -> Region:
     """The node's side of the first put's slot."""
 
     def find() -> Region:
-        [put] = [put for put in node.store.table._puts._puts.values() if put.put_id == opened.put_ids[0]]
+        [put] = [put for put in node.store.table.puts._puts.values() if put.put_id == opened.put_ids[0]]
         return cast(WriteGrant, put.grant)._region
 
     return node.call(find)

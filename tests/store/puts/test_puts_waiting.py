@@ -198,7 +198,7 @@ def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
             thread, results = in_background(lambda: client.put({"b": bytes(KIB)}) if through_socket else client.open({"b": KIB}))
             thread.join(TIMEOUT_S)
     assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
-    assert node.call(lambda: node.store.table.writer("red", b"b" if held is None else b"a")) is None
+    assert node.call(lambda: node.store.table.puts.of_key("red", b"b" if held is None else b"a")) is None
     assert client.put({"c": b"c"}) == [STORED]
     other.close()
 

@@ -97,7 +97,7 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             for node, opening in zip((whole, each), found, strict=True):
                 if opening is not None and opening.batch is not None and then == "commit":
                     opening.batch.is_named = True
-                    assert node.table.batch_of(opening.batch.ids, node.session) is opening.batch
+                    assert node.table.puts.get_batch(opening.batch.ids, node.session) is opening.batch
                     node.table.commit_batch_undecided(opening.batch, [1] * len(keys))
                     continue
                 for put in node.puts(opening):

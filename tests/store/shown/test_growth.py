@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.shown_index import KEY_WORDS, MAX_KEY_BYTES, WAYS, hash_of, words_of
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.shown import growth as growth_module
 from kvstore.store.shown import index as index_module
 from kvstore.store.shown.growth import PART_ENTRIES, Growth

@@ -28,8 +28,7 @@ from kvstore.protocol.shown_index import (
     tag_of,
     words_of,
 )
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.shown.index import ShownIndex
 from tests.store.integrity import check, shown
 from tests.store.made import made
