@@ -1,4 +1,4 @@
-"""Who may speak to this node, and for how long: what a Hello shows is looked at here, and sessions are ended here whose right is over.
+"""Authentication of sessions: what a Hello shows is checked here, what a session may do is kept, and sessions whose right is over end.
 
 A session is let in by a ticket and goes on when that has ended, for the master tells the node what is revoked. So it lives as long as the
 node hears its master, and `ticket_grace_s` beyond that; one that a former master's ticket let in, which the present one can revoke by

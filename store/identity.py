@@ -1,4 +1,10 @@
-"""Who a node is, as it tells masters and clients."""
+"""Identity of a node: what it reports of itself to masters and clients, its name, and its host's topology.
+
+A node without a name in its settings is called the same after a restart, and as no other node of its host. That is HOST:PORT where the
+port is set. Where the system chooses it the name is HOST-ID: the id is drawn at random once and then is the name of a file, which one
+process holds (flock) for as long as it lives. With an NVMe tier the file lies in the tier's folder, so that it stays with the blocks;
+without, a node takes the first in `run_dir` that no process holds. The master keeps removals for an absent name, so names must last.
+"""
 
 import fcntl
 import logging

@@ -1,4 +1,8 @@
-"""What the master is asked about blocks that are about to leave the node: whether they are the last copies (store/blocks/spares.py)."""
+"""Questions to the master about blocks that are about to leave the node: whether another node holds them (store/blocks/spares.py).
+
+With them go the blocks that are to be spilled: the coldest of the lowest tier, named ahead of their eviction while it is nearly full. The
+master chooses which node takes one, and that node fetches it; here it leaves first once the answer says that another node has it.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

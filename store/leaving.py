@@ -1,6 +1,7 @@
-"""A node that is to be stopped: it takes no new blocks, and writes down in its NVMe what only its memory holds.
+"""Shutdown of a node: it takes no new blocks, and writes to NVMe what only its memory holds.
 
-By its master's word (`drain`), which may be taken back, or by a signal (`end`), for as long as it has. It reads on for whoever asks.
+By its master's command (`drain`), which may be taken back, or by a signal (`end`), for as long as it has. It serves reads meanwhile. Copies
+are planned as the mover takes them, a few at a time, what was read last first. No block leaves the memory for it.
 """
 
 import logging

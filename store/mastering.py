@@ -1,5 +1,7 @@
-"""The connection for frames between a node and a partition's master, from registration to its loss: who is told of it, and what is asked
-over it."""
+"""Sessions of a node with its masters, one for each partition of the key space: from registration to the loss of the connection.
+
+Partition 0's comes first. Its master reports how many partitions there are and gives the node its id, which the node sends to the others.
+"""
 
 import logging
 import socket

@@ -1,7 +1,7 @@
 """Thread that touches a node's DRAM: all of it at the start, later the memory of slabs that is made anew.
 
 Fresh memory is ten times slower to write than touched memory. The node serves meanwhile; clients touch what they write before the thread
-gets there. In between the thread looks at the sizes of the pages.
+gets there. In between the thread looks how much of the memory is in huge pages, and why no more: the loop reads what it found last.
 """
 
 import contextlib

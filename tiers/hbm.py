@@ -1,6 +1,8 @@
 """The HBM tier: blocks in one arena of device memory, a torch tensor. It needs the `hbm` extra.
 
-Any torch device will do (`cpu` in tests). How bytes get there and back is device_copy.py's.
+Any torch device will do (`cpu` in tests). Slabs are ranges of the arena. On CUDA copies go through pinned staging memory on a stream of
+their own, so that they overlap the engine's kernels and reach the bus's full rate, which pageable memory does not. torch is imported when
+first used.
 """
 
 import threading

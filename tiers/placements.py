@@ -1,4 +1,9 @@
-"""Which value lies in which extents of the value file, and which extents a read or a write under way still uses.
+"""Extents of the value file, in runs of 4 KiB pages: which are free, which value lies in which, and which a read or write still uses.
+
+Best fit: a run from the first bin whose runs are long enough; bins are eight a doubling of the length. Neighbours are joined when a run
+is freed. A value for which no run is long enough gets several, the longest first: free pages are of use to a value of any size, and one
+size never starves another, whichever values are evicted.
+Source: Masmano et al., TLSF: a new dynamic memory allocator for real-time systems, ECRTS 2004.
 
 An extent is free again once its value was deleted for good and the last read or write of it has ended: the value file has no snapshots,
 so an extent that is reused too early gives its reader the bytes of another value.

@@ -1,4 +1,13 @@
-"""What happened in a tier, and how long ago a block was read: plain numbers of the node's loop, which metrics are made of."""
+"""Counters of a node: hits and evictions by tier, ages of accesses, last reads of namespaces, and the blocks that are read most.
+
+The hottest blocks are counted only while a master asks, in bounded memory: Misra and Gries' counters, a batch at a time. When twice
+`MAX_COUNTED` blocks have one, the count of the `MAX_COUNTED`th goes off all of them, and a block that has nothing left goes. So a count is
+never too high, and too low by one in `MAX_COUNTED` of all reads at most; a read costs O(1) on average. With each question counts are aged,
+so that they stand for the last `SPAN_S`. Reads from other hosts are counted by themselves as well. Sans-I/O; `now_ns` is passed in.
+
+Source: J. Misra and D. Gries, "Finding Repeated Elements", 1982; in batches: D. Anderson et al., "A High-Performance Algorithm for
+Identifying Frequent Items in Data Streams", 2017.
+"""
 
 import heapq
 import math

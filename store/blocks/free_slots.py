@@ -1,6 +1,14 @@
-"""Slots in DRAM for new blocks, before there are any: those that are free as it is, and those of blocks that leave at once.
+"""Slots in DRAM before a put has them: free ones, those of blocks that leave at once, and those opened ahead for a connection.
 
-They are nobody's until a put has them (`BlockTable.open_at`), and given back where none comes. A part of the block table.
+Slots of FreeSlots are given back where no put comes. A part of the block table.
+
+A connection has one slot ahead at most. It belongs to no key and no block. It counts as used memory, of the tier and of the tenant's quota,
+as the slot of an open put does. It goes back to the tier when
+- its connection ends;
+- it was idle for IDLE_NS;
+- another put finds no room, or would have to wait for it (`take_back`).
+
+A slot that its writer is writing is not taken back: the page, which both share, says so (protocol/writer_page.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence

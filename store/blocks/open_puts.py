@@ -1,4 +1,7 @@
-"""The puts at work: who writes which key, until when, and the slots of those whose time ran out. Pure; `now_ns` is passed in."""
+"""Open puts: which writer has which key, until when, and when the slot of an ended one can be used again. `now_ns` is passed in.
+
+A put ends by its commit, its abort, its time, or the end of its writer. Its slot is free once no writer can write into it any more.
+"""
 
 from array import array
 from bisect import bisect_left, bisect_right

@@ -1,10 +1,9 @@
-"""What each tenant takes of a node against what it may: bytes and slabs by tier, and blocks. Bookkeeping; the node's loop is the only
-caller.
+"""Limits of tenants and of the block table: bytes and slabs by tier, and blocks. Bookkeeping; the node's loop is the only caller.
 
 The tiers count a tenant's bytes and slabs (`Tier.tenant_bytes`, `SlabTier.tenant_slabs`), the tables of visible blocks and open puts its
 blocks: all of it with the slot, and nothing per block here. A tenant at its limit makes room out of its own blocks (room.py); one above
 it, because the limit was lowered or because what an earlier process left is found again, has its surplus leave in the background,
-coldest first.
+coldest first. Where as many blocks are known as may be, of all tenants or of one, the coldest leaves the node for the next one.
 """
 
 from collections.abc import Callable, Mapping

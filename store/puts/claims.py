@@ -1,8 +1,8 @@
-"""Puts that nobody reserved: their values are here, invisible, and the master is asked to reserve and publish them in one message; the
-master of each partition, of those of its keys.
+"""Puts that the master has to decide about before they are answered: their values are here, invisible, and one Claim a partition asks
+the master to reserve and publish them.
 
-It saves the writer's own round trip to the master, which for a small value is a third of the whole put. Not thread-safe: the node's
-loop is the only caller.
+It saves the writer's own round trip to the master, which for a small value is a third of the whole put. Answers that wait for it are
+given exactly once, no later than the caller waits. Not thread-safe: the node's loop is the only caller.
 """
 
 from collections.abc import Callable

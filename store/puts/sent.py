@@ -1,4 +1,10 @@
-"""Puts whose values come through the socket, each behind its message, straight into its slot: the message Put."""
+"""Puts whose values come through the socket, each behind its message, straight into its slot: the message Put.
+
+A single small value is served where it arrives, in one go: stored, shown and answered, or handed to the master's decision. The answer goes
+out as soon as the value can be found here; the rest of what the node keeps it enters afterwards, while the writer's process is being woken
+up. Nothing else of the node runs in between. Whatever there is more to, such as another writer, no room, a quota or a wrong checksum, takes
+the general way, with nothing done.
+"""
 
 import struct
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,9 @@
-"""One Read while it is being answered: the columns of its Blocks message, and everything that is held for it until the answer is sent."""
+"""One Read while it is being answered: the columns of its Blocks message, and what is held for it until the answer is sent.
+
+A cold block without a place of its own in DRAM is read there all the same, for one reader: its bytes cross no socket. Its slot is in
+quarantine: it belongs to no visible block, evicts nothing that is not on a lower tier too, and is free once the lease is over. No slot is
+pointed at before the disk has filled it.
+"""
 
 from collections import deque
 from collections.abc import Sequence

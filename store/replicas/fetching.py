@@ -1,7 +1,8 @@
 """Blocks fetched from another node: one connection, one Read, values straight into the memory given, each checked. Blocking and without
 state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/queue.py.
 
-Many bytes come by the transfer engine, past the loop of the source, which only grants the lease; by messages where that fails.
+Many bytes come by the transfer engine, past the loop of the source, which only grants the lease; by messages where that fails. The rates
+that the engine measured are kept for the master.
 """
 
 import logging

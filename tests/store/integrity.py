@@ -201,7 +201,7 @@ def _block_table(self: BlockTable) -> None:
     """Assert that slots, orders and blocks agree."""
     check(self._visible)
     check(self.copies)
-    check(self._puts)
+    check(self.puts)
     check(self._ended)
     check(self.ahead)
     check(self.undecided)

@@ -82,8 +82,8 @@ class Served(Storage):
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
         self.reactor = Reactor()
-        self._open(folder, dram_bytes, options)
-        self._assemble(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s, demotion_wait_s=demotion_wait_s)
+        self._open_store(folder, dram_bytes, options)
+        self._assemble_parts(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s, demotion_wait_s=demotion_wait_s)
         self._serve(folder, limits, needs_tickets=needs_tickets)
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
@@ -91,7 +91,7 @@ class Served(Storage):
         self._thread = threading.Thread(target=self.reactor.run, name="served")
         self._thread.start()
 
-    def _open(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
+    def _open_store(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
         """The store, and who is told of its blocks."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
         self.table, self.dram, self.showing = self.store.table, self.store.dram, self.store.showing
@@ -102,7 +102,7 @@ class Served(Storage):
         self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit
 
-    def _assemble(
+    def _assemble_parts(
         self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float, demotion_wait_s: float
     ) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
