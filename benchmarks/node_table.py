@@ -17,8 +17,11 @@ from kvstore.client.tools.bench import Row, at_most
 from kvstore.rpc.daemon import map_large_arrays
 from kvstore.store.blocks.block import DRAM
 from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.table import BlockTable
+from kvstore.store.blocks.holds import Holds
+from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.blocks.table import BlockTable, TableRules
 from kvstore.store.blocks.undecided import UNDECIDED
+from kvstore.store.shown.showing import Showing
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 
@@ -61,14 +64,15 @@ class Filling:
 
     def __init__(self, policy: str, prompt: int) -> None:
         self._dram = DramTier(BLOCKS * VALUE_BYTES)
+        holds = Holds({DRAM: BLOCKS * VALUE_BYTES}, max_ns=0)
         self._table = BlockTable(
             {DRAM: self._dram},
-            make_policy=lambda: make_policy(policy),
+            TableRules(make_policy=lambda: make_policy(policy), put_ttl_ns=10**9),
             emit=lambda kind, block: None,
             events=EventLog(lambda: 0),
-            put_ttl_ns=10**9,
-            high_watermark=1.0,
-            low_watermark=1.0,
+            showing=Showing(self._dram, holds, max_look_ns=10**9),
+            partitioning=Partitioning(),
+            holds=holds,
         )
         self._prompt = prompt
         self._rng = np.random.default_rng(1)
@@ -90,7 +94,7 @@ class Filling:
         slots = table.slots.free_slots("bench", VALUE_BYTES, BATCH)
         assert len(slots) == BATCH
         blocks = table.rows.make_all("bench", keys, VALUE_BYTES, [UNDECIDED] * BATCH, "", parents, slots)
-        batch = table.open_batch(blocks, self, now_ns=1)
+        batch = table.puts.add_batch(blocks, self, now_ns=1)
         table.commit_batch_undecided(batch, checksums)
         table.undecided.end(table.undecided.take(BATCH))
         table.decide_all(blocks, generations)

@@ -8,8 +8,6 @@ from kvstore.protocol.settings import Size, parse_size, setting
 from kvstore.protocol.variables import MASTER
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.busy_poll import DEFAULT_US
-from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
 from kvstore.security.binding import ALLOW_HELP
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.https import CERT_HELP, KEY_HELP
@@ -73,59 +71,16 @@ class NodeSettings(ServerTlsSettings):
         DEFAULT, f"Eviction policy of every tier: {', '.join(POLICY_NAMES)}; {DEFAULT} is {DEFAULT_POLICY}.", choices=POLICY_NAMES
     )
     hugepages: bool = setting(False, "Take huge pages for DRAM when the system has enough reserved.")
-    transparent_hugepages: bool = setting(
-        True,
-        "Ask the kernel for huge pages for DRAM, which it gives where shmem_enabled says so (docs/sharing.md); else they are small.",
-    )
-    prefault_step: Size = setting(Size(64 << 20), "Bytes of DRAM touched at once by the thread that makes fresh memory fast.", minimum=4096)
     high_watermark: float = setting(
         0.95, "Share of a tier's capacity above which blocks are demoted, if there is a lower tier.", minimum=0.01, maximum=1
     )
     low_watermark: float = setting(0.90, "Share of a tier's capacity down to which blocks are demoted.", minimum=0, maximum=1)
-    put_ttl_s: float = setting(30.0, "An open put is forgotten after this long.", minimum=0.001)
-    max_lease_s: float = setting(
-        60.0, "Longest lease a reader gets on mapped blocks, and longest hold on what a lookup found.", minimum=0.001
-    )
-    peer_bytes: Size = setting(
-        Size(64 << 20),
-        "Values on their way to one connection: in one answer, being read from NVMe or HBM for it, or unsent; what is beyond waits, or is "
-        "asked for again. A larger value goes alone.",
-        minimum=1,
-        maximum=2 << 30,
-    )
-    read_bytes: Size = setting(
-        Size(256 << 20), "Values on their way from NVMe and HBM to all connections; reads beyond that wait for their turn.", minimum=1
-    )
-    peer_requests: int = setting(64, "Requests of one connection that may wait for room or their turn; more are refused.", minimum=1)
-    send_timeout_s: float = setting(
-        30.0, "Time that a connection has to take an answer; then it is cut, and the blocks that the answer held are free.", minimum=0.01
-    )
-    move_batch: Size = setting(Size(8 << 20), "Bytes copied between tiers in one batch (one LMDB transaction).", minimum=1)
-    read_threads: int = setting(2, "Threads that read from NVMe and HBM.", minimum=1, maximum=256)
-    write_threads: int = setting(2, "Threads that copy between tiers: batches that are written at once.", minimum=1, maximum=64)
     demotion_wait_s: float = setting(
         0.003,
         "How long a put that finds no room waits for blocks to be copied to NVMe. Then the coldest ones leave the node for it, written or "
         "not: a burst that the disk cannot take costs cold blocks and not time.",
         minimum=0,
         maximum=3600,
-    )
-    tier_retry_s: float = setting(5.0, "A tier whose device refused a write is tried again after this long.", minimum=0.001)
-    publish_batch: int = setting(4096, "Events in one message to the master.", minimum=1, maximum=65536)
-    publish_in_flight: int = setting(4, "Messages to the master that may wait for their answer.", minimum=1)
-    compare_from_blocks: int = setting(
-        64,
-        "Where a master knows so many blocks of this node as its link comes up, what it has is compared by digests first, and only what "
-        "differs is named.",
-        minimum=1,
-    )
-    claim_interval_s: float = setting(
-        0.002,
-        "What was put and answered before the master knew it, and what has left or moved, is told to it after this long at most, all "
-        "of it in one message; at once where somebody waits for it. 10 ms in place of 2 make fewer messages, and save a fifth of the CPU "
-        "time that node and master take for small puts.",
-        minimum=0,
-        maximum=1,
     )
     busy_poll_us: int = setting(
         DEFAULT_US,
@@ -134,23 +89,6 @@ class NodeSettings(ServerTlsSettings):
         minimum=0,
         maximum=10_000,
     )
-    copy_batch: Size = setting(Size(8 << 20), "Bytes fetched at once from another node whose blocks the master has copied here.", minimum=1)
-    copy_queue: int = setting(65536, "Blocks to be copied that may wait; more are refused.", minimum=1)
-    copy_timeout_s: float = setting(5.0, "Time that one batch has to come from the other node.", minimum=0.01)
-    control_timeout_s: float = setting(5.0, "Deadline of a call to the master's control plane.", minimum=0.01)
-    owner_patience_s: float = setting(
-        1.0,
-        "Where several masters are known: one that has not answered a heartbeat for so long has the others asked which of them owns the "
-        "catalog, again after each quarter of that; once another one does, the node registers there.",
-        minimum=0.001,
-    )
-    reconnect_interval_s: float = setting(
-        0.2,
-        "Shortest pause before masters are tried again. It is a tenth of the time that the node has had none, up to "
-        "reconnect_max_interval_s.",
-        minimum=0.001,
-    )
-    reconnect_max_interval_s: float = setting(5.0, "Longest pause between two tries to reach a master.", minimum=0.001)
     ticket_grace_s: float = setting(
         3600.0,
         "Where tokens are needed: how long those who are connected are served while no master is heard of, which would say whose token is "
@@ -158,27 +96,12 @@ class NodeSettings(ServerTlsSettings):
         minimum=0,
     )
     max_connections: int = setting(4096, "Connections beyond this, or beyond half of RLIMIT_NOFILE, are refused.", minimum=1)
-    hello_timeout_s: float = setting(
-        HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
-    )
-    max_strangers: int = setting(
-        MAX_STRANGERS,
-        "Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed.",
-        minimum=1,
-    )
-    peer_timeout_s: float = setting(
-        PEER_TIMEOUT_S,
-        "A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long.",
-        minimum=MIN_PEER_TIMEOUT_S,
-        maximum=MAX_PEER_TIMEOUT_S,
-    )
     drain_s: float = setting(
         10.0,
         "At SIGTERM or SIGINT: time to write to NVMe what only memory holds, so that the next process of the node has it. A second signal "
         "ends the node at once. 0: nothing is written.",
         minimum=0,
     )
-    shutdown_timeout_s: float = setting(5.0, "Time that copies under way get at the end.", minimum=0.001)
 
 
 def join_token(settings: NodeSettings) -> str:

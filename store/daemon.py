@@ -20,6 +20,7 @@ from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, 
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.store.tuning import TUNING
 from kvstore.telemetry.logs import named, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -59,8 +60,8 @@ def main(config: str | None, **flags: Any) -> None:
             settings,
             transfer,
             tracing,
+            tuning=TUNING,
             on_synced=lambda: is_done("master"),
-            on_prefaulted=lambda: is_done("memory"),
         )
     except KVStoreError as error:
         click.echo(f"kvstore-node: error: {error}", err=True)
@@ -74,10 +75,10 @@ def main(config: str | None, **flags: Any) -> None:
         "unix": places.unix,
         "http": places.http,
         "pid": os.getpid(),
-        "stop_s": settings.drain_s + settings.shutdown_timeout_s,
+        "stop_s": settings.drain_s + TUNING.shutdown_timeout_s,
     }
     say("serving", facts)
-    node.prefault()
+    node.prefault(lambda: is_done("memory"))
     try:
         serve(node.reactor)
         why = " ".join(came) or node.refusal

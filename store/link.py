@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple, Protocol
 
 import grpc
 
@@ -32,7 +33,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
 from kvstore.store.identity import Identity
 from kvstore.store.owner_search import OwnerSearch
-from kvstore.store.uses import Uses
+from kvstore.store.tuning import NodeTuning
 from kvstore.telemetry.logs import named
 
 STOP_POLL_S = 0.01
@@ -41,14 +42,61 @@ PAUSE_SHARE = 10
 """Masters are tried again after so great a part of the time that there has been no link: whoever is elected is found soon, and masters that
 stay away for long are not asked all the time."""
 
-REFUSED_S = 15.0
-"""How long the first registration is tried though masters refuse it: the name of a node whose host has died is free after `node_ttl_s`."""
-
 log = logging.getLogger("kvstore.store")
 
 
-OverLink = Callable[[bytes, Callable[[Heard | KVStoreError], None], float], None]
-"""Sends a heartbeat over the connection for frames, tells what came of it, and has so many seconds."""
+class Report(NamedTuple):
+    """What a heartbeat reports, besides what the link knows itself. `slow` is None where the master has `slow_version`."""
+
+    tiers: Sequence[pb.TierStatus]
+    counters: Mapping[str, int]
+    rates: Sequence[pb.PeerRate] = ()
+    hot: Sequence[pb.HotBlocks] = ()
+    tenants: Sequence[pb.TenantUse] = ()
+    reads: Sequence[pb.NamespaceReads] = ()
+    slow: pb.SlowTable | None = None
+    slow_version: int = 0
+
+
+class Member(Protocol):
+    """A node as its connections to masters see it. Its methods are called in the node's loop but where they say otherwise."""
+
+    @property
+    def reactor(self) -> Reactor: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    def join_token(self) -> str:
+        """The token as it is now. For any thread. Raises ConfigError."""
+
+    def link_flows(self) -> list[pb.LinkFlow]:
+        """What the host's NICs have carried. For any thread."""
+
+    def node_id(self, partition: int) -> int:
+        """By which id the partition's master is to know the node; 0: it chooses one. For any thread."""
+
+    def report(self, hot_blocks: int, slow_version: int) -> Report:
+        """With the `hot_blocks` that are read most, and slow requests unless they are those of `slow_version`."""
+
+    def registered(self, partition: int, partitions: int, node_id: int) -> None:
+        """The partition's master knows the node by this id. Raises ConfigError: the cluster has another number of partitions."""
+
+    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Apply quotas and retired namespaces, where the reply has any."""
+
+    def refused(self, why: str) -> None:
+        """No master takes the node, which was never registered, and has been refused for `refused_s`."""
+
+
+class Connection(Protocol):
+    """The node's end of the connection for frames. For the node's loop."""
+
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
+        """A registered connection, whose socket is given away, to a master that takes Trace messages or does not."""
+
+    def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+        """Send a heartbeat; `answered` is called once."""
 
 
 class MasterLink:
@@ -56,74 +104,37 @@ class MasterLink:
 
     def __init__(
         self,
-        reactor: Reactor,
+        node: Member,
         masters: Sequence[Address],
-        identity: Identity,
+        connection: Connection,
+        tuning: NodeTuning,
         *,
-        tier_status: Callable[[], tuple[list[pb.TierStatus], dict[str, int]]],
-        rates: Callable[[], list[pb.PeerRate]],
-        hot: Callable[[int], list[pb.HotBlocks]],
-        links: Callable[[], list[pb.LinkFlow]],
-        uses: Callable[[int], Uses],
-        on_told: Callable[[pb.RegisterReply | pb.HeartbeatReply], None],
-        on_registered: Callable[[int, int], None],
-        on_link: Callable[[socket.socket, pb.RegisterReply, bool], None],
-        on_refused: Callable[[str], None],
-        over_link: OverLink,
-        join_token: Callable[[], str],
         needs_tickets: bool,
-        timeout_s: float,
-        patience_s: float,
-        peer_timeout_s: float,
-        pause_s: float,
-        max_pause_s: float,
         tls: Certificates | None = None,
         partition: int = 0,
-        node_id: Callable[[], int] = lambda: 0,
-        refused_s: float = REFUSED_S,
     ) -> None:
-        """`tier_status`, `rates`, `hot` (of so many blocks), `uses`, `on_told`, `on_registered`, `on_link` and `over_link` are called
-        in the loop.
-        `on_registered` is told how many partitions there are, and the node's id, and may raise ConfigError; the socket that `on_link` gets
-        is its own, and it is told whether the master takes Trace messages. `on_refused` is told why no master takes the node, once it
-        has been refused for `refused_s` and was never registered. `node_id` is what partition 0 has given the node, for the
-        others. `join_token` is asked in the link's thread each time that the token is shown, and may raise ConfigError. With
-        `needs_tickets` a master that lets everybody in is none for this node. For the times see the settings: `control_timeout_s`,
-        `owner_patience_s`, `peer_timeout_s`, `reconnect_interval_s` and `reconnect_max_interval_s`."""
-        self._reactor = reactor
-        self._search = OwnerSearch(masters, self._hello, timeout_s=timeout_s, patience_s=patience_s, tls=tls, clock_ns=reactor.now_ns)
-        self._join_token = join_token
+        """With `needs_tickets` a master that lets everybody in is none for this node."""
+        self._node = node
+        self._reactor = node.reactor
+        self._connection = connection
+        self._tuning = tuning
+        self._timeout_s = tuning.control_timeout_s
+        self._search = OwnerSearch(
+            masters, self._hello, timeout_s=self._timeout_s, patience_s=tuning.owner_patience_s, tls=tls, clock_ns=self._reactor.now_ns
+        )
         self._needs_tickets = needs_tickets
+        self._tls = tls
+        self._partition = partition
         self._metadata: tuple[tuple[str, str | bytes], ...] = ()
         """Of calls under the present registration."""
-        self._identity = identity
-        self._tier_status = tier_status
-        self._rates = rates
-        self._hot = hot
-        self._links = links
         self._hot_asked = 0
-        """Of how many hot blocks the next heartbeat is to tell, as the master said with the last."""
-        self._uses = uses
+        """How many hot blocks the next heartbeat is to report, as the master asked with the last."""
         self._slow_version = 0
         """Of the slow requests that the master has; 0: none."""
-        self._on_told = on_told
         self._quotas_version = self._retired_version = 0
-        self._on_registered = on_registered
-        self._on_link = on_link
-        self._on_refused = on_refused
-        self._refused_s = refused_s
         self._refused_since_ns = 0
         """0: the last answer was no refusal."""
-        self._over_link = over_link
-        self._partition = partition
-        self._node_id = node_id
-        self._timeout_s = timeout_s
-        self._patience_s = patience_s
-        self._peer_timeout_s = peer_timeout_s
         self._no_link_since_ns = 0
-        self._pause_s = pause_s
-        self._max_pause_s = max_pause_s
-        self._tls = tls
         self._seen_epoch = 0
         self._seen_catalog = ""
         self._stopping = threading.Event()
@@ -195,7 +206,9 @@ class MasterLink:
                 log.exception("the link to the master failed")
             if owner is None:
                 away_s = (self._reactor.now_ns() - self._no_link_since_ns) / 1e9
-                self._stopping.wait(max(self._pause_s, min(away_s / PAUSE_SHARE, self._max_pause_s)))
+                self._stopping.wait(
+                    max(self._tuning.reconnect_interval_s, min(away_s / PAUSE_SHARE, self._tuning.reconnect_max_interval_s))
+                )
         if owner is not None:
             owner.close()
 
@@ -207,25 +220,26 @@ class MasterLink:
             self._refused_since_ns = 0
         elif not self._refused_since_ns:
             self._refused_since_ns = now_ns
-        elif now_ns - self._refused_since_ns >= self._refused_s * 1e9:
-            self._reactor.call_soon(lambda: self._on_refused(text))
+        elif now_ns - self._refused_since_ns >= self._tuning.refused_s * 1e9:
+            self._reactor.call_soon(lambda: self._node.refused(text))
 
     def _live_once(self, owner: Channel | None) -> Channel | None:
         """From finding the master to the loss of the link. `owner`: it has been found already. Returns that of the next link, if it has."""
         channel, place = self._search.nearest(owner or self._search.find())
         try:
             with contextlib.ExitStack() as calls:
-                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._peer_timeout_s))))  # type: ignore[no-untyped-call]
+                stub = ControlStub(calls.enter_context(open_channel(place, self._tls, grpc_options(self._tuning.peer_timeout_s))))  # type: ignore[no-untyped-call]
                 reply = self._register(stub)
                 self._lost.clear()
-                if self._node_id() != self._said_id:
+                if self._node.node_id(self._partition) != self._said_id:
                     self.renew()  # for one that was asked for meanwhile, and is cleared with the loss of the former session
                 self._registration_epoch = reply.registration_epoch
                 self._take(reply)
                 partitions = channel.welcome.partitions
-                self._reactor.call(lambda: self._on_registered(partitions, reply.node_id), deadline_s=self._timeout_s)
+                self._reactor.call(lambda: self._node.registered(self._partition, partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
-                self._reactor.call(lambda: self._on_link(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
+                begin = self._connection.begin
+                self._reactor.call(lambda: begin(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
                 self._search.has_taken_us()
                 log.info(
                     "registered with the master of epoch %d%s as node %d",
@@ -245,12 +259,12 @@ class MasterLink:
 
     def _hello(self, epoch: int = 0) -> Hello:
         """Of this node, under registration `epoch`; 0: it has none yet."""
-        return Hello(ROLE_NODE, token=self._join_token(), name=self._identity.name, epoch=epoch, partition=self._partition)
+        return Hello(ROLE_NODE, token=self._node.join_token(), name=self._node.identity.name, epoch=epoch, partition=self._partition)
 
     def _register(self, stub: ControlStub) -> pb.RegisterReply:
-        tiers, _ = self._reactor.call(self._tier_status, deadline_s=self._timeout_s)
-        identity, described, self._said_id = self._identity, self._description, self._node_id()
-        self._metadata = *as_metadata("", self._join_token()), *of_partition(self._partition)
+        tiers = self._reactor.call(lambda: self._node.report(0, self._slow_version), deadline_s=self._timeout_s).tiers
+        identity, described, self._said_id = self._node.identity, self._description, self._node.node_id(self._partition)
+        self._metadata = *as_metadata("", self._node.join_token()), *of_partition(self._partition)
         reply: pb.RegisterReply = stub.Register(
             pb.RegisterRequest(
                 name=identity.name,
@@ -310,7 +324,7 @@ class MasterLink:
                 future.set_result(pb.HeartbeatReply.FromString(heard.said))
 
         said = request.SerializeToString()
-        self._reactor.call(lambda: self._over_link(said, answered, self._timeout_s), deadline_s=self._timeout_s)
+        self._reactor.call(lambda: self._connection.beat(said, answered, self._timeout_s), deadline_s=self._timeout_s)
         return future
 
     def _live(self, registration: pb.RegisterReply) -> Channel | None:
@@ -324,23 +338,20 @@ class MasterLink:
             self._wake.clear()
             if self._is_over():
                 return None
-            (tiers, counters), rates, hot, uses = self._reactor.call(
-                lambda: (self._tier_status(), self._rates(), self._hot(self._hot_asked), self._uses(self._slow_version)),
-                deadline_s=self._timeout_s,
-            )
+            report = self._reactor.call(lambda: self._node.report(self._hot_asked, self._slow_version), deadline_s=self._timeout_s)
             self._hot_asked = 0
             described = self._description
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id,
                 registration_epoch=registration.registration_epoch,
-                tiers=tiers,
-                counters=counters,
-                rates=rates,
-                hot=hot,
-                links=self._links(),
-                tenants=uses.tenants,
-                reads=uses.reads,
-                slow=uses.slow if not self._partition else None,
+                tiers=report.tiers,
+                counters=report.counters,
+                rates=report.rates,
+                hot=report.hot,
+                links=self._node.link_flows(),
+                tenants=report.tenants,
+                reads=report.reads,
+                slow=report.slow if not self._partition else None,
                 quotas_version=self._quotas_version,
                 retired_version=self._retired_version,
                 topology=self._news(described, "topology"),
@@ -357,7 +368,7 @@ class MasterLink:
                     log.warning("a heartbeat failed: %s", error)
                 answer = self._other_owner()
             else:
-                self._told, self._slow_version, self._complaint = described, uses.slow_version, ""
+                self._told, self._slow_version, self._complaint = described, report.slow_version, ""
             if isinstance(answer, pb.HeartbeatReply):
                 self._hot_asked = answer.hot_blocks
                 self._take(answer)
@@ -372,7 +383,7 @@ class MasterLink:
     def _take(self, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
         """Hand on the master's quotas and retired namespaces where the node has others. It keeps them until a master has others."""
         if reply.HasField("quotas") or reply.HasField("retired"):
-            self._reactor.call(lambda: self._on_told(reply), deadline_s=self._timeout_s)
+            self._reactor.call(lambda: self._node.take_told(reply), deadline_s=self._timeout_s)
         if reply.HasField("quotas"):
             self._quotas_version = reply.quotas.version
         if reply.HasField("retired"):
@@ -383,7 +394,7 @@ class MasterLink:
         over. Raises what the call does, and DeadlineExceeded where it does not even end at its deadline: who would tell is dead."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
-        for wait_s in looks(self._patience_s):
+        for wait_s in looks(self._tuning.owner_patience_s):
             left_s = overdue.left_s()
             try:
                 return call.result(timeout=min(wait_s, left_s))

@@ -1,9 +1,13 @@
-"""The connection for frames between a node and a partition's master, from registration to its loss: who is told of it, and what is asked
-over it."""
+"""Sessions of a node with its masters, one for each partition of the key space: from registration to the loss of the connection.
+
+Partition 0's comes first. Its master reports how many partitions there are and gives the node its id, which the node sends to the others.
+"""
 
 import logging
 import socket
+import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heard, Heartbeat, Publish
@@ -16,15 +20,26 @@ from kvstore.rpc.tracing import Tracer
 from kvstore.rpc.vanishing import notice_vanished_host
 from kvstore.store.admission import Admission
 from kvstore.store.asking import ask
-from kvstore.store.last_copies import LastCopies
-from kvstore.store.publisher import Publisher
-from kvstore.store.puts.claims import Claims
-from kvstore.store.puts.deciding import Deciding
-from kvstore.store.replicas.queue import ReplicaQueue
+from kvstore.store.blocks.partitioning import Partitioning
+from kvstore.store.link import MasterLink
 from kvstore.store.service import NodeService
-from kvstore.transfer.engine import TransferEngine
+from kvstore.store.storage import Storage
+from kvstore.store.tuning import NodeTuning
 
 log = logging.getLogger("kvstore.store")
+
+
+class Owner(Protocol):
+    """The node, as the session reports to it."""
+
+    @property
+    def reactor(self) -> Reactor: ...
+
+    def synced(self) -> None:
+        """A partition's master knows the whole inventory."""
+
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        """The connection of that registration is gone."""
 
 
 class MasterSession:
@@ -32,41 +47,31 @@ class MasterSession:
 
     def __init__(
         self,
-        reactor: Reactor,
+        node: Owner,
+        storage: Storage,
         service: NodeService,
-        publisher: Publisher,
-        claims: Claims,
-        deciding: Deciding,
-        copies: ReplicaQueue,
-        last_copies: LastCopies,
         admission: Admission,
-        engine: TransferEngine | None,
+        tuning: NodeTuning,
         partition: int = 0,
         *,
-        peer_timeout_s: float,
-        on_synced: Callable[[], None],
-        on_lost: Callable[[int], None],
         tracer: Tracer | None = None,
     ) -> None:
-        """`service` carries out the master's commands; those that belong to a trace have spans of `tracer`. `on_synced` is called each
-        time that the master knows the whole inventory, `on_lost` with the registration's epoch when the connection is gone."""
-        self._reactor = reactor
+        """`service` carries out the master's commands; those that belong to a trace have spans of `tracer`."""
+        self._node = node
+        self._reactor = node.reactor
         self._service = service
-        self._publisher = publisher
-        self._claims = claims
-        self._deciding = deciding
-        self._copies = copies
-        self._last_copies = last_copies
+        self._publisher = storage.publishers[partition]
+        self._claims = storage.claims
+        self._deciding = storage.deciding
+        self._copies = storage.copies
+        self._last_copies = storage.last_copies
         self._admission = admission
         self._partition = partition
-        self._engine = engine
-        self._peer_timeout_s = peer_timeout_s
-        self._on_synced = on_synced
-        self._on_lost = on_lost
+        self._peer_timeout_s = tuning.peer_timeout_s
         self._tracer = tracer
         self._session: Session | None = None
         self._registration_epoch = self._node_id = 0
-        publisher.on_refused = self._refused
+        self._publisher.on_refused = self._refused
 
     def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
         """A registered connection to the master, which takes Trace messages or does not: introduce the inventory over it."""
@@ -119,7 +124,7 @@ class MasterSession:
 
     def _synced(self) -> None:
         self._service.synced(self._partition)
-        self._on_synced()
+        self._node.synced()
 
     def _lost(self, session: Session) -> None:
         if session is self._session:
@@ -131,7 +136,7 @@ class MasterSession:
             self._deciding.link_down(partition)
             self._copies.link_down(partition)
             self._last_copies.link_down(partition)
-            self._on_lost(self._registration_epoch)
+            self._node.lost(partition, self._registration_epoch)
 
     def _refused(self, error: KVStoreError) -> None:
         log.warning("the master refused an event: %s", error)
@@ -180,3 +185,94 @@ class _Commands:
         self.frame = service.frame
         self.payload = service.payload
         self.closed = on_lost
+
+
+class Links:
+    """`describe` may be called from any thread; the rest is for the node's loop."""
+
+    def __init__(
+        self,
+        partitioning: Partitioning,
+        *,
+        make_session: Callable[[int], MasterSession],
+        make_link: Callable[[int, MasterSession], MasterLink],
+        on_cut: Callable[[], None],
+    ) -> None:
+        """`on_cut` is called once it is known that there are several partitions, before anything is made for the others."""
+        self._partitioning = partitioning
+        self._make_session = make_session
+        self._make_link = make_link
+        self._on_cut = on_cut
+        self._is_cut = False
+        self.node_id = 0
+        """By which partition 0's master knows the node; 0: not yet."""
+        self._describing = threading.Lock()
+        self._described: dict[str, bytes] = {}
+        """What masters were told last of the host's topology and of the way to the transfer engine. Under the lock, as is what links
+        there are: those that come are told the newest."""
+        self._sessions = [make_session(0)]
+        self._links = [make_link(0, self._sessions[0])]
+
+    def start(self) -> None:
+        for link in self._links:
+            link.start()
+
+    def describe(self, *, topology: bytes, transfer: bytes) -> None:
+        """Have every master told."""
+        with self._describing:
+            self._described = {"topology": topology, "transfer": transfer}
+            for link in self._links:
+                link.describe(topology=topology, transfer=transfer)
+
+    def beat(self) -> None:
+        """Have every master told at once what heartbeats tell."""
+        for link in self._links:
+            link.describe()
+
+    def registered(self, count: int, node_id: int) -> None:
+        """Partition 0's master knows the node by this id, and there are so many partitions: each has a link from now on. Raises
+        ConfigError: there were others; RuntimeError where no thread is to be had. The next registration makes and starts what is
+        missing then."""
+        self._partitioning.tell(count)
+        is_other, self.node_id = node_id != self.node_id, node_id
+        if count > 1 and not self._is_cut:
+            self._on_cut()
+            self._is_cut = True
+        for partition in range(len(self._links), count):
+            session = self._make_session(partition)
+            link = self._make_link(partition, session)
+            with self._describing:
+                link.describe(**self._described)
+                self._links.append(link)
+            self._sessions.append(session)
+        for link in self._links[1:]:
+            if not link.is_started:
+                link.start()
+            elif is_other:
+                link.renew()
+
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        """The session of the partition has ended."""
+        self._links[partition].lost(registration_epoch)
+
+    def stopping(self, then: Callable[[], None], deadline_s: float) -> None:
+        """Announce to every master that this process ends, and call `then` once all have answered, after `deadline_s` at the latest."""
+        waiting = len(self._sessions)
+
+        def answered() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                then()
+
+        for session in list(self._sessions):
+            session.stopping(answered, deadline_s)
+
+    def stop(self) -> None:
+        """No master is looked for any more."""
+        for link in self._links:
+            link.stop()
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()

@@ -13,7 +13,7 @@ from kvstore.store.blocks.counts import MAX_TENANTS, AccessClock, TierCounts
 from kvstore.store.blocks.table import BlockTable
 from kvstore.telemetry.logs import named
 from kvstore.telemetry.metrics.histogram import AGE_BOUNDS_S, Histogram
-from kvstore.telemetry.metrics.metric import Reading, Readings
+from kvstore.telemetry.metrics.metric import NODE, Reading, Readings
 from kvstore.telemetry.metrics.requests import Requests
 from kvstore.transfer.engine import TransferEngine
 
@@ -21,39 +21,17 @@ EVICTIONS_LOG_NS: Final = 60_000_000_000
 """Between two lines of the log about evictions from one tier."""
 log = logging.getLogger("kvstore.store")
 
-SAME = {
-    "misses": "misses",
-    "corrupt_reads": "corrupt_reads",
-    "in_bytes": "written_bytes",
-    "out_bytes": "read_bytes",
-    "table_bytes": "table_bytes",
-    "max_table_bytes": "table_limit_bytes",
-    "index_bytes": "index_bytes",
-    "index_clients": "index_clients",
-    "open_puts": "open_puts",
-    "slots_ahead": "slots_ahead",
-    "slots_ahead_bytes": "slots_ahead_bytes",
-    "slots_ahead_puts": "slots_ahead_puts",
-    "slots_ahead_returned": "slots_ahead_returned",
-    "leases": "leases",
-    "holds": "holds",
-    "held_blocks": "held_blocks",
-    "unheld_blocks": "unheld_blocks",
-    "yielded_blocks": "yielded_blocks",
-    "waiting": "waiting_requests",
-    "undecided": "undecided_blocks",
-    "moving": "moving_blocks",
-    "publish_backlog": "publish_backlog_events",
-    "copied_blocks": "copied_blocks",
-    "copied_bytes": "copied_bytes",
-    "guest_blocks": "guest_blocks",
-    "copies_failed": "copies_failed",
-    "copies_waiting": "copies_waiting",
-    "engine_bytes": "engine_served_bytes",
-    "engine_connections": "engine_connections",
-    "connections": "connections",
+COUNTERS: Final = {
+    "written_bytes": "in_bytes",
+    "read_bytes": "out_bytes",
+    "table_limit_bytes": "max_table_bytes",
+    "waiting_requests": "waiting",
+    "undecided_blocks": "undecided",
+    "moving_blocks": "moving",
+    "publish_backlog_events": "publish_backlog",
+    "engine_served_bytes": "engine_bytes",
 }
-"""Of the counters that the master hears of, too: the metric's name, less `kvstore_node_`."""
+"""The counters of the status behind metrics that have other names, less `kvstore_node_`."""
 
 
 class _Told(NamedTuple):
@@ -120,7 +98,10 @@ class NodeMeasures:
     ) -> Readings:
         """All metrics of the catalog's NODE."""
         tiers, counters = status()
-        told: dict[str, Reading] = {f"kvstore_node_{metric}": counters[counter] for counter, metric in SAME.items()}
+        names = {metric.name: metric.name.removeprefix("kvstore_node_") for metric in NODE if not metric.labels}
+        told: dict[str, Reading] = {
+            name: counters[counter] for name, short in names.items() if (counter := COUNTERS.get(short, short)) in counters
+        }
         told["kvstore_node_info"] = {(name, VERSION): 1}
         told["kvstore_node_ready"] = int(is_ready)
         told["kvstore_node_certificate_valid_seconds"] = certificates_left_s

@@ -32,17 +32,14 @@ from kvstore.security.tls.subjects import Subject
 from kvstore.store.admission import Admission
 from kvstore.store.clockwork import Clockwork
 from kvstore.store.config import NodeSettings, join_token
-from kvstore.store.describing import watch_topology
-from kvstore.store.identity import Identity, new_instance
-from kvstore.store.link import MasterLink
-from kvstore.store.links import Links
-from kvstore.store.mastering import MasterSession
+from kvstore.store.identity import Identity, NodeName, new_instance, watch_topology
+from kvstore.store.link import MasterLink, Report
+from kvstore.store.mastering import Links, MasterSession
 from kvstore.store.measures import NodeMeasures
-from kvstore.store.naming import NodeName
-from kvstore.store.opening import check
 from kvstore.store.service import NodeService
-from kvstore.store.status import NodeStatus, hot_blocks, link_flows
-from kvstore.store.storage import Storage
+from kvstore.store.status import NodeStatus, link_flows
+from kvstore.store.storage import Storage, check
+from kvstore.store.tuning import TUNING, NodeTuning
 from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.metrics.metric import NODE, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
@@ -76,16 +73,17 @@ class Node:
         transfer: TransferSettings | None = None,
         tracing: TracingSettings | None = None,
         *,
+        tuning: NodeTuning = TUNING,
         on_synced: Callable[[], None] = lambda: None,
-        on_prefaulted: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the tiers, recover what NVMe holds, and listen; whoever connects is served from `start` on.
 
-        `on_synced` is called in the loop each time the master knows the whole inventory, `on_prefaulted` once `prefault` is done.
+        `on_synced` is called in the loop each time the master knows the whole inventory.
         Raises ConfigError: the settings cannot be met, or an address cannot be had; nothing is left open then.
         """
         check(settings)
         self._settings = settings
+        self._tuning = tuning
         self._measures = NodeMeasures()
         self._ends = CertificateEnds({name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "http_tls_cert")})
         self._transfer = transfer or TransferSettings()
@@ -107,8 +105,7 @@ class Node:
                 transfer=self._transfer,
                 instance=self._instance,
                 tls=self._tls,
-                may_be_decided=lambda: bool(self._service.links),
-                on_prefaulted=on_prefaulted,
+                tuning=tuning,
             )
             self._listen(opened)
             self._serve()
@@ -120,7 +117,7 @@ class Node:
 
     def _listen(self, opened: ExitStack) -> None:
         """Take the addresses, and with them the name."""
-        settings, listen = self._settings, parse_address(self._settings.listen)
+        settings, tuning, listen = self._settings, self._tuning, parse_address(self._settings.listen)
         check_binding(
             "listen",
             listen.host,
@@ -132,10 +129,10 @@ class Node:
             self.reactor,
             Nobody(),
             max_connections=settings.max_connections,
-            limits=SendLimits(settings.peer_bytes, settings.send_timeout_s),
-            hello_timeout_s=settings.hello_timeout_s,
-            max_strangers=settings.max_strangers,
-            peer_timeout_s=settings.peer_timeout_s,
+            limits=SendLimits(tuning.peer_bytes, tuning.send_timeout_s),
+            hello_timeout_s=tuning.hello_timeout_s,
+            max_strangers=tuning.max_strangers,
+            peer_timeout_s=tuning.peer_timeout_s,
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )
@@ -157,7 +154,7 @@ class Node:
         http = self.http.told(parse_address(told).host) if self.http is not None else ""
         self._check_certificate(parse_address(told).host)
         traces = self._tracing is not None
-        self._identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
+        self.identity = Identity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
 
     def _check_certificate(self, host: str) -> None:
         """Raises ConfigError: masters, clients and other nodes would refuse it."""
@@ -170,44 +167,9 @@ class Node:
         storage = self._storage
         self._admission = self._make_admission()
         self._clockwork = Clockwork(self.reactor, storage, self._measures, self._admission)
-        self._service = NodeService(
-            storage.table,
-            storage.dram,
-            storage.mover,
-            storage.leases,
-            storage.waiting,
-            storage.in_place,
-            storage.sent,
-            storage.reads,
-            storage.regions,
-            storage.copies,
-            storage.showing,
-            storage.deciding,
-            storage.answers,
-            storage.leaving,
-            self._admission,
-            storage.partitioning,
-            identity=self._identity,
-        )
+        self._service = NodeService(storage, self._admission, self.identity)
         self._server.handler = self._service
-        self._status = NodeStatus(
-            storage.table,
-            storage.in_place,
-            storage.sent,
-            storage.reads,
-            storage.leases,
-            storage.waiting,
-            storage.copies,
-            storage.publishers,
-            storage.engine,
-            storage.showing,
-            storage.pages,
-            self._service.loads,
-            codec_name=storage.codec.name if storage.codec is not None else "",
-            max_table_bytes=storage.memory.table_bytes,
-            connections=self._server.counts,
-            is_closed=lambda: storage.leaving.is_closed,
-        )
+        self._status = NodeStatus(storage, self._service.loads, self._server.counts)
 
     def _make_admission(self) -> Admission:
         tls, regions = self._tls, self._storage.regions
@@ -225,64 +187,57 @@ class Node:
         self._links = Links(storage.partitioning, make_session=self._session, make_link=self._link, on_cut=storage.cut)
         self._watch = watch_topology(self._transfer, storage.engine, self._links.describe)
 
-    def _refused(self, why: str) -> None:
+    def _session(self, partition: int) -> MasterSession:
+        return MasterSession(self, self._storage, self._service, self._admission, self._tuning, partition, tracer=self._tracing)
+
+    def _link(self, partition: int, session: MasterSession) -> MasterLink:
+        settings = self._settings
+        is_private = is_loopback(parse_address(settings.listen).host)
+        needs_tickets = not (settings.allow_unauthenticated or self._asks_for_certificates() or is_private)
+        return MasterLink(self, self._addresses, session, self._tuning, needs_tickets=needs_tickets, tls=self._tls, partition=partition)
+
+    # --- the Member of the links, and the Owner of the sessions ---
+
+    def join_token(self) -> str:
+        return join_token(self._settings)
+
+    def link_flows(self) -> list[pb.LinkFlow]:
+        return link_flows(self._watch.topology.nics if self._watch is not None else (), self._storage.engine)
+
+    def node_id(self, partition: int) -> int:
+        return self._links.node_id if partition else 0
+
+    def report(self, hot_blocks: int, slow_version: int) -> Report:
+        report = self._status.report(self._measures.requests.slowest, slow_version, hot_blocks, self.reactor.now_ns())
+        return report._replace(counters={**report.counters, **self._measures.requests.told()})
+
+    def registered(self, partition: int, partitions: int, node_id: int) -> None:
+        if not partition:
+            self._links.registered(partitions, node_id)
+
+    def refused(self, why: str) -> None:
         """No master takes the node, and no time will change that: it ends."""
         self.refusal = why
         self.reactor.stop()
 
-    def _synced(self) -> None:
+    def synced(self) -> None:
         if self._storage.publishers.is_synced:
             self._on_synced()
 
-    def _session(self, partition: int) -> MasterSession:
-        storage = self._storage
-        return MasterSession(
-            self.reactor,
-            self._service,
-            storage.publishers[partition],
-            storage.claims,
-            storage.deciding,
-            storage.copies,
-            storage.last_copies,
-            self._admission,
-            storage.engine,
-            partition,
-            peer_timeout_s=self._settings.peer_timeout_s,
-            on_synced=self._synced,
-            on_lost=lambda registration_epoch: self._links.lost(partition, registration_epoch),
-            tracer=self._tracing,
-        )
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        self._links.lost(partition, registration_epoch)
 
-    def _link(self, partition: int, session: MasterSession) -> MasterLink:
-        settings, storage = self._settings, self._storage
-        listens_on = parse_address(settings.listen).host
-        return MasterLink(
-            self.reactor,
-            self._addresses,
-            self._identity,
-            tier_status=self.status,
-            rates=lambda: storage.copies.rates.told(self.reactor.now_ns()),
-            hot=lambda most: hot_blocks(storage.table.events.hottest(most, self.reactor.now_ns())),
-            links=lambda: link_flows(self._watch.topology.nics if self._watch is not None else (), storage.engine),
-            uses=lambda slow_version: self._status.uses(self._measures.requests.slowest, slow_version, self.reactor.now_ns()),
-            on_told=self._take_told,
-            on_registered=(lambda count, node_id: self._links.registered(count, node_id))
-            if not partition
-            else lambda _count, _node_id: None,
-            on_link=session.begin,
-            on_refused=self._refused,
-            over_link=session.beat,
-            join_token=lambda: join_token(settings),
-            needs_tickets=not (settings.allow_unauthenticated or self._asks_for_certificates() or is_loopback(listens_on)),
-            timeout_s=settings.control_timeout_s,
-            patience_s=settings.owner_patience_s,
-            peer_timeout_s=settings.peer_timeout_s,
-            pause_s=settings.reconnect_interval_s,
-            max_pause_s=settings.reconnect_max_interval_s,
-            tls=self._tls,
-            partition=partition,
-            node_id=lambda: self._links.node_id if partition else 0,
-        )
+    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        """Take what tenants may have, and which namespaces are retired; who waits for room may have it now."""
+        if told.HasField("quotas"):
+            quotas = from_message(told.quotas)
+            self._storage.table.quotas.set(quotas)
+            self._service.loads.hold_to(quotas)
+        if told.HasField("retired"):
+            self._storage.table.retired.set({one.tenant: frozenset(one.namespaces) for one in told.retired.tenants})
+        self._storage.waiting.retry()
+
+    # --- its life ---
 
     def start(self) -> Places:
         """Look for the master, and set the clockwork going."""
@@ -295,12 +250,12 @@ class Node:
             ask = functools.partial(self.reactor.call, deadline_s=ALIVE_S)
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             self.http.start()
-        identity = self._identity
+        identity = self.identity
         return Places(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
 
-    def prefault(self) -> None:
-        """Touch all of DRAM once, in a thread: see Prefaulter."""
-        self._storage.prefaulter.start()
+    def prefault(self, on_done: Callable[[], None] = lambda: None) -> None:
+        """Touch all of DRAM once, in a thread: see Prefaulter. `on_done` is called in the loop."""
+        self._storage.prefaulter.start(on_done)
 
     def end(self) -> None:
         """Stop the reactor once what only memory holds is written to NVMe, after `drain_s` at the latest."""
@@ -333,16 +288,6 @@ class Node:
         if self._tracing is not None:
             self._tracing.close()
         self.reactor.close()
-
-    def _take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
-        """Take what tenants may have, and which namespaces are retired; who waits for room may have it now."""
-        if told.HasField("quotas"):
-            quotas = from_message(told.quotas)
-            self._storage.table.quotas.set(quotas)
-            self._service.loads.hold_to(quotas)
-        if told.HasField("retired"):
-            self._storage.table.retired.set({one.tenant: frozenset(one.namespaces) for one in told.retired.tenants})
-        self._storage.waiting.retry()
 
     def unready(self) -> list[str]:
         """Why it does not serve clients and its master, a line a reason."""

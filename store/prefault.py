@@ -1,7 +1,7 @@
 """Thread that touches a node's DRAM: all of it at the start, later the memory of slabs that is made anew.
 
 Fresh memory is ten times slower to write than touched memory. The node serves meanwhile; clients touch what they write before the thread
-gets there. In between the thread looks at the sizes of the pages.
+gets there. In between the thread looks how much of the memory is in huge pages, and why no more: the loop reads what it found last.
 """
 
 import contextlib
@@ -9,30 +9,65 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from kvstore.rpc.reactor import Reactor
-from kvstore.store.page_sizes import PageSizes
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.huge_pages import shared_huge_bytes, why_none
+
+LOOK_S: Final = 10.0
+
+REST: Final = 100
+"""A look walks the process's page tables: there is one every LOOK_S, and the thread rests at least this many times as long as it took."""
 
 NICE: Final = 5
 """The thread is nicer than the node by so much: where the node's loop wants the same processor, it has three times as much of it."""
 
 
+class PageSizes:
+    """`look` is for any one thread; the loop reads what it found last."""
+
+    def __init__(self, dram: DramTier, *, root: Path = Path("/")) -> None:
+        """`root` is that of the files."""
+        self._dram = dram
+        self._root = root
+        self.huge_bytes = 0
+        """Of DRAM, as far as this process has touched it, and of what else it has in shared memory: indexes and desks are small."""
+        self.why_not = self._reason()
+        """Why it is in small pages; "" where huge ones are to be had."""
+
+    def look(self) -> float:
+        """See for once; how long to wait before the next time, in seconds."""
+        begun_s = time.perf_counter()
+        self.why_not = self._reason()
+        if self._dram.hugepages:
+            self.huge_bytes = self._dram.capacity_bytes
+        elif not self.why_not or self.huge_bytes:
+            # Those that it has stay when the host's setting changes. Where there never were any the walk, of many pages, is spared.
+            self.huge_bytes = min(shared_huge_bytes(self._root), self._dram.capacity_bytes)
+        return max(LOOK_S, REST * (time.perf_counter() - begun_s))
+
+    def _reason(self) -> str:
+        return "" if self._dram.hugepages else why_none(self._root)
+
+
 class Prefaulter:
     """See the module. The node's loop is the only caller."""
 
-    def __init__(self, reactor: Reactor, dram: DramTier, pages: PageSizes, *, step_bytes: int, on_done: Callable[[], None]) -> None:
-        """`on_done` is called in the loop once everything has been touched, `step_bytes` at a time, and looked at."""
+    def __init__(self, reactor: Reactor, dram: DramTier, pages: PageSizes, *, step_bytes: int) -> None:
+        """It touches `step_bytes` at a time."""
         self._reactor = reactor
         self._dram = dram
         self._pages = pages
         self._step_bytes = step_bytes
-        self._on_done = on_done
+        self._on_done: Callable[[], None] = lambda: None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
 
-    def start(self) -> None:
+    def start(self, on_done: Callable[[], None]) -> None:
+        """`on_done` is called in the loop once everything has been touched and looked at."""
+        self._on_done = on_done
         self._thread.start()
 
     def stop(self) -> None:

@@ -38,26 +38,13 @@ from kvstore.rpc.session import Session
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, STRANGER
 from kvstore.security.rules import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
-from kvstore.store.admission import Admission
+from kvstore.store.admission import MAX_SLABS, Admission, Caller, peer_of
 from kvstore.store.asking import ask
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.leases import Leases
-from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.table import BlockTable
-from kvstore.store.caller import MAX_SLABS, Caller, peer_of
 from kvstore.store.identity import Identity
-from kvstore.store.leaving import Leaving
-from kvstore.store.moves.mover import TierMover
-from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.deciding import Deciding
-from kvstore.store.puts.in_place import InPlacePuts
-from kvstore.store.puts.sent import SentPuts
-from kvstore.store.reads.reads import ReadService
-from kvstore.store.regions import SharedRegions
-from kvstore.store.replicas.queue import ReplicaQueue
-from kvstore.store.shown.showing import TURNS_OF_A_RING, Showing
-from kvstore.store.waiting import WaitingRoom
-from kvstore.tiers.dram import DramTier
+from kvstore.store.shown.showing import TURNS_OF_A_RING
+from kvstore.store.storage import Storage
 
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
@@ -68,40 +55,22 @@ _OF_THE_MASTER = allowed(NODE_FRAMES, MASTER)
 class NodeService:
     """The transfer Handler of a node, for its clients and for its link to the master. The node's loop is the only caller."""
 
-    def __init__(
-        self,
-        table: BlockTable,
-        dram: DramTier,
-        mover: TierMover,
-        leases: Leases,
-        waiting: WaitingRoom,
-        in_place: InPlacePuts,
-        sent: SentPuts,
-        reads: ReadService,
-        regions: SharedRegions | None,
-        copies: ReplicaQueue,
-        showing: Showing,
-        deciding: Deciding,
-        answers: Answers,
-        leaving: Leaving,
-        admission: Admission,
-        partitioning: Partitioning,
-        *,
-        identity: Identity,
-    ) -> None:
-        """`identity` is what the node says of itself to whoever introduces himself."""
-        self._table = table
-        self._dram = dram
-        self._mover = mover
-        self._leases = leases
-        self._waiting = waiting
-        self._sent = sent
-        self._reads = reads
-        self._regions = regions
-        self._copies = copies
-        self._showing = showing
-        self._answers = answers
-        self._leaving = leaving
+    def __init__(self, storage: Storage, admission: Admission, identity: Identity) -> None:
+        """`identity` is what the node reports of itself to a caller that introduces itself."""
+        self._table = storage.table
+        self._dram = storage.dram
+        self._mover = storage.mover
+        self._leases = storage.leases
+        self._waiting = storage.waiting
+        self._in_place = storage.in_place
+        self._sent = storage.sent
+        self._reads = storage.reads
+        self._regions = storage.regions
+        self._copies = storage.copies
+        self._showing = storage.showing
+        self._answers = storage.answers
+        self._leaving = storage.leaving
+        self._partitioning = storage.partitioning
         self._admission = admission
         self._identity = identity
         self.loads = TenantLoads()
@@ -116,9 +85,7 @@ class NodeService:
         """The connections of the masters, by partition: the only ones that may command."""
         self._epochs: dict[int, int] = {}
         """Of the registrations of these."""
-        self._partitioning = partitioning
-        self._in_place = in_place
-        self._handlers = self._handlers_by_type(deciding)
+        self._handlers = self._handlers_by_type(storage.deciding)
         check_complete(NODE_FRAMES, [Put.TYPE, *self._handlers])
 
     def _handlers_by_type(self, deciding: Deciding) -> dict[int, Callable[[Session, Header, Any], None]]:

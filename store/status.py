@@ -7,19 +7,10 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
 from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.store.blocks.block import DRAM, HBM, NVME, TIERS
-from kvstore.store.blocks.hot import BlockReads
-from kvstore.store.blocks.leases import Leases
+from kvstore.store.blocks.counts import BlockReads
 from kvstore.store.blocks.quotas import NO_USE
-from kvstore.store.blocks.table import BlockTable
-from kvstore.store.page_sizes import PageSizes
-from kvstore.store.publishers import Publishers
-from kvstore.store.puts.in_place import InPlacePuts
-from kvstore.store.puts.sent import SentPuts
-from kvstore.store.reads.reads import ReadService
-from kvstore.store.replicas.queue import ReplicaQueue
-from kvstore.store.shown.showing import Showing
-from kvstore.store.uses import Uses
-from kvstore.store.waiting import WaitingRoom
+from kvstore.store.link import Report
+from kvstore.store.storage import Storage
 from kvstore.telemetry.metrics.requests import SlowRequests, slow_messages
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.topology.model import Nic
@@ -29,51 +20,27 @@ from kvstore.transfer.topology.traffic import traffic
 class NodeStatus:
     """Not thread-safe: the node's loop is the only caller."""
 
-    def __init__(
-        self,
-        table: BlockTable,
-        in_place: InPlacePuts,
-        sent: SentPuts,
-        reads: ReadService,
-        leases: Leases,
-        waiting: WaitingRoom,
-        copies: ReplicaQueue,
-        publishers: Publishers,
-        engine: TransferEngine | None,
-        showing: Showing,
-        pages: PageSizes,
-        loads: TenantLoads,
-        *,
-        codec_name: str,
-        max_table_bytes: int,
-        connections: Callable[[], dict[str, int]],
-        is_closed: Callable[[], bool],
-    ) -> None:
-        """`codec_name` is that of what goes to NVMe ("": none), `max_table_bytes` the table's limit, `connections` is `Server.counts`,
-        `is_closed`: the node takes no new blocks."""
-        self._table = table
-        self._in_place = in_place
-        self._sent = sent
-        self._reads = reads
-        self._leases = leases
-        self._waiting = waiting
-        self._copies = copies
-        self._publishers = publishers
-        self._engine = engine
-        self._showing = showing
-        self._pages = pages
+    def __init__(self, storage: Storage, loads: TenantLoads, connections: Callable[[], dict[str, int]]) -> None:
+        """`loads` are those of the service, `connections` is `Server.counts`."""
+        self._storage = storage
+        self._table = storage.table
         self._loads = loads
-        self._codec_name = codec_name
-        self._max_table_bytes = max_table_bytes
         self._connections = connections
-        self._is_closed = is_closed
 
-    def uses(self, slowest: SlowRequests, slow_version: int, now_ns: int) -> Uses:
-        """What the master hears; slow requests only if they are no longer those of `slow_version`."""
-        reads = self._table.reads.told(now_ns)
-        told = [pb.NamespaceReads(tenant=one.tenant, namespace=one.namespace, age_s=one.age_s) for one in reads]
-        slow = pb.SlowTable(requests=slow_messages(slowest)) if slowest.version != slow_version else None
-        return Uses(self.tenants(), told, slow, slowest.version)
+    def report(self, slowest: SlowRequests, slow_version: int, hot_blocks: int, now_ns: int) -> Report:
+        """What a heartbeat reports; slow requests only if they are no longer those of `slow_version`."""
+        table = self._table
+        tiers, counters = self.now()
+        return Report(
+            tiers,
+            counters,
+            rates=self._storage.copies.rates.told(now_ns),
+            hot=_hot_blocks(table.events.hottest(hot_blocks, now_ns)),
+            tenants=self.tenants(),
+            reads=[pb.NamespaceReads(tenant=one.tenant, namespace=one.namespace, age_s=one.age_s) for one in table.reads.told(now_ns)],
+            slow=pb.SlowTable(requests=slow_messages(slowest)) if slowest.version != slow_version else None,
+            slow_version=slowest.version,
+        )
 
     def tenants(self) -> list[pb.TenantUse]:
         """Of the tenants that take most of DRAM: what they take, as the master hears it."""
@@ -96,7 +63,8 @@ class NodeStatus:
 
     def now(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         """Tiers and counters as the master hears them."""
-        tiers = []
+        storage, tiers = self._storage, []
+        codec_name = storage.codec.name if storage.codec is not None else ""
         for index, tier, counts, blocks in self._table.levels():
             encoded = self._table.encoded(index)
             tiers.append(
@@ -112,45 +80,45 @@ class NodeStatus:
                     promotions=counts.promotions,
                     prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
                     health=tier.health,
-                    codec=self._codec_name if index == NVME else "",
+                    codec=codec_name if index == NVME else "",
                     logical_bytes=tier.used_bytes + encoded.value_bytes - encoded.stored_bytes,
                     payload_bytes=encoded.payload_bytes,
                     metadata_bytes=encoded.stored_bytes - encoded.payload_bytes,
                     elements=encoded.elements,
-                    huge_bytes=self._pages.huge_bytes if index == DRAM else 0,
-                    why_not_huge=self._pages.why_not if index == DRAM else "",
+                    huge_bytes=storage.pages.huge_bytes if index == DRAM else 0,
+                    why_not_huge=storage.pages.why_not if index == DRAM else "",
                 )
             )
         counters = {
             "misses": self._table.misses,
             "corrupt_reads": self._table.corrupt_reads,
-            "in_bytes": self._in_place.in_bytes + self._sent.in_bytes,
-            "out_bytes": self._reads.out_bytes,
+            "in_bytes": storage.in_place.in_bytes + storage.sent.in_bytes,
+            "out_bytes": storage.reads.out_bytes,
             "table_bytes": self._table.table_bytes,
-            "max_table_bytes": self._max_table_bytes,
+            "max_table_bytes": storage.memory.table_bytes,
             "open_puts": self._table.open_puts,
             "slots_ahead": len(self._table.ahead),
             "slots_ahead_bytes": self._table.ahead.bytes,
-            "slots_ahead_puts": self._in_place.ahead.puts,
+            "slots_ahead_puts": storage.in_place.ahead.puts,
             "slots_ahead_returned": self._table.ahead.taken_back,
-            "leases": len(self._leases),
+            "leases": len(storage.leases),
             "holds": len(self._table.holds),
             "held_blocks": self._table.holds.blocks,
             "unheld_blocks": self._table.holds.refused,
             "yielded_blocks": self._table.holds.yielded,
-            "waiting": len(self._waiting),
+            "waiting": len(storage.waiting),
             **self._connections(),
-            "engine_bytes": self._engine.served_bytes if self._engine is not None else 0,
-            "engine_connections": self._engine.served_connections if self._engine is not None else 0,
-            "index_bytes": self._showing.memory_bytes,
-            "index_clients": self._showing.clients,
+            "engine_bytes": storage.engine.served_bytes if storage.engine is not None else 0,
+            "engine_connections": storage.engine.served_connections if storage.engine is not None else 0,
+            "index_bytes": storage.showing.memory_bytes,
+            "index_clients": storage.showing.clients,
             "undecided": len(self._table.undecided),
             "moving": self._table.room.under_way,
             "spares": len(self._table.lowest.spares),
-            "publish_backlog": self._publishers.backlog,
-            "closed": int(self._is_closed()),
-            "synced": int(self._publishers.is_synced),
-            **self._copies.counters(),
+            "publish_backlog": storage.publishers.backlog,
+            "closed": int(storage.leaving.is_closed),
+            "synced": int(storage.publishers.is_synced),
+            **storage.copies.counters(),
         }
         return tiers, counters
 
@@ -166,7 +134,7 @@ def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.Li
     ]
 
 
-def hot_blocks(found: Iterable[BlockReads]) -> list[pb.HotBlocks]:
+def _hot_blocks(found: Iterable[BlockReads]) -> list[pb.HotBlocks]:
     """Blocks and how often they are read, by tenant."""
     by_tenant: dict[str, pb.HotBlocks] = {}
     for block, reads_per_s, far_reads_per_s in found:

@@ -5,55 +5,143 @@ is in clockwork.py.
 """
 
 import logging
+import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
 
+from kvstore.protocol.errors import Broken, ConfigError, ProtocolError
+from kvstore.rpc.access import SocketAccess
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
+from kvstore.security.binding import is_loopback
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.table import BlockTable
-from kvstore.store.config import NodeSettings
-from kvstore.store.engine import make_engine
+from kvstore.store.blocks.rows import BlockRows
+from kvstore.store.blocks.table import BlockTable, TableRules
+from kvstore.store.blocks.tags import from_recovered
+from kvstore.store.config import NodeSettings, split_place
 from kvstore.store.last_copies import LastCopies
-from kvstore.store.leaving import Leaving
-from kvstore.store.memory_plan import plan_memory
+from kvstore.store.leaving import Leaving, Saver
+from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
 from kvstore.store.moves.mover import TierMover
-from kvstore.store.moves.saving import Saver
-from kvstore.store.opening import open_tiers, readable_blocks
-from kvstore.store.page_sizes import PageSizes
-from kvstore.store.prefault import Prefaulter
-from kvstore.store.publisher import Publisher
-from kvstore.store.publishers import Publishers
-from kvstore.store.puts.answering import Answers
+from kvstore.store.prefault import PageSizes, Prefaulter
+from kvstore.store.publisher import Publisher, Publishers
 from kvstore.store.puts.checking import Checker
-from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.claims import Answers, Claims
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.puts.slots import Slots
 from kvstore.store.reads.reads import ReadService
-from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.shown.showing import Showing
+from kvstore.store.tuning import NodeTuning
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
+from kvstore.tiers.memory_limit import memory_limit
+from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.policies.by_name import make_policy
-from kvstore.tiers.value_codec import Encoding, make_codec
+from kvstore.tiers.tier import Tier
+from kvstore.tiers.value_codec import Encoding, make_codec, require_torch
 from kvstore.transfer.config import TransferSettings
+from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.rails import chosen_transports
+from kvstore.transfer.topology.discovery import Discovery
+from kvstore.transfer.topology.model import LOOPBACK, Topology
+
+log = logging.getLogger("kvstore.store")
+
+WILDCARDS: Final = ("0.0.0.0", "::")
 
 SAVED_BATCHES = 4
 """Batches of `move_batch` that are planned at once when memory is written down: the mover always has one, and no more than these are
 written yet when the time is over."""
 
-log = logging.getLogger("kvstore.store")
+
+def make_engine(transfer: TransferSettings, instance: int, *, listens_on: str, tls: Certificates | None = None) -> TransferEngine | None:
+    """The engine of the node's process `instance`, which serves clients of other hosts. None, and a warning, where the system does not
+    tell its network interfaces. Raises ConfigError for settings that cannot be met."""
+    try:
+        topology = Discovery.configured(transfer).look()
+    except Broken as error:
+        log.warning("no transfer engine: the topology of this host is unknown: %s", error)
+        return None
+    settings = engine_settings(transfer, topology, listens_on=listens_on, is_tls=tls is not None)
+    return TransferEngine(f"node-{instance:x}", settings, topology=topology, tls=tls)
+
+
+def engine_settings(transfer: TransferSettings, topology: Topology, *, listens_on: str, is_tls: bool = False) -> TransferSettings:
+    """A node's engine serves other hosts: clients of this one map its slabs. Where the node is not to be reached from outside, its engine
+    is not either."""
+    names = [name for name in chosen_transports(transfer, topology, is_tls=is_tls) if name != "shm"]
+    loopback = next((nic.name for nic in topology.nics if nic.kind == LOOPBACK), "")
+    return replace(transfer, rails=transfer.rails or (loopback if is_loopback(listens_on) else ""), transports=",".join(names) or "tcp")
+
+
+def check(settings: NodeSettings) -> None:
+    """Raises ConfigError or InvalidArgument for settings that contradict one another, or addresses that are none."""
+    if settings.low_watermark > settings.high_watermark:
+        raise ConfigError("low_watermark is above high_watermark: blocks could never be demoted far enough")
+    if settings.nvme_codec != "none" and not settings.nvme:
+        raise ConfigError(f"nvme_codec is {settings.nvme_codec!r}, but there is no NVMe tier: say with nvme DIR:SIZE where it is")
+    if parse_address(settings.listen).unix:
+        raise ConfigError(f"listen is {settings.listen!r}: write HOST:PORT; the Unix socket is made in run_dir")
+    if parse_address(settings.listen).host in WILDCARDS and not settings.advertise:
+        raise ConfigError(f"listen {settings.listen} is every interface: say with advertise HOST:PORT where clients reach this node")
+    if settings.advertise and parse_address(settings.advertise).unix:
+        raise ConfigError(f"advertise is {settings.advertise!r}: write HOST:PORT, for clients of other hosts")
+    SocketAccess.chosen(settings.socket_group, settings.socket_mode)
+
+
+def open_tiers(settings: NodeSettings, plan: MemoryPlan) -> dict[int, Tier]:
+    """The tiers that are configured, by index. Raises ConfigError, also where the plan exceeds the memory limit; those already opened are
+    closed then."""
+    tiers: dict[int, Tier] = {}
+    try:
+        dram = DramTier(plan.dram_bytes, hugepages=settings.hugepages)
+        tiers[DRAM] = dram
+        check_limit(settings, plan, memory_limit(), has_reserved_pages=dram.hugepages)
+        if settings.nvme:
+            folder, size_bytes = split_place(settings.nvme, "nvme")
+            is_new = not os.path.exists(folder)  # Path.exists raises where a directory above may not be entered
+            tiers[NVME] = NvmeTier(folder, capacity_bytes=size_bytes)
+            if is_new and os.stat(folder).st_dev == os.stat("/").st_dev:
+                log.warning("the NVMe folder %s is new, and on the disk of /: if one of its own was to be mounted there, it is not", folder)
+        if settings.hbm:
+            from kvstore.tiers.hbm import HbmTier  # torch takes seconds to import, and most nodes have no HBM tier
+
+            device, size_bytes = split_place(settings.hbm, "hbm")
+            tiers[HBM] = HbmTier(size_bytes, device)
+    except BaseException:
+        for tier in tiers.values():
+            tier.close()
+        raise
+    return tiers
+
+
+def readable_blocks(tier: Tier, rows: BlockRows) -> list[Block]:
+    """What a durable tier held, as blocks that `rows` made; a value whose tag cannot be read is given up.
+
+    Raises ConfigError: there are encoded values, and nothing that could decode them.
+    """
+    blocks = []
+    for found in tier.recover():
+        try:
+            blocks.append(from_recovered(found, rows))
+        except ProtocolError as error:
+            log.warning("a stored block is given up: %s", error)
+            tier.free(found.slot)
+    if any(loss is not None and loss.encoding is not None for block in blocks for loss in block.lossy):
+        require_torch(f"what the {tier.name} tier holds is encoded, and is decoded")
+    return blocks
 
 
 def hang_up_on_looker(owner: object) -> None:
@@ -74,24 +162,23 @@ class Storage:
         transfer: TransferSettings,
         instance: int,
         tls: Certificates | None,
-        may_be_decided: Callable[[], bool],
-        on_prefaulted: Callable[[], None],
+        tuning: NodeTuning,
     ) -> None:
         """Open the tiers, and recover what NVMe holds; `opened` closes what is open if the rest of the node cannot be made.
 
-        `may_be_decided` says whether there is a master to decide what is claimed, `on_prefaulted` is called in the loop once all DRAM has
-        been touched. Raises ConfigError, TierFailed.
+        Raises ConfigError, TierFailed.
         """
         self._settings = settings
+        self._tuning = tuning
         self._reactor = reactor
         self.partitioning = Partitioning()
         self.codec = make_codec(settings.nvme_codec)
         self._open(opened, transfer, instance, tls)
-        self._assemble(tls, may_be_decided, on_prefaulted)
+        self._assemble(tls)
 
     def _open(self, opened: ExitStack, transfer: TransferSettings, instance: int, tls: Certificates | None) -> None:
         """Tiers, engine, and the table with what NVMe held."""
-        settings = self._settings
+        settings, tuning = self._settings, self._tuning
         self.memory = plan_memory(settings)
         self._tiers = open_tiers(settings, self.memory)
         for tier in self._tiers.values():
@@ -102,33 +189,35 @@ class Storage:
         dram = self._tiers[DRAM]
         assert isinstance(dram, DramTier)
         self.dram = dram
-        interval_s = settings.claim_interval_s
+        interval_s = tuning.claim_interval_s
         self.publishers = Publishers(
             lambda: self.table.blocks(),
             self.partitioning,
             lambda parts: Publisher(
                 parts,
-                batch_events=settings.publish_batch,
-                max_in_flight=settings.publish_in_flight,
+                batch_events=tuning.publish_batch,
+                max_in_flight=tuning.publish_in_flight,
                 later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
                 soon=self._reactor.call_soon,
-                compare_from_blocks=settings.compare_from_blocks,
+                compare_from_blocks=tuning.compare_from_blocks,
             ),
         )
         capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}
-        holds = Holds(capacities, max_ns=int(settings.max_lease_s * 1e9))
-        self.showing = Showing(dram, holds, max_look_ns=int(settings.max_lease_s * 1e9), hang_up=hang_up_on_looker)
+        holds = Holds(capacities, max_ns=int(tuning.max_lease_s * 1e9))
+        self.showing = Showing(dram, holds, max_look_ns=int(tuning.max_lease_s * 1e9), hang_up=hang_up_on_looker)
         opened.callback(self.showing.close)
         self.table = BlockTable(
             self._tiers,
-            make_policy=lambda: make_policy(settings.policy),
+            TableRules(
+                make_policy=lambda: make_policy(settings.policy),
+                put_ttl_ns=int(tuning.put_ttl_s * 1e9),
+                high_watermark=settings.high_watermark,
+                low_watermark=settings.low_watermark,
+                max_table_bytes=self.memory.table_bytes,
+                encoding_of=self._encoding if self.codec is not None else None,
+            ),
             emit=self.publishers.emit,
             events=EventLog(lambda: time.time_ns() // 1000),
-            put_ttl_ns=int(settings.put_ttl_s * 1e9),
-            high_watermark=settings.high_watermark,
-            low_watermark=settings.low_watermark,
-            encoding_of=self._encoding if self.codec is not None else None,
-            max_table_bytes=self.memory.table_bytes,
             showing=self.showing,
             partitioning=self.partitioning,
             holds=holds,
@@ -137,19 +226,16 @@ class Storage:
             found = self.table.recover(readable_blocks(self._tiers[NVME], self.table.rows))
             log.info("recovered %d blocks from NVMe", found)
 
-    def _assemble(self, tls: Certificates | None, may_be_decided: Callable[[], bool], on_prefaulted: Callable[[], None]) -> None:
+    def _assemble(self, tls: Certificates | None) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
-        settings, reactor, dram = self._settings, self._reactor, self.dram
-        self.waiting = WaitingRoom(max_of_owner=settings.peer_requests)
+        tuning, reactor, dram = self._tuning, self._reactor, self.dram
+        self.waiting = WaitingRoom(max_of_owner=tuning.peer_requests)
         self.leases = Leases(self.table.copies.release)
         self.mover = TierMover(
             reactor,
             self.table,
             self._tiers,
-            batch_bytes=settings.move_batch,
-            read_threads=settings.read_threads,
-            write_threads=settings.write_threads,
-            tier_retry_s=settings.tier_retry_s,
+            tuning=tuning,
             on_room=self.waiting.retry,
             codec=self.codec,
         )
@@ -160,11 +246,11 @@ class Storage:
             self.table,
             self.publishers,
             self.answers,
-            interval_s=settings.claim_interval_s,
+            interval_s=tuning.claim_interval_s,
             on_room=self.waiting.retry,
         )
         self.regions = SharedRegions(dram, self.engine) if self.engine is not None else None
-        slots = Slots(self.table, self.waiting, demotion_wait_s=settings.demotion_wait_s)
+        slots = Slots(self.table, self.waiting, demotion_wait_s=self._settings.demotion_wait_s)
         self._checker = Checker(reactor)
         self.in_place = InPlacePuts(self.table, dram, self.publishers, slots, self.answers, self._checker, self.regions)
         self.sent = SentPuts(self.table, dram, self.publishers, slots, self.answers, self.claims, self._checker)
@@ -173,10 +259,7 @@ class Storage:
             dram,
             self.mover,
             self.leases,
-            ReadTurns(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes),
-            WaitingRoom(max_of_owner=settings.peer_requests),
-            max_lease_ns=int(settings.max_lease_s * 1e9),
-            answer_bytes=settings.peer_bytes,
+            tuning=tuning,
             has_engine=self.engine is not None,
         )
         self.copies = ReplicaQueue(
@@ -184,17 +267,15 @@ class Storage:
             self.table,
             dram,
             self.waiting,
-            batch_bytes=settings.copy_batch,
-            queue_blocks=settings.copy_queue,
-            timeout_s=settings.copy_timeout_s,
+            tuning=tuning,
             engine=self.engine,
             tls=tls,
         )
         self.last_copies = LastCopies(self.table.lowest, self.partitioning, clock_ns=reactor.now_ns)
-        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * settings.move_batch, may_be_decided=may_be_decided)
+        saver = Saver(self.table, batch_bytes=SAVED_BATCHES * tuning.move_batch, may_be_decided=lambda: self.deciding.has_master)
         self.leaving = Leaving(saver, has_nvme=NVME in self._tiers, clock_ns=reactor.now_ns)
-        self.pages = PageSizes(dram, asks=settings.transparent_hugepages)
-        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=settings.prefault_step, on_done=on_prefaulted)
+        self.pages = PageSizes(dram)
+        self.prefaulter = Prefaulter(reactor, dram, self.pages, step_bytes=tuning.prefault_step)
 
     def close(self) -> None:
         """Let copies under way end, and close the tiers. For when all who use the memory have been hung up on: clients, masters, and other
@@ -202,7 +283,7 @@ class Storage:
         self.copies.close()
         self._checker.close()
         self.mover.close()
-        self.prefaulter.join(self._settings.shutdown_timeout_s)
+        self.prefaulter.join(self._tuning.shutdown_timeout_s)
         for tier in self._tiers.values():
             tier.close()
 

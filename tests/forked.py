@@ -32,7 +32,7 @@ from tests.entering import enter
 MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
 LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.routes", "kvstore.console.web")
 """What they load when somebody asks them over HTTP: here once for all of them."""
-FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client")
+FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client", "tests.tuned_node")
 """What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
 COMMAND: Final = "kvstore.client.cli.main"
 """It has a `main` too, and loads the module of a subcommand when that is asked for; so does the template."""

@@ -15,8 +15,8 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, U
 from kvstore.protocol.settings import format_size
 from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES
 from kvstore.tiers.memfd import Bytes, MemfdPool
-from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
-from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, growth_sizes, position_of
+from kvstore.tiers.slab import chosen_first_bytes, chosen_slab_bytes
+from kvstore.tiers.slabs import POSITION_BITS, POSITION_MASK, SlabTier, growth_sizes, position_of
 from kvstore.tiers.tier import Record, Slot
 
 Column = npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ class DramTier(SlabTier):
 
     def locate(self, slot: Slot) -> tuple[int, int]:
         """(slab id, offset in bytes) of the slot. Slab ids are never used again. Raises StaleHandle."""
-        slab = self._slabs.find(slot)
+        slab = self.find(slot)
         return slab.number, position_of(slot) * slab.group.slot_bytes
 
     def locate_all(self, indexes: Column) -> tuple[Column, Column]:
@@ -107,8 +107,8 @@ class DramTier(SlabTier):
         slabs, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
         numbers = sorted(set(slabs.tolist()))  # np.unique loads numpy.ma at its first call, for 7 ms of a node's first put
         if len(numbers) == 1:
-            return slabs, positions * self._slabs.slab(numbers[0]).group.slot_bytes
-        slot_bytes = np.array([self._slabs.slab(number).group.slot_bytes for number in numbers], np.int64)
+            return slabs, positions * self.slab(numbers[0]).group.slot_bytes
+        slot_bytes = np.array([self.slab(number).group.slot_bytes for number in numbers], np.int64)
         return slabs, positions * slot_bytes[np.searchsorted(numbers, slabs)]
 
     def slab_fd(self, slab_id: int, *, writable: bool, tenant: str) -> int:
@@ -116,13 +116,13 @@ class DramTier(SlabTier):
 
         Raises StaleHandle (no such slab any more), Unauthorized (the slab is another tenant's).
         """
-        if self._slabs.slab(slab_id).group.tenant != tenant:
+        if self.slab(slab_id).group.tenant != tenant:
             raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
         return self._pool.memory(slab_id).export(writable=writable)
 
     def slab_memory(self, slab_id: int, *, tenant: str) -> memoryview:
         """The slab's whole memory, to be read for `tenant` until the slab is gone. Raises as `slab_fd`."""
-        if self._slabs.slab(slab_id).group.tenant != tenant:
+        if self.slab(slab_id).group.tenant != tenant:
             raise Unauthorized(f"slab {slab_id} is not {tenant!r}'s")
         return self._pool.memory(slab_id).bytes.data.toreadonly()
 
@@ -134,14 +134,14 @@ class DramTier(SlabTier):
     def has_slab(self, slab_id: int) -> bool:
         """Whether the slab is there: it goes when its memory is needed for another tenant or size."""
         try:
-            self._slabs.slab(slab_id)
+            self.slab(slab_id)
         except StaleHandle:
             return False
         return True
 
     def slab_bytes(self, slab_id: int) -> int:
         """The size of the slab's memory. Raises StaleHandle."""
-        return self._slabs.slab(slab_id).size_bytes
+        return self.slab(slab_id).size_bytes
 
     def write_batch(self, records: Sequence[Record]) -> None:
         targets = [self._bytes(record.slot) for record in records]

@@ -1,19 +1,182 @@
 """The HBM tier: blocks in one arena of device memory, a torch tensor. It needs the `hbm` extra.
 
-Any torch device will do (`cpu` in tests). How bytes get there and back is device_copy.py's.
+Any torch device will do (`cpu` in tests). Slabs are ranges of the arena. On CUDA copies go through pinned staging memory on a stream of
+their own, so that they overlap the engine's kernels and reach the bus's full rate, which pageable memory does not. torch is imported when
+first used.
 """
 
-from collections.abc import Iterator, Sequence
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.protocol.errors import ConfigError, InvalidArgument, KVStoreError, TierFailed
+from kvstore.protocol.extras import install_line
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.arena import ArenaRanges
-from kvstore.tiers.device_copy import CudaCopier, PlainCopier, import_torch
-from kvstore.tiers.slab_tier import SlabTier, chosen_first_bytes, chosen_slab_bytes
-from kvstore.tiers.slabs import position_of
-from kvstore.tiers.tier import Record, Slot
+from kvstore.tiers.slab import chosen_first_bytes, chosen_slab_bytes
+from kvstore.tiers.slabs import SlabTier, position_of
+from kvstore.tiers.tier import Buffer, Record, Slot
+
+Bytes = npt.NDArray[np.uint8]
+
+STAGING_BYTES = 8 << 20
+"""Pinned memory for one run of a copy; there are two, so that one is filled while the other is on the bus."""
+
+
+class ArenaRanges:
+    """Which ranges [begin, end) of an arena of `capacity_bytes` are taken by which slab. A slabs.Backing.
+
+    First fit by address, neighbours joined on release: slabs of one size pack without gaps, mixed ones may leave some that are too
+    short for a whole slab. Acquire and release are O(ranges), once a slab.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._free: list[tuple[int, int]] = [(0, capacity_bytes)]
+        self._taken: dict[int, tuple[int, int]] = {}
+
+    def begin(self, slab: int) -> int:
+        """Offset of the slab's first byte in the arena."""
+        return self._taken[slab][0]
+
+    def acquire(self, slab: int, slot_bytes: int, count: int, tenant: str) -> int:
+        """See Backing: the first range that has room for all, else the longest."""
+        wanted_bytes = count * slot_bytes
+        fitting = (place for place in self._free if place[1] - place[0] >= wanted_bytes)
+        longest = max(self._free, key=lambda place: place[1] - place[0], default=(0, 0))
+        begin, end = next(fitting, longest)
+        count = min(count, (end - begin) // slot_bytes)
+        if count:
+            self._free.remove((begin, end))
+            taken_end = begin + count * slot_bytes
+            self._taken[slab] = (begin, taken_end)
+            if taken_end < end:
+                self._insert(taken_end, end)
+        return count
+
+    def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
+        """A device's memory always is."""
+        return True
+
+    def release(self, slab: int) -> None:
+        self._insert(*self._taken.pop(slab))
+
+    def check_integrity(self) -> None:
+        """Assert that free and taken ranges cover the arena once, free ones joined. For tests."""
+        cover = sorted([*self._free, *self._taken.values()])
+        assert [end for _, end in cover] == [begin for begin, _ in cover[1:]] + [self._capacity_bytes]
+        assert cover[0][0] == 0
+        assert self._free == sorted(self._free)
+        assert all(left[1] < right[0] for left, right in zip(self._free, self._free[1:], strict=False)), "neighbours are not joined"
+
+    def _insert(self, begin: int, end: int) -> None:
+        place = bisect_left(self._free, (begin, end))
+        if place < len(self._free) and self._free[place][0] == end:
+            end = self._free.pop(place)[1]
+        if place > 0 and self._free[place - 1][1] == begin:
+            place -= 1
+            begin = self._free.pop(place)[0]
+        self._free.insert(place, (begin, end))
+
+
+class PlainCopier:
+    """Copies on devices without pinned memory, one value at a time."""
+
+    def __init__(self, arena: Any) -> None:
+        self._arena = arena
+
+    def write(self, pieces: Sequence[tuple[int, Buffer]]) -> None:
+        torch = import_torch()
+        for offset, data in pieces:
+            # torch does not wrap read-only memory, hence a copy.
+            source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self._arena[offset : offset + len(source)].copy_(source)
+
+    def read(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        torch = import_torch()
+        for offset, destination in pieces:
+            target = torch.frombuffer(destination, dtype=torch.uint8)
+            target.copy_(self._arena[offset : offset + len(target)])
+
+
+class CudaCopier:  # pragma: no cover - only with CUDA
+    """Copies on a side stream through two pieces of pinned memory. One batch at a time: callers in several threads queue."""
+
+    def __init__(self, arena: Any) -> None:
+        torch = import_torch()
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._stream = torch.cuda.Stream(arena.device)
+        self._staging = [torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._done = [torch.cuda.Event() for _ in range(2)]
+
+    def write(self, pieces: Sequence[tuple[int, Buffer]]) -> None:
+        with self._lock, import_torch().cuda.stream(self._stream):
+            for turn, run in enumerate(runs((offset, np.frombuffer(data, np.uint8)) for offset, data in pieces)):
+                staging, done = self._staging[turn % 2], self._done[turn % 2]
+                done.synchronize()
+                at = 0
+                for offset, source in run:
+                    staged = staging[at : at + len(source)]
+                    staged.numpy()[:] = source
+                    self._arena[offset : offset + len(source)].copy_(staged, non_blocking=True)
+                    at += len(source)
+                done.record(self._stream)
+            self._stream.synchronize()
+
+    def read(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        with self._lock, import_torch().cuda.stream(self._stream):
+            before: list[tuple[int, Bytes]] = []
+            turn = 0
+            for turn, run in enumerate(runs((offset, np.frombuffer(target, np.uint8)) for offset, target in pieces), start=1):
+                at = 0
+                for offset, target in run:
+                    source = self._arena[offset : offset + len(target)]
+                    self._staging[turn % 2][at : at + len(target)].copy_(source, non_blocking=True)
+                    at += len(target)
+                self._done[turn % 2].record(self._stream)
+                self._unstage(turn - 1, before)
+                before = run
+            self._unstage(turn, before)
+
+    def _unstage(self, turn: int, run: list[tuple[int, Bytes]]) -> None:
+        self._done[turn % 2].synchronize()
+        staged = self._staging[turn % 2].numpy()
+        at = 0
+        for _, target in run:
+            target[:] = staged[at : at + len(target)]
+            at += len(target)
+
+
+def runs(pieces: Iterable[tuple[int, Bytes]], limit_bytes: int = STAGING_BYTES) -> Iterator[list[tuple[int, Bytes]]]:
+    """The pieces (offset, bytes), in order, in runs of at most `limit_bytes`; a piece that crosses the limit is cut."""
+    run: list[tuple[int, Bytes]] = []
+    room = limit_bytes
+    for offset, data in pieces:
+        at = 0
+        while at < len(data):
+            part = data[at : at + room]
+            run.append((offset + at, part))
+            at += len(part)
+            room -= len(part)
+            if not room:
+                yield run
+                run, room = [], limit_bytes
+    if run:
+        yield run
+
+
+def import_torch() -> Any:
+    """The torch module. Raises ConfigError where it is not installed."""
+    try:
+        import torch
+    except ImportError as missing:
+        raise ConfigError(f"the HBM tier needs torch: {install_line('hbm')}") from missing
+    return torch
 
 
 class HbmTier(SlabTier):
@@ -44,14 +207,14 @@ class HbmTier(SlabTier):
     def health(self) -> str:
         return self._failure or "ok"
 
-    def allocate(self, size_bytes: int, *, tenant: str = "") -> Slot:
+    def allocate(self, size_bytes: int, tenant: str = "") -> Slot:
         if self._failure:
             raise TierFailed(self._failure)
         return super().allocate(size_bytes, tenant=tenant)
 
     def locate(self, slot: Slot) -> int:
         """Offset of the slot's first byte in the arena. Raises StaleHandle."""
-        slab = self._slabs.find(slot)
+        slab = self.find(slot)
         return self._ranges.begin(slab.number) + position_of(slot) * slab.group.slot_bytes
 
     def write_batch(self, records: Sequence[Record]) -> None:

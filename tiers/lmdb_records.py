@@ -2,10 +2,22 @@
 
 Two databases under one key, the block's id (8 bytes, big-endian, never used twice):
 
-    headers  size, checksum, extents and tag of every value: tiers/nvme_header.py
+    headers  size, checksum, extents and tag of every value
     values   the bytes of values that lie in no extent
+
+A header:
+
+    digest    8 bytes   xxh3_64 of the key and of all that follows
+    size      uint64    bytes of the value
+    checksum  uint64    xxh3_64 of the value
+    runs      uint32    how many; 0: the value is in the database `values`
+    run       12 bytes  each: first page (uint64) and pages (uint32) in the value file
+    tag       the rest
+
+Integers are big-endian. LMDB notices no flipped bit: one in a tag would give the right bytes to the wrong key.
 """
 
+import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -15,11 +27,41 @@ import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, StaleHandle, TierFailed
 from kvstore.tiers.nvme_env import Environment
-from kvstore.tiers.nvme_header import Header, pack_header, unpack_header
+from kvstore.tiers.placements import Runs, pack_runs, unpack_runs
 from kvstore.tiers.tier import Buffer
+
+_DIGEST_BYTES: Final = 8
+
+_RUN_BYTES: Final = 12
+
+_FIXED: Final = struct.Struct(">QQI")
 
 SCAN_CHUNK: Final = 4096
 """Headers read in one transaction of a scan: a caller that takes its time between them holds none open."""
+
+
+class Header(NamedTuple):
+    """See the module. `runs` is empty for a value in LMDB."""
+
+    size_bytes: int
+    checksum: int
+    runs: Runs
+    tag: bytes
+
+
+def pack_header(key: bytes, header: Header) -> bytes:
+    rest = _FIXED.pack(header.size_bytes, header.checksum, len(header.runs)) + pack_runs(header.runs) + header.tag
+    return xxhash.xxh3_64_digest(key + rest) + rest
+
+
+def unpack_header(key: bytes, raw: bytes) -> Header | None:
+    """None where a bit of the key or the header has changed."""
+    if xxhash.xxh3_64_digest(key + raw[_DIGEST_BYTES:]) != raw[:_DIGEST_BYTES]:
+        return None
+    size_bytes, checksum, count = _FIXED.unpack_from(raw, _DIGEST_BYTES)
+    runs_begin = _DIGEST_BYTES + _FIXED.size
+    runs_end = runs_begin + count * _RUN_BYTES
+    return Header(size_bytes, checksum, unpack_runs(raw[runs_begin:runs_end]), raw[runs_end:])
 
 
 class LmdbRead(NamedTuple):

@@ -1,6 +1,6 @@
 """The NVMe tier: headers and small values in LMDB, large values in a file beside it, verified on every read.
 
-LMDB has a header of every value (tiers/nvme_header.py) and the bytes of values of up to LMDB_BYTES: tiers/lmdb_records.py.
+LMDB has a header of every value (tiers/lmdb_records.py) and the bytes of values of up to LMDB_BYTES: tiers/lmdb_records.py.
 
 The bytes of larger values lie in extents of the value file (tiers/value_file.py), in whole pages. A batch is written in this order: values,
 fdatasync, one transaction with its headers; so a header that is durable has its value. An extent is reused once the deletion of its header
@@ -28,11 +28,9 @@ import numpy as np
 
 from kvstore.protocol.errors import Closed, ConfigError, InvalidArgument, StaleHandle, TierFailed
 from kvstore.protocol.settings import format_size
-from kvstore.tiers.extents import PAGE_BYTES
-from kvstore.tiers.lmdb_records import LmdbRead, LmdbRecords, key_of
+from kvstore.tiers.lmdb_records import Header, LmdbRead, LmdbRecords, key_of
 from kvstore.tiers.nvme_env import Begin, Environment, begin_transaction
-from kvstore.tiers.nvme_header import Header
-from kvstore.tiers.placements import Placement, Runs, pages_of
+from kvstore.tiers.placements import PAGE_BYTES, Placement, Runs, pages_of
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 from kvstore.tiers.tombstones import Tombstones
 from kvstore.tiers.value_codec import decode_into

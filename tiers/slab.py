@@ -1,7 +1,34 @@
-"""A slab of a tier, and the group that it belongs to: what the allocator (slabs.py) knows of them. They own no memory."""
+"""Slabs of a tier, the groups that they belong to, and the sizes of both and of their slots. They own no memory.
+
+The first sizes of a tenant are taken as they are, not rounded to any alignment: block sizes of real models are multiples of 64 on
+their own, a store sees few of them, and so N x B bytes hold N blocks of B bytes for every B. Later sizes round up to eight steps a
+doubling, which wastes at most 12.5 % and bounds the number of classes. Source: the size classes of jemalloc, jemalloc(3).
+"""
 
 from array import array
 from dataclasses import dataclass, field
+
+from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.protocol.frames import MAX_VALUE_BYTES
+from kvstore.protocol.settings import format_size
+
+STEPS_BITS = 3
+"""Rounded sizes have 2**3 = 8 steps a doubling."""
+
+PAGE_BYTES = 4096
+
+SLAB_BYTES = 64 << 20
+
+SLABS_A_TIER = 64
+"""Slabs are smaller than SLAB_BYTES where the tier would have fewer than this many: memory goes from one tenant and size to another by
+the slab, so few slabs would mean that values of many sizes evict one another from a tier with room."""
+
+MAX_SLABS_A_TIER = 256
+"""Slabs are larger than SLAB_BYTES beyond this many: in DRAM each costs a descriptor or two."""
+
+FIRST_SLABS_A_TIER = 4096
+"""The first slab of each tenant and size is this part of the tier: so many of them fit, of a few values each, before one evicts another.
+No more, for in DRAM each costs a descriptor or two (see memfd.MAX_MEMFDS)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,3 +78,48 @@ class Slab:
     @property
     def is_vacant(self) -> bool:
         return not self.used and not self.quarantined
+
+
+class SizeClasses:
+    """Assigns slot sizes in a tier of `capacity_bytes`; the first `exact_classes` sizes of each tenant are exact."""
+
+    def __init__(self, capacity_bytes: int, exact_classes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._exact_classes = exact_classes
+        self._exact_sizes: dict[str, set[int]] = {}
+
+    def slot_bytes(self, size_bytes: int, tenant: str) -> int:
+        """The slot size for a value; once given, always the same. Raises InvalidArgument when no such value can ever be held."""
+        if not 1 <= size_bytes <= MAX_VALUE_BYTES:
+            raise InvalidArgument(f"a value has 1 byte to {format_size(MAX_VALUE_BYTES)}, not {size_bytes:,} bytes")
+        if size_bytes > self._capacity_bytes:
+            raise InvalidArgument(f"{format_size(size_bytes)} never fit into a tier of {format_size(self._capacity_bytes)}")
+        exact_sizes = self._exact_sizes.setdefault(tenant, set())
+        if size_bytes not in exact_sizes and len(exact_sizes) >= self._exact_classes:
+            return min(rounded_size(size_bytes), self._capacity_bytes)
+        exact_sizes.add(size_bytes)
+        return size_bytes
+
+
+def rounded_size(size_bytes: int) -> int:
+    """The smallest of the rounded sizes (eight a doubling) that is at least `size_bytes`."""
+    step = 1 << max(0, (size_bytes - 1).bit_length() - 1 - STEPS_BITS)
+    return -(-size_bytes // step) * step
+
+
+def chosen_first_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:
+    """The size of a group's first slab: that of every slab where `slab_bytes` says it, else whole pages by the capacity."""
+    return slab_bytes if slab_bytes is not None else max(1, capacity_bytes // FIRST_SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
+
+
+def chosen_slab_bytes(slab_bytes: int | None, capacity_bytes: int) -> int:
+    """`slab_bytes` where one is given, else whole pages by the capacity. Raises ConfigError when either is under 1."""
+    if capacity_bytes < 1:
+        raise ConfigError(f"a tier's capacity must be at least 1 byte, not {capacity_bytes}")
+    if slab_bytes is None:
+        small = max(1, capacity_bytes // SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
+        large = -(-capacity_bytes // MAX_SLABS_A_TIER // PAGE_BYTES) * PAGE_BYTES
+        return max(min(small, SLAB_BYTES), large)
+    if slab_bytes < 1:
+        raise ConfigError(f"slab_bytes must be at least 1, not {slab_bytes}")
+    return slab_bytes

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.protocol.errors import StaleHandle
-from kvstore.tiers.size_classes import SizeClasses
-from kvstore.tiers.slab import Group, Slab
-from kvstore.tiers.tier import Slot, TierFull
+from kvstore.tiers.slab import Group, SizeClasses, Slab
+from kvstore.tiers.tier import Slot, Tier, TierFull
 
 Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -52,12 +51,19 @@ class Backing(Protocol):
         """Whether there is memory for such a slab that is as fast to write as it will ever be."""
 
 
-class SlabAllocator:
-    """Allocates slots. Every operation is O(1) except creating or taking over a slab. Not thread-safe, but `find` may be called
-    from another thread for slots that are not given back meanwhile.
+class SlabTier(Tier):
+    """What the tiers made of slabs (dram, hbm) share. Subclasses bring the memory and the copies.
+
+    Every operation is O(1) except creating or taking over a slab. Not thread-safe, but `find` may be called from another thread for slots
+    that are not given back meanwhile.
 
     Invariant: used + quarantined + free == capacity, where free counts free slots and bytes in no slab.
     """
+
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    quarantined_bytes: int = 0
+    tenant_bytes: dict[str, int] = {}
 
     def __init__(
         self, capacity_bytes: int, *, slab_bytes: int, backing: Backing, first_bytes: int | None = None, exact_classes: int = 16
@@ -65,10 +71,7 @@ class SlabAllocator:
         """`slab_bytes` is the size that slabs aim at, `first_bytes` (default: the same) that of a group's first; larger slots get a slab
         each. All are at least 1."""
         self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
-        self.quarantined_bytes = 0
-        self.tenant_bytes: dict[str, int] = {}
-        """Of each tenant that has any: used and quarantined."""
+        self.tenant_bytes = {}
         self.tenant_slabs: dict[str, int] = {}
         """Slabs of each tenant that has any which are not vacant: nobody else can have their memory."""
         self._slab_bytes = slab_bytes
@@ -83,8 +86,7 @@ class SlabAllocator:
         self._next_slab = 0
         self._generation = 0
 
-    def allocate(self, size_bytes: int, tenant: str) -> Slot:
-        """A slot; see Tier.allocate. Raises TierFull, InvalidArgument."""
+    def allocate(self, size_bytes: int, tenant: str = "") -> Slot:
         group = self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)
         slab = next(iter(group.open.values()), None) or self._occupy_slab(group)
         generations, returned = slab.generations, slab.returned
@@ -140,13 +142,13 @@ class SlabAllocator:
         self._withdraw(slab, position)
         self._give_back(slab, (position,))
 
-    def free_all(self, slots: Iterable[Slot]) -> None:
+    def free_batch(self, slots: Iterable[Slot]) -> None:
         """As `free`, one after the other."""
         slots = list(slots)
         self.free_places(np.array([slot.index for slot in slots], np.int64), np.array([slot.generation for slot in slots], np.uint64))
 
     def free_places(self, indexes: Numbers, generations: Words) -> None:
-        """As `free_all`, of slots by their indexes and generations."""
+        """As `free_batch`, of slots by their indexes and generations."""
         numbers, positions = indexes >> POSITION_BITS, indexes & POSITION_MASK
         for begin, end in pairwise([0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else ()):
             slab, places = self.slab(int(numbers[begin])), positions[begin:end]
@@ -184,21 +186,17 @@ class SlabAllocator:
                 return slab
         raise StaleHandle(f"slot {slot.index} has been given back since generation {slot.generation}")
 
-    def group(self, size_bytes: int, tenant: str) -> int:
+    def group(self, size_bytes: int, tenant: str = "") -> int:
         """The number of the group for this size and tenant; the same for as long as the allocator lives. Raises InvalidArgument."""
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).number
 
-    def slot_bytes(self, size_bytes: int, tenant: str) -> int:
+    def slot_bytes(self, size_bytes: int, tenant: str = "") -> int:
         """What a slot for this size and tenant takes. Raises InvalidArgument."""
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).slot_bytes
 
     def needs_slab(self, size_bytes: int, tenant: str) -> bool:
         """Whether the next slot for this size and tenant is in a slab in which the tenant has none yet. Raises InvalidArgument."""
         return not (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).open
-
-    def reclaimable(self, group: int) -> int:
-        """How many allocated slots the group has: freeing one makes room for another of the group at once."""
-        return self._groups[group].used
 
     def slab_value_bytes(self, slot: Slot) -> int:
         """What the values of all allocated slots in the slab of this one come to. O(slots)."""

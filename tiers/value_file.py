@@ -9,6 +9,7 @@ each padded with zeros to whole pages: headers in LMDB say what lies where.
   no I/O. `prefetch` has the kernel read many of them at once.
 """
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.protocol.errors import ConfigError, TierFailed
-from kvstore.tiers.aligned_buffers import AlignedBuffers, address_of
-from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.nvme_env import DEVICE_FULL
-from kvstore.tiers.placements import Runs
+from kvstore.tiers.placements import PAGE_BYTES, Runs
 from kvstore.tiers.tier import TierFull
 
 DIRECT_BYTES: Final = 128 << 10
@@ -43,6 +42,33 @@ NUMPY_COPY_BYTES: Final = 64 << 10
 5 us at most below this."""
 
 _ZEROS: Final = bytes(PAGE_BYTES)
+
+
+class AlignedBuffers:
+    """Up to `count` buffers of `size_bytes`, each made when it is first needed and kept. Any thread may call it."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._available = threading.BoundedSemaphore(count)
+        self._idle: list[mmap.mmap] = []
+
+    @contextmanager
+    def lease(self) -> Iterator[memoryview]:
+        """One of them for a while. Waits while all are leased: each is for the length of one read or write."""
+        with self._available:
+            try:
+                memory = self._idle.pop()
+            except IndexError:
+                memory = mmap.mmap(-1, self._size_bytes)
+            try:
+                yield memoryview(memory)
+            finally:
+                self._idle.append(memory)
+
+
+def address_of(buffer: memoryview) -> int:
+    """The address of a buffer's first byte. It must not be empty."""
+    return int(np.frombuffer(buffer, np.uint8).__array_interface__["data"][0])
 
 
 class Piece(NamedTuple):

@@ -6,7 +6,8 @@ It knows no headers: what is durable, and what was deleted for good, its caller 
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -15,14 +16,17 @@ from typing import Final
 import xxhash
 
 from kvstore.protocol.errors import ChecksumMismatch, TierFailed
-from kvstore.tiers.extents import PAGE_BYTES
-from kvstore.tiers.io_threads import IoThreads
-from kvstore.tiers.placements import Placement, Placements, Runs, pages_of
+from kvstore.rpc.workers import started
+from kvstore.tiers.placements import PAGE_BYTES, Placement, Placements, Runs, pages_of
 from kvstore.tiers.tier import Buffer, TierFull
 from kvstore.tiers.value_file import Piece, ValueFile, joined, pieces_of
 
+Job = Callable[[], None]
+
 MIN_SEGMENT_BYTES: Final = 1 << 20
+
 MAX_SEGMENT_BYTES: Final = 1 << 30
+
 SEGMENTS: Final = 64
 """The value file grows by a 64th of the capacity, within these bounds: 64 MiB for 4 GiB."""
 
@@ -41,6 +45,40 @@ RELEASE_WAIT_S: Final = 10.0
 
 CLOSE_WAIT_S: Final = 30.0
 """`close` waits so long for reads and writes under way; the file is left to the end of the process then."""
+
+
+class IoThreads:
+    """Threads that all batches share. Any thread may call `run`."""
+
+    def __init__(self, threads: int) -> None:
+        """Raises ConfigError: there are not so many threads to be had."""
+        self._threads = threads
+        self._pool = started(threads, "nvme-io")
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Do all jobs, in this order and several at once; return when the last one is done. A job raises nothing.
+
+        The caller's thread does some of them itself: a batch ends even while others have all threads.
+        """
+        waiting = deque(jobs)
+
+        def work() -> None:
+            while True:
+                try:
+                    job = waiting.popleft()
+                except IndexError:
+                    return
+                job()
+
+        helpers = [self._pool.submit(work) for _ in range(min(len(waiting) - 1, self._threads))]
+        work()
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+
+    def close(self) -> None:
+        """Wait for the jobs under way. A second close is a no-op."""
+        self._pool.shutdown()
 
 
 class ExtentRead:

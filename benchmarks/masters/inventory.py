@@ -20,7 +20,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.rows import BlockRows, decided
 from kvstore.store.comparison import Comparison as NodeSide
-from kvstore.store.publishers import PART_BLOCKS
+from kvstore.store.publisher import PART_BLOCKS
 from kvstore.tiers.tier import Slot
 
 BLOCKS: Final = 1_000_000

@@ -1,7 +1,7 @@
 """Which blocks clients read most, and of that those of other hosts than the node's, as nodes tell it: asked of them only while somebody
 wants to know, and forgotten then. Sans-I/O; `now_ns` is passed in.
 
-Each node counts for itself (store/blocks/hot.py) and tells of its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat.
+Each node counts for itself (store/blocks/counts.py) and tells of its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat.
 """
 
 import itertools

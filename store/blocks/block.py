@@ -1,31 +1,155 @@
-"""A block as a node knows it: its identity, where its copies are, and who is using it. It is the number of a row of columns."""
+"""Blocks of a node, in columns: identity, where the copies are, and who uses them. A block is the number of its row.
 
+An object with all of that took 200 bytes a block, its slot in DRAM 110, and numbers too large to be shared 140: here they are 90, the key
+beside. What few blocks have is beside them. What happens to many blocks at once is an assignment a column, in a C loop. rows.py makes
+the rows.
+"""
+
+from array import array
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from kvstore.protocol.message import TIER_BITS
-from kvstore.store.blocks.columns import GONE, GUEST, MOVING, ON_HOLD, PINNED, STAYS_RAW, Columns, Loss, Others
 from kvstore.tiers.tier import Slot
+from kvstore.tiers.value_codec import Encoding
+
+NOT_SHOWN: Final = -1
+
+GONE: Final = 1
+
+PINNED: Final = 2
+
+MOVING: Final = 4
+
+STAYS_RAW: Final = 8
+
+GUEST: Final = 16
+
+ON_HOLD: Final = (32, 64, 128)
+"""Bits of `Columns.states`; the last ones by tier, for the copy that a hold keeps there (holds.py)."""
 
 TIERS: Final = ("hbm", "dram", "nvme")
 """Tier indexes from the fastest down; a block's `slots` and the table's tiers are in this order."""
+
 HBM, DRAM, NVME = range(3)
+
 HELD: Final = (1 << HBM, 1 << DRAM, 1 << NVME)
 """By tier, its bit among those that hold a copy."""
+
 _HBM, _DRAM, _NVME = HELD
+
 IN_USE: Final = tuple(PINNED | MOVING | bit for bit in ON_HOLD)
 """By tier: of the states, those in which its copy there must stay where it is, as it must while it is read."""
+
 _ANY_HOLD: Final = sum(ON_HOLD)
+
 _MAX_HITS: Final = (1 << 32) - 1
 """They are counted up to here."""
+
 _ALL_HELD: Final = range(1 << len(TIERS))
+
 TIER_MASKS: Final = [sum(TIER_BITS[name] for name, bit in zip(TIERS, HELD, strict=True) if held & bit) for held in _ALL_HELD]
+
 FASTEST: Final = [DRAM if held & _DRAM else HBM if held & _HBM else NVME if held else None for held in _ALL_HELD]
+
 _HOLDING: Final = [tuple(tier for tier, bit in enumerate(HELD) if held & bit) for held in _ALL_HELD]
 """By `held`: the bits of TIER_BITS, the fastest tier, all of them."""
-_NOTHING: Final = Others()
+
 _new_slot = partial(tuple.__new__, Slot)
 """As Slot._make, in a third of the time."""
+
+
+class Loss(NamedTuple):
+    """Why a copy does not give the bytes that were put: it is encoded (`encoding`), or was made from a copy that is or was (None).
+
+    `checksum` is the xxh3_64 of what its readers get.
+    """
+
+    checksum: int
+    encoding: Encoding | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Others:
+    """What few blocks have."""
+
+    hbm: Slot | None = None
+    lossy: tuple[Loss | None, ...] = ()
+    leaving: int | None = None
+
+
+class Columns:
+    """The columns, and a tenant and namespace whose blocks they are: `named` gives the same columns for others. A number by row each.
+
+    `held` has a bit a tier for the copies that there are. Of that in DRAM `places`, `slot_generations` and `groups` are what its Slot is,
+    besides the block's size; `nvme` has that in NVMe, and is no longer than it must be. `policy_states` is what eviction policies know of
+    it in DRAM (policy_states.py). `free` are rows that are nobody's.
+    """
+
+    __slots__ = (
+        "checksums",
+        "event_seqs",
+        "free",
+        "generations",
+        "groups",
+        "held",
+        "hits",
+        "keys",
+        "last_accesses",
+        "namespace",
+        "nvme",
+        "others",
+        "parents",
+        "places",
+        "policy_states",
+        "readers",
+        "shown",
+        "sizes",
+        "slot_generations",
+        "states",
+        "tenant",
+    )
+
+    def __init__(self) -> None:
+        self.tenant = self.namespace = ""
+        self.sizes, self.generations, self.checksums = array("Q"), array("Q"), array("Q")
+        self.last_accesses, self.event_seqs = array("Q"), array("Q")
+        self.places, self.slot_generations, self.groups = array("Q"), array("Q"), array("I")
+        self.shown, self.readers, self.hits = array("i"), array("I"), array("I")
+        self.held, self.states = bytearray(), bytearray()
+        self.keys: list[bytes] = []
+        self.parents: list[bytes] = []
+        self.policy_states: list[Any] = []
+        self.nvme: list[Slot | None] = []
+        self.others: dict[int, Others] = {}
+        self.free: list[int] = []
+
+    def named(self, tenant: str, namespace: str) -> "Columns":
+        """The same columns, of blocks of these."""
+        found = copy(self)
+        found.tenant, found.namespace = tenant, namespace
+        return found
+
+    def lengthen(self, count: int) -> None:
+        """So many rows more."""
+        for wide in (self.sizes, self.generations, self.checksums, self.last_accesses, self.event_seqs, self.places, self.slot_generations):
+            wide.frombytes(bytes(8 * count))
+        for narrow in (self.groups, self.shown, self.readers, self.hits):
+            narrow.frombytes(bytes(4 * count))
+        for byte in (self.held, self.states):
+            byte.extend(bytes(count))
+        for objects in (self.keys, self.parents):
+            objects.extend([b""] * count)
+        self.policy_states.extend([None] * count)
+
+    def __len__(self) -> int:
+        """Rows that there are."""
+        return len(self.sizes)
+
+
+_NOTHING: Final = Others()
 
 
 class Block(int):
@@ -247,17 +371,6 @@ class Block(int):
         """Say what that tier's copy gives its readers; None: what was put, or there is none."""
         known = [loss if other == tier else self.loss_in(other) for other in range(len(TIERS))]
         self._others().lossy = tuple(known) if any(known) else ()
-
-    def check_integrity(self) -> None:
-        """Assert what holds of every visible block. For tests."""
-        assert not self.is_gone
-        assert self.fastest() is not None
-        assert self.leaving is None or self.moving
-        assert self.tiers() == tuple(tier for tier, slot in enumerate(self.slots) if slot is not None)
-        assert all(slot is not None or self.loss_in(tier) is None for tier, slot in enumerate(self.slots))
-        assert {loss.checksum for loss in self.lossy if loss is not None} <= {self.lossy_checksum()}
-        assert any(self.lossy) == bool(self.lossy)
-        assert self not in self.columns.free
 
 
 def block_type(columns: Columns) -> type[Block]:

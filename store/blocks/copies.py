@@ -4,21 +4,61 @@ Not before nobody reads it: a reader that asked has the block acquired, a copy t
 that looks at shared memory unasked is known to `Showing`. Until then the slot is quarantined.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
-from kvstore.store.blocks.block import DRAM, HELD, Block
-from kvstore.store.blocks.columns import GONE, MOVING
+from kvstore.store.blocks.block import DRAM, GONE, HELD, MOVING, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.rows import have_gone, have_left, read, rows_of, slots_of
-from kvstore.store.blocks.showing import Place, Showing
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.tier import Slot
 
+Place = tuple[int, int]
+"""Of a copy in DRAM: (slab id, offset in bytes)."""
+
+IsLookedAt = Callable[[int], bool]
+"""Asked about the slot of an index."""
+
 Emit = Callable[[int, Block], None]
 """Called with (EVENT_..., block) for everything the master must hear, in order."""
+
+
+class Showing(Protocol):
+    """See store/shown/showing.py, which is one."""
+
+    def show(self, block: Block, place: Place | None = None) -> None:
+        """The block has a copy in DRAM from now on, whose bytes are all there. `place`: where it lies, from who knows."""
+
+    def show_all(self, blocks: Sequence[Block]) -> None:
+        """As `show`, of blocks of one tenant."""
+
+    def hide(self, block: Block) -> None:
+        """The block's copy in DRAM is about to go. One that is not shown is left alone."""
+
+    def hide_all(self, blocks: Sequence[Block]) -> None:
+        """As `hide`, of blocks of one tenant."""
+
+    def is_looked_at(self, tenant: str, index: int) -> bool:
+        """Whether a client looks at what is in the DRAM slot of that index. For what is hidden no is final."""
+
+    def looked_at(self, tenant: str, slots: Collection[Slot]) -> set[Slot]:
+        """Those of which `is_looked_at` says yes."""
+
+    def who_looks(self, tenant: str) -> IsLookedAt | None:
+        """`is_looked_at` of many slots of the tenant, as of now; None: nobody looks at anything. What the tenant's clients hold in shared
+        memory is known to Holds then, as after the next."""
+
+    def looks_at_any(self, tenant: str) -> bool:
+        """Whether `is_looked_at` may say yes of any slot of the tenant."""
+
+    def take_holds(self, tenant: str) -> None:
+        """Have Holds know what the tenant's clients hold in shared memory."""
+
+    def keep(self, tenant: str, slot: Slot) -> None:
+        """Release a quarantined DRAM slot when nobody looks at it any more."""
 
 
 class Copies:
@@ -214,14 +254,6 @@ class Copies:
             self._showing.keep(block.tenant, slot)
         else:
             self._levels[index].tier.release(slot)
-
-    def check_integrity(self) -> None:
-        """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
-        for index, level in self._levels.items():
-            level.check_integrity(block for block in self._visible if block.is_in(index))
-        for block in self._visible:
-            block.check_integrity()
-        assert set(self._undecided.blocks()) == {block for block in self._visible if block.generation == UNDECIDED}
 
 
 def _is_used(block: Block) -> bool:

@@ -1,5 +1,5 @@
 """What happened to blocks lately, for recorders: a bounded ring for each tenant that somebody records, and nothing for the others. And
-which blocks are read most (hot.py), while somebody asks for that.
+which blocks are read most (counts.py), while somebody asks for that.
 
 While nobody does either, a caller's only cost is a look at `is_recording`. While somebody does, it is one tuple a batch. A recorder that
 asks too seldom loses the oldest events and is told how many: nobody waits for it. Pure; not thread-safe: the node's loop is the only
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.event_messages import MAX_ANSWER_EVENTS, READ, REMOVED, STORED, EventBatch, Events
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.hot import BlockReads, HotBlocks
+from kvstore.store.blocks.counts import BlockReads, HotBlocks
 
 RING_EVENTS: Final = 131_072
 """Events (blocks) kept for each tenant: 50 MB where all of them are of blocks that are gone, and a second of the busiest node's."""

@@ -351,17 +351,3 @@ class EvictionOrder:
 
     def __len__(self) -> int:
         return sum(len(members.policy) for members in self._groups.values())
-
-    def check_integrity(self) -> None:
-        """Assert the policies' invariants, and that none is empty. For tests; O(blocks)."""
-        self.tell()
-        for members in self._groups.values():
-            members.policy.check_integrity()
-            assert len(members.policy)
-            assert all(key in members.policy for key in members.retired)
-        assert self._debts.keys() <= self._groups.keys()
-        assert {group: members.tenant for group, members in self._groups.items()} == {
-            group: tenant for tenant, groups in self._groups_of.items() for group in groups
-        }
-        assert all(self._groups_of.values())
-        assert self.remembered == sum(members.policy.remembered for members in self._groups.values())

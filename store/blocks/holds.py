@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.security.quotas.quota import UNLIMITED, Quotas
-from kvstore.store.blocks.block import FASTEST, TIERS, Block
-from kvstore.store.blocks.columns import GONE, ON_HOLD
+from kvstore.store.blocks.block import FASTEST, GONE, ON_HOLD, TIERS, Block
 
 SHARE: Final = 10
 """One part in so many of a tier, or of a tenant's quota, may be held."""
@@ -145,26 +144,6 @@ class Holds:
     def held_bytes(self, tier: int) -> int:
         """Of values held in that tier."""
         return self._bytes[tier]
-
-    def check_integrity(self) -> None:
-        """Assert that states, counts and limits agree. For tests; O(entries)."""
-        counts: dict[Block, int] = {}
-        for hold in self._holds.values():
-            assert hold.blocks
-            for block in hold.blocks:
-                counts[block] = counts.get(block, 0) + 1
-        assert counts == {block: held >> _COUNT_SHIFT for block, held in self._held.items()}
-        assert self._entries == sum(counts.values()) <= MAX_ENTRIES
-        of_tier = [0] * len(TIERS)
-        for block, held in self._held.items():
-            of_tier[held % _ONE] += block.size_bytes
-            assert block.hold_bits == ON_HOLD[held % _ONE]
-        assert of_tier == self._bytes
-        assert all(of_tier[tier] <= self._most_bytes.get(tier, 0) for tier in range(len(TIERS)))
-        assert [sum(use[at] for use in self._of_tenant.values()) for at in range(len(TIERS) + 1)] == [*of_tier, len(self._held)]
-        assert {name for _, name in self._expiry} >= self._holds.keys()
-        assert {hold for mine in self._by_owner.values() for hold in mine} == set(self._holds.values())
-        assert all(hold.owner is owner for owner, mine in self._by_owner.items() for hold in mine)
 
     # --- in here ---
 

@@ -2,24 +2,20 @@
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
 
-from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block
-from kvstore.store.blocks.columns import Columns, Loss
+from kvstore.store.blocks.block import DRAM, HELD, IN_USE, Block, Columns, Loss
 from kvstore.store.blocks.counts import TierCounts
 from kvstore.store.blocks.eviction import EvictionOrder
-from kvstore.store.blocks.limits import TierLimits
+from kvstore.store.blocks.limits import SlabLimits, TierLimits
 from kvstore.store.blocks.rows import Numbers, groups_in, places_in, read
 from kvstore.store.blocks.slab_index import SlabIndex
-from kvstore.store.blocks.slab_limits import SlabLimits
 from kvstore.store.blocks.spares import LOOK_AHEAD, Spares
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.tiers.policies.interface import EvictionPolicy
-from kvstore.tiers.slab_tier import SlabTier
-from kvstore.tiers.slabs import POSITION_BITS
+from kvstore.tiers.slabs import POSITION_BITS, SlabTier
 from kvstore.tiers.tier import Slot, Tier
 
 MAX_WALKED: Final = 1 << 13
@@ -68,28 +64,24 @@ class Level:
         self,
         index: int,
         tier: Tier,
-        make_policy: Callable[[], EvictionPolicy[bytes]],
-        blocks_of: Callable[[str], Mapping[bytes, Block]],
-        high: float,
-        low: float,
+        order: EvictionOrder,
         *,
+        watermarks: tuple[float, float],
         may_leave_now: Callable[[], MayLeave],
         may_leave_of: Callable[[str], MayLeave] | None = None,
         goes_down: Callable[[], bool] | None = None,
-        max_remembered: int | None = None,
     ) -> None:
-        """`high` and `low` are watermarks, as shares of the capacity; `blocks_of` and `max_remembered`: see EvictionOrder;
-        `may_leave_now` says for one search whether nobody uses a block's copy here. `may_leave_of` says it of a tenant's blocks only.
+        """`watermarks` are the high and the low one, as shares of the capacity. `may_leave_now` returns for one search whether nobody
+        uses a block's copy here, `may_leave_of` the same for a tenant's blocks only.
         `goes_down`: what makes room here is copied to a lower tier first; None: there is none."""
         self.index = index
         self.may_leave_now = may_leave_now
         self._may_leave_of = may_leave_of or (lambda tenant: may_leave_now())
         self._goes_down = goes_down
         self.tier = tier
-        self.high_bytes = tier.capacity_bytes * high
-        self.low_bytes = tier.capacity_bytes * low
+        self.high_bytes, self.low_bytes = (tier.capacity_bytes * share for share in watermarks)
         self.counts = TierCounts()
-        self.order = EvictionOrder(make_policy, blocks_of, max_remembered=max_remembered, is_of_dram=index == DRAM)
+        self.order = order
         self.spares = Spares(index)
         """Of the lowest tier: what leaves another one leaves no node."""
         self.leaving_bytes = 0
@@ -185,7 +177,7 @@ class Level:
         """As `lacks_quota`, of bytes alone."""
         if not self.limits.are_any:
             return False
-        left_bytes = self.limits.left_bytes(tenant)
+        left_bytes = self.limits.left(tenant)
         return left_bytes is not None and self.tier.slot_bytes(size_bytes, tenant=tenant) > left_bytes
 
     def within_limit(self, tenant: str, size_bytes: int, count: int) -> int:
@@ -193,7 +185,7 @@ class Level:
         have room for. Raises InvalidArgument."""
         if self.slab_limits.lacks(size_bytes, tenant):
             return 0
-        left_bytes = self.limits.left_bytes(tenant) if self.limits.are_any else None
+        left_bytes = self.limits.left(tenant) if self.limits.are_any else None
         return count if left_bytes is None else min(count, left_bytes // self.tier.slot_bytes(size_bytes, tenant=tenant))
 
     def count_leaving(self, block: Block, times: int) -> None:
@@ -372,33 +364,6 @@ class Level:
     def __len__(self) -> int:
         """Blocks with a copy here."""
         return self._count
-
-    def check_integrity(self, blocks: Iterable[Block]) -> None:
-        """Assert that slots, order and bytes agree. `blocks` are those with a copy here. For tests; O(blocks)."""
-        blocks = list(blocks)
-        self.tier.check_integrity()
-        self.order.check_integrity()
-        self._by_slot.check_integrity()
-        assert len(self.order) == self._count == len(blocks)
-        encoded = EncodedTotals()
-        for block in blocks:
-            slot = self._slot(block)
-            loss = block.loss_in(self.index)
-            encoded.count(block, loss, 1)
-            assert slot.size_bytes == (block.size_bytes if loss is None or loss.encoding is None else loss.encoding.size_bytes)
-            assert self._slabs is None or self._by_slot.get(slot.index) is block
-            assert self.order.holds(block, slot.group)
-        assert encoded == self.encoded
-        total_bytes = self.tier.used_bytes + self.tier.quarantined_bytes + self.tier.free_bytes
-        assert total_bytes == self.tier.capacity_bytes
-        leaving: dict[str, int] = {}
-        assert self.leaving_blocks == sum(block.leaving == self.index for block in blocks)
-        for block in blocks:
-            if block.leaving == self.index:
-                leaving[block.tenant] = leaving.get(block.tenant, 0) + block.size_bytes
-        assert self.leaving_bytes == sum(leaving.values())
-        self.limits.check_integrity(leaving)
-        self.slab_limits.check_integrity()
 
 
 def evictable_in(tier: int) -> MayLeave:

@@ -1,4 +1,7 @@
-"""The puts at work: who writes which key, until when, and the slots of those whose time ran out. Pure; `now_ns` is passed in."""
+"""Open puts: which writer has which key, until when, and when the slot of an ended one can be used again. `now_ns` is passed in.
+
+A put ends by its commit, its abort, its time, or the end of its writer. Its slot is free once no writer can write into it any more.
+"""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -10,13 +13,16 @@ from typing import Final, Protocol
 
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.rows import keys_of
-from kvstore.tiers.tier import Slot
+from kvstore.tiers.tier import Slot, Tier
 
 MAX_WHOLE: Final = 64
 """Batches of a tenant that are kept as such: a key is looked for in one after the other."""
 
 MAX_EXPIRED: Final = 2048
 """Puts that expire at once: some 10 ms of the loop. The others do the next time."""
+
+MAX_ENDED: Final = 2048
+"""Puts of writers who are gone that end at once: some 10 ms of the loop. The others do in the next turns."""
 
 
 class Grant(Protocol):
@@ -289,21 +295,78 @@ class OpenPuts:
     def __len__(self) -> int:
         return len(self._puts) + self._whole_blocks
 
-    def check_integrity(self) -> None:
-        """Assert that both indexes agree, that no key or number has two puts, and that every open put will expire. For tests; O(puts)."""
-        assert all(self._writers.values())
-        writers = {put for of_tenant in self._writers.values() for put in of_tenant.values()}
-        of_batches = [put for batch in self._expiry if isinstance(batch, OpenBatch) for put in batch.puts]
-        assert writers == set(self._puts.values()) <= {*self._expiry, *of_batches}
-        assert set(self._batches.values()) <= set(self._expiry)
-        assert all(self._of_owner.values())
-        owned = [(owner, number, one) for owner, of_owner in self._of_owner.items() for number, one in of_owner.items()]
-        assert {number: one for _, number, one in owned} == self._puts | self._batches
-        assert all(one.owner is owner for owner, _, one in owned)
-        assert list(self._batches) == sorted(self._batches) == [batch.first_id for batch in self._batches.values()] == self._first_ids
-        assert all(0 < len(of_tenant) <= MAX_WHOLE for of_tenant in self._of_tenant.values())
-        assert sorted(first for of_tenant in self._of_tenant.values() for first in of_tenant) == self._first_ids
-        names = [(put.block.tenant, put.block.key) for put in writers]
-        names += [(block.tenant, block.key) for batch in self._batches.values() for block in batch.blocks]
-        assert len(names) == len(set(names)) == len(self)
-        assert len(self) == len({*self._puts, *(put_id for batch in self._batches.values() for put_id in batch.ids)})
+
+class EndedPuts:
+    """Ends `puts`, whose slots are in `tier` (DRAM)."""
+
+    def __init__(self, puts: OpenPuts, tier: Tier) -> None:
+        self._puts = puts
+        self._tier = tier
+        self._revoking: list[OpenPut] = []
+        """Puts that are over, whose slots are still being written from another host."""
+        self._gone: dict[object, None] = {}
+        """Writers who are gone and may have puts yet."""
+
+    def abort(self, put: OpenPut) -> None:
+        """Its writer is done with the put, which is open or has expired: free its slot at once, for nobody else knew of it; or, when it
+        is being written from another host right now, as soon as that has ended. One that ended otherwise is left alone."""
+        if self._puts.holds(put):
+            self._puts.close(put)
+            self._tier.quarantine(put.slot)
+            self._release(put)
+        else:
+            self.settle(put.put_id, put.owner)
+
+    def expire(self, *, now_ns: int) -> int:
+        """Close the puts whose time is over; returns how many. Their slots wait for the writer (`settle`) or its end
+        (`forget_owner`): a stopped process that goes on may still write through its mapping, and must not write into another block.
+        Those written from another host are free as soon as nothing is written any more."""
+        revoking, self._revoking = self._revoking, []
+        for put in revoking:
+            self._release(put)
+        expired = self._puts.expire(now_ns=now_ns)
+        for put in expired:
+            self._tier.quarantine(put.slot)
+            if put.grant is not None:
+                self._puts.reclaim(put.put_id, put.owner)
+                self._release(put)
+        return len(expired)
+
+    def settle(self, put_id: int, owner: object) -> None:
+        """The writer says that it is done with a put that is not open: an expired one's slot can be used again."""
+        put = self._puts.reclaim(put_id, owner)
+        if put is not None:
+            self._release(put)
+
+    def awaited(self) -> list[object]:
+        """The writers that the slots of expired puts wait for."""
+        return [owner for owner in self._puts.stranded() if owner not in self._gone]
+
+    def forget_owner(self, owner: object) -> None:
+        """The writer is gone: its open puts are aborted, and the slots of its expired ones can be used again; of very many, some at once,
+        and the others by `go_on`, as if its end had been noticed later."""
+        self._gone[owner] = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """To be called in each turn of the loop."""
+        left = MAX_ENDED
+        while left and self._gone:
+            owner = next(iter(self._gone))
+            opened = self._puts.of_owner(owner, left)
+            for put in opened:
+                self.abort(put)
+            left -= len(opened)
+            expired = self._puts.reclaim_all(owner, left)
+            for put in expired:
+                self._release(put)
+            left -= len(expired)
+            if left:
+                del self._gone[owner]
+
+    def _release(self, put: OpenPut) -> None:
+        """Free a quarantined slot once nobody can write it any more."""
+        if put.grant is None or put.grant.revoke():
+            self._tier.release(put.slot)
+        else:
+            self._revoking.append(put)

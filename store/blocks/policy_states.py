@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any
 
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import Columns
+from kvstore.store.blocks.block import Block, Columns
 from kvstore.store.blocks.rows import FIRST_ROW
 
 
 class BlockStates:
-    """States (tiers/policies/states.py) of the keys of one group. A block is visible from before its key has a state until it has none.
+    """States (tiers/policies/interface.py) of the keys of one group. A block is visible from before its key has a state until it has none.
 
     Keys that no visible block has, such as those of blocks of several values, are kept in a dict."""
 

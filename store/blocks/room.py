@@ -6,6 +6,7 @@ It owns the planned copies until they are taken, and no block: what leaves at on
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 from kvstore.protocol.errors import KVStoreError
@@ -13,7 +14,6 @@ from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.copies import Copies
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.level import Level
-from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.rows import read, rows_of
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.tier import Slot, TierFull
@@ -22,27 +22,36 @@ from kvstore.tiers.value_codec import Encoding
 PROMOTE_AT_HITS = 2
 """A block below DRAM is copied up on its second hit there: 76 % of a production trace's blocks are read at most once more."""
 
-
 SURPLUS_BLOCKS = 512
 """Blocks that leave at once for a quota that was lowered: a few milliseconds, and the loop serves others in between."""
-
 
 EXTRA_BLOCKS = 1024
 """Blocks that leave in one turn of the loop beyond one for each newcomer: those that a lowered quota is short of, or whose room one large
 value takes. Some 20 ms; who wants more has it in the next turns, and others are served in between. Of a slab a part leaves whole."""
 
-
 MAX_LEAVING = 512
 """Blocks of a tier that are being copied down at once to make room ahead. They stay first in the order meanwhile, and whoever looks for a
 victim passes by them: four thousand, planned one by one, stopped the loop for seconds."""
 
-
 MAX_LOOKED = 4096
 """Blocks looked at in one turn for those that leave next: a few milliseconds. What is left is for the next turns."""
 
-
 LEAVING_AT_ONCE = 512
 """Blocks of a batch that leave in one go: no policy remembers many more than it may meanwhile, which is looked at afterwards."""
+
+
+@dataclass(slots=True, eq=False)
+class TierMove:
+    """A planned copy of `block` from one tier to another; `block.moving` is set until `BlockTable.finish_move`.
+
+    `encoding` is what the copy will be, where `slot` has room for the encoded value only.
+    """
+
+    block: Block
+    source: int
+    target: int
+    slot: Slot
+    encoding: Encoding | None = None
 
 
 class Room:
@@ -354,4 +363,4 @@ class Room:
 
 def _has_surplus(level: Level, tenant: str) -> bool:
     """Whether the tenant has more there than it may, without what is leaving."""
-    return -(level.limits.left_bytes(tenant) or 0) > level.limits.leaving_bytes(tenant)
+    return -(level.limits.left(tenant) or 0) > level.limits.leaving_bytes(tenant)

@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.store.blocks.block import DRAM, HELD, TIER_MASKS, Block, block_type
-from kvstore.store.blocks.columns import GONE, NOT_SHOWN, Columns
+from kvstore.store.blocks.block import DRAM, GONE, HELD, NOT_SHOWN, TIER_MASKS, Block, Columns, block_type
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.tiers.slabs import new_slot
 from kvstore.tiers.tier import Slot
@@ -127,11 +126,6 @@ class BlockRows:
     def in_use(self) -> int:
         """Rows that are a block's."""
         return self._made - FIRST_ROW - len(self._columns.free)
-
-    def check_integrity(self) -> None:
-        """Assert that every row is free, a block's, or still to be used. For tests."""
-        self._columns.check_integrity()
-        assert all(FIRST_ROW <= row < self._made <= len(self._columns) for row in self._columns.free)
 
 
 def rows_of(blocks: Sequence[Block]) -> Numbers:

@@ -66,12 +66,6 @@ class SlabIndex:
         """How many blocks there are among `mates`."""
         return self._counts[index >> POSITION_BITS]
 
-    def check_integrity(self) -> None:
-        """Assert that the counts are right. For tests; O(slots)."""
-        found = {number: sum(block is not None for block in blocks) for number, blocks in self._slabs.items()}
-        assert self._counts == found
-        assert 0 not in found.values()
-
 
 def _runs(indexes: Numbers) -> Iterator[tuple[int, int, int, int]]:
     """(begin, end, slab, position of the first) of slots that lie one behind the other in one slab: a batch has a few such runs."""

@@ -1,7 +1,7 @@
 """The block table: what a node holds and where. Pure bookkeeping over the tiers.
 
 It owns every slot of every tier and all Block objects: the visible ones (visible.py) with their copies (copies.py), and those of puts
-that are at work (open_puts.py) or ended otherwise (ended_puts.py). It copies no bytes and waits for nothing: `room` chooses who leaves for
+that are at work or ended otherwise (open_puts.py). It copies no bytes and waits for nothing: `room` chooses who leaves for
 something new and plans what is to go from tier to tier (room.py), the mover does that in a worker thread, and it is recorded here when it
 is done (`finish_move`). `now_ns` is passed in. The node's loop is the only caller.
 
@@ -9,31 +9,26 @@ A block is visible from `commit` until it is dropped. At most one block a key is
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.settings import format_size
-from kvstore.store.blocks.block import DRAM, IN_USE, NVME, Block
-from kvstore.store.blocks.columns import ON_HOLD, Loss
-from kvstore.store.blocks.copies import Copies, Emit
-from kvstore.store.blocks.counts import TierCounts
-from kvstore.store.blocks.crowding import Crowding
-from kvstore.store.blocks.ended_puts import EndedPuts
+from kvstore.store.blocks.block import DRAM, IN_USE, NVME, ON_HOLD, Block, Loss
+from kvstore.store.blocks.copies import Copies, Emit, IsLookedAt, Showing
+from kvstore.store.blocks.counts import NamespaceReads, TierCounts
 from kvstore.store.blocks.events import EventLog
-from kvstore.store.blocks.free_slots import FreeSlots
+from kvstore.store.blocks.eviction import EvictionOrder
+from kvstore.store.blocks.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.level import EncodedTotals, Level, MayLeave, evictable_in
-from kvstore.store.blocks.memory import most_blocks, most_remembered, table_bytes
-from kvstore.store.blocks.namespace_reads import NamespaceReads
-from kvstore.store.blocks.open_puts import OpenBatch, OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.quotas import BlockQuotas
+from kvstore.store.blocks.quotas import BlockQuotas, Crowding, most_blocks, most_remembered, table_bytes
 from kvstore.store.blocks.retired import RetiredBlocks
 from kvstore.store.blocks.room import PROMOTE_AT_HITS, Room
 from kvstore.store.blocks.rows import BlockRows, rows_of, write
-from kvstore.store.blocks.showing import IsLookedAt, Showing, ShowsNothing
-from kvstore.store.blocks.slots_ahead import SlotsAhead
 from kvstore.store.blocks.undecided import Undecided
 from kvstore.store.blocks.visible import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -48,32 +43,40 @@ READ_EVENT_BLOCKS = 256
 """What was read unasked is told to recorders in events of at most as many blocks, so that answers to them are about full."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableRules:
+    """What a table goes by. `max_table_bytes` bounds how many blocks are known at once, and remembered after they left; None: as many as
+    the tiers hold.
+
+    With `encoding_of` values go from DRAM to NVMe encoded: it returns what becomes of a block, or None for one that stays as it is.
+    """
+
+    make_policy: Callable[[], EvictionPolicy[bytes]]
+    put_ttl_ns: int
+    high_watermark: float = 1.0
+    low_watermark: float = 1.0
+    max_table_bytes: int | None = None
+    encoding_of: Callable[[Block], Encoding | None] | None = None
+
+
 class BlockTable:
     """See the module."""
 
     def __init__(
         self,
         tiers: dict[int, Tier],
+        rules: TableRules,
         *,
-        make_policy: Callable[[], EvictionPolicy[bytes]],
         emit: Emit,
         events: EventLog,
-        put_ttl_ns: int,
-        high_watermark: float,
-        low_watermark: float,
-        encoding_of: Callable[[Block], Encoding | None] | None = None,
-        max_table_bytes: int | None = None,
-        showing: Showing | None = None,
-        partitioning: Partitioning | None = None,
-        holds: Holds | None = None,
+        showing: Showing,
+        partitioning: Partitioning,
+        holds: Holds,
     ) -> None:
-        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there. `max_table_bytes` bounds how many blocks are known
-        at once (memory.py), and remembered after they left; None: as many as the tiers hold.
+        """`tiers` by index (HBM, DRAM, NVME); DRAM is where puts land and must be there.
 
-        `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a block;
-        None: all is one partition. `holds` are those of its blocks; None: nobody takes any.
-
-        With `encoding_of` values go from DRAM to NVMe encoded: it says what becomes of a block, or None for one that stays as it is.
+        `showing` is told what has a copy in DRAM, and keeps what clients look at there. `partitioning` says whom to ask about a
+        block, `holds` are those of its blocks.
         """
         self.rows = BlockRows()
         """Makes all blocks that the table is given."""
@@ -81,22 +84,19 @@ class BlockTable:
         self.find = self._visible.find
         """The visible block of a tenant's key, or None."""
         max_blocks = max_remembered = None
-        if max_table_bytes is not None:
-            max_blocks, max_remembered = most_blocks(max_table_bytes), most_remembered(max_table_bytes) // len(tiers)
+        if rules.max_table_bytes is not None:
+            max_blocks, max_remembered = most_blocks(rules.max_table_bytes), most_remembered(rules.max_table_bytes) // len(tiers)
         evictable = {index: evictable_in(index) for index in tiers}
         self._evictable_in_dram = evictable[DRAM]
         self._levels = {
             index: Level(
                 index,
                 tier,
-                make_policy,
-                self._visible.by_key,
-                high_watermark,
-                low_watermark,
+                EvictionOrder(rules.make_policy, self._visible.by_key, max_remembered=max_remembered, is_of_dram=index == DRAM),
+                watermarks=(rules.high_watermark, rules.low_watermark),
                 may_leave_now=self._may_leave_dram_now if index == DRAM else partial(_same, evictable[index]),
                 may_leave_of=self._may_leave_dram_of if index == DRAM else None,
                 goes_down=partial(self._goes_down, index) if index < max(tiers) else None,
-                max_remembered=max_remembered,
             )
             for index, tier in sorted(tiers.items())
         }
@@ -105,20 +105,21 @@ class BlockTable:
         """What leaves this tier leaves the node."""
         self._emit = emit
         self.events = events
-        self.undecided = Undecided(partitioning or Partitioning())
-        self._showing = showing or ShowsNothing()
+        self.undecided = Undecided(partitioning)
+        self._showing = showing
         self._looks_of: str | None = None
         """The tenant of which the search under way for blocks that may leave DRAM asked last at what its clients look, and the answer."""
         self._is_looked_at: IsLookedAt | None = None
         self.copies = Copies(self._visible, self._levels, undecided=self.undecided, showing=self._showing, events=events, emit=emit)
-        self.holds = Holds({index: tier.capacity_bytes for index, tier in tiers.items()}, max_ns=0) if holds is None else holds
-        self.room = Room(self._levels, self.copies, encoding_of, self.holds)
-        self._puts = OpenPuts(ttl_ns=put_ttl_ns)
-        self.quotas = BlockQuotas(self._visible, self._puts, self._levels, self.holds)
+        self.holds = holds
+        self.room = Room(self._levels, self.copies, rules.encoding_of, self.holds)
+        self.puts = OpenPuts(ttl_ns=rules.put_ttl_ns)
+        """Those at work."""
+        self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)
         self.reads = NamespaceReads()
         self.retired = RetiredBlocks(self._visible, self._levels)
-        self._crowding = Crowding(self._visible, self._puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
-        self._ended = EndedPuts(self._puts, self._landing.tier)
+        self._crowding = Crowding(self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.room, max_blocks=max_blocks)
+        self._ended = EndedPuts(self.puts, self._landing.tier)
         self.slots = FreeSlots(self._landing, self._crowding, self.room, is_lowest=self._landing is self.lowest)
         self.ahead = SlotsAhead(self.slots, capacity_bytes=self._landing.tier.capacity_bytes)
         """Slots that are opened ahead for the next puts of connections."""
@@ -127,10 +128,6 @@ class BlockTable:
 
     # --- puts ---
 
-    def writer(self, tenant: str, key: bytes) -> OpenPut | None:
-        """The put at work on a key, if any."""
-        return self._puts.of_key(tenant, key)
-
     def open(self, block: Block, owner: object, *, now_ns: int, may_drop: bool = False) -> OpenPut | None:
         """Give `block` a slot in DRAM and make it this key's put; the key must be neither visible nor being written.
 
@@ -138,15 +135,15 @@ class BlockTable:
         finished, or in the next turn (`Room.next_turn`).
         Raises InvalidArgument for a size DRAM can never hold, TierFailed when the system refuses memory.
         """
-        assert self._puts.of_key(block.tenant, block.key) is None
-        return self._puts.add(block, owner, now_ns=now_ns) if self.place(block, may_drop=may_drop) is not None else None
+        assert self.puts.of_key(block.tenant, block.key) is None
+        return self.puts.add(block, owner, now_ns=now_ns) if self.place(block, may_drop=may_drop) is not None else None
 
     def place(self, block: Block, *, may_drop: bool = False) -> Slot | None:
         """Give `block` a slot in DRAM for a value that is here already: what `open` does, without a put that could be left open.
         `Copies.show_placed` has to follow once the slot holds the value, and `enter_placed`, before the table is asked anything else. None
         and errors as of `open`; None, too, while somebody writes the key."""
         tenant = block.tenant
-        if self._puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
+        if self.puts.of_key(tenant, block.key) is not None or not self._crowding.may_know_one_more(tenant):
             return None
         slot = self.room.make(self._landing, block.size_bytes, tenant, may_drop=may_drop)
         block.set_slot(DRAM, slot)
@@ -154,7 +151,7 @@ class BlockTable:
 
     def place_at(self, block: Block, slot: Slot) -> bool:
         """As `place`, with a slot that was opened ahead. False: somebody writes the key, or no more blocks may be known."""
-        if self._puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
+        if self.puts.of_key(block.tenant, block.key) is not None or not self._crowding.may_know_one_more(block.tenant):
             return False
         block.set_slot(DRAM, slot)
         return True
@@ -167,43 +164,15 @@ class BlockTable:
     def open_at(self, block: Block, slot: Slot, owner: object, *, now_ns: int) -> OpenPut:
         """As `open`, with one of `FreeSlots.spare_slots`."""
         block.set_slot(DRAM, slot)
-        return self._puts.add(block, owner, now_ns=now_ns)
+        return self.puts.add(block, owner, now_ns=now_ns)
 
     def are_new(self, tenant: str, keys: Iterable[bytes]) -> bool:
         """None of these keys has a visible block or a put at work."""
-        return not self._visible.has_any(tenant, keys) and not self._puts.has_any(tenant, keys)
-
-    def open_all(self, blocks: Sequence[Block], owner: object, *, now_ns: int) -> list[OpenPut]:
-        """As `open_at`, of blocks of one tenant whose keys are different and new, and that have their slots of `FreeSlots.spare_slots`."""
-        return self._puts.add_all(blocks, owner, now_ns=now_ns)
-
-    def open_batch(self, blocks: list[Block], owner: object, *, now_ns: int) -> OpenBatch:
-        """As `open_all`, of puts that end together as a rule."""
-        return self._puts.add_batch(blocks, owner, now_ns=now_ns)
-
-    def batch_of(self, put_ids: Sequence[int], owner: object) -> OpenBatch | None:
-        """The batch that `owner` names by all of its numbers, in order, if nothing has become of one of its puts; else None."""
-        return self._puts.get_batch(put_ids, owner)
-
-    def puts_in(self, batch: OpenBatch) -> list[OpenPut]:
-        """All puts that the batch began with."""
-        return self._puts.puts_of(batch)
-
-    def puts_of(self, put_ids: Sequence[int], owner: object) -> list[OpenPut] | None:
-        """The open puts that `owner` names by these numbers; None unless all are open, and each is named once."""
-        return self._puts.get_all(put_ids, owner)
-
-    def put(self, put_id: int, owner: object) -> OpenPut | None:
-        """The open put that `owner` names by that number."""
-        return self._puts.get(put_id, owner)
-
-    def is_open(self, put: OpenPut) -> bool:
-        """Whether it has been neither committed nor aborted, and has not expired."""
-        return self._puts.holds(put)
+        return not self._visible.has_any(tenant, keys) and not self.puts.has_any(tenant, keys)
 
     def commit(self, put: OpenPut, checksum: int) -> Block:
         """The slot holds the value: make it visible. A put that has been closed (committed, aborted, expired) must not come here."""
-        self._puts.close(put)
+        self.puts.close(put)
         block = put.block
         block.checksum = checksum
         self.copies.show(block, self._landing)
@@ -212,7 +181,7 @@ class BlockTable:
 
     def commit_undecided(self, put: OpenPut, checksum: int) -> Block:
         """As `commit`, for a block that the master is asked about afterwards: it hears of it by a claim, not by an event."""
-        self._puts.close(put)
+        self.puts.close(put)
         put.block.checksum = checksum
         self.copies.show(put.block, self._landing)
         self.undecided.add(put.block)
@@ -221,12 +190,12 @@ class BlockTable:
     def commit_all_undecided(self, puts: Sequence[OpenPut], checksums: Sequence[int]) -> None:
         """As `commit_undecided`, of puts of one tenant."""
         if puts:
-            self._puts.close_all(puts)
+            self.puts.close_all(puts)
             self._keep_all([put.block for put in puts], checksums)
 
     def commit_batch_undecided(self, batch: OpenBatch, checksums: Sequence[int]) -> None:
         """As `commit_all_undecided`, of all puts of one that `batch_of` gave."""
-        self._puts.close_batch(batch)
+        self.puts.close_batch(batch)
         self._keep_all(batch.blocks, checksums)
 
     def _keep_all(self, blocks: Sequence[Block], checksums: Sequence[int]) -> None:
@@ -248,7 +217,7 @@ class BlockTable:
     def commit_claimed(self, put: OpenPut, checksum: int, generation: int) -> None:
         """As `commit`, for a block that the master has made visible already, under `generation`: it needs no event. `enter_claimed` has to
         follow before the loop does anything else."""
-        self._puts.close(put)
+        self.puts.close(put)
         put.block.checksum, put.block.generation = checksum, generation
         self.copies.show_placed(put.block)
 
@@ -284,7 +253,7 @@ class BlockTable:
 
     def may_write(self, owner: object) -> bool:
         """Whether the owner has slots that it may be writing: of puts, or one that was opened ahead, which is taken back if it is idle."""
-        return self._puts.has_any_of(owner) or not self.ahead.withdraw(owner)
+        return self.puts.has_any_of(owner) or not self.ahead.withdraw(owner)
 
     def forget_owner(self, owner: object) -> None:
         self.holds.forget_owner(owner)
@@ -439,7 +408,7 @@ class BlockTable:
     def table_bytes(self) -> int:
         """Memory beside the tiers for what is known of blocks, also of those that left, estimated."""
         remembered = sum(level.order.remembered for level in self._levels.values())
-        return table_bytes(len(self._visible) + len(self._puts), remembered)
+        return table_bytes(len(self._visible) + len(self.puts), remembered)
 
     @property
     def accesses(self) -> int:
@@ -448,7 +417,7 @@ class BlockTable:
 
     @property
     def open_puts(self) -> int:
-        return len(self._puts)
+        return len(self.puts)
 
     def check_room(self, size_bytes: int, tenant: str) -> None:
         """Raises InvalidArgument for a value that DRAM can never hold, QuotaExceeded for one that the tenant's quota never can."""
@@ -456,17 +425,6 @@ class BlockTable:
         if size_bytes > capacity:
             raise InvalidArgument(f"a value of {format_size(size_bytes)} is larger than this node's DRAM tier of {format_size(capacity)}")
         self.quotas.check(tenant, size_bytes)
-
-    def check_integrity(self) -> None:
-        """Assert that slots, orders and blocks agree. For tests; O(blocks)."""
-        self._visible.check_integrity()
-        self.copies.check_integrity()
-        self._puts.check_integrity()
-        self._ended.check_integrity()
-        self.ahead.check_integrity()
-        self.undecided.check_integrity()
-        self.holds.check_integrity()
-        assert self.room.under_way >= sum(block.moving for block in self.blocks()), "more of blocks that are gone meanwhile"
 
 
 def _same(may_leave: MayLeave) -> MayLeave:

@@ -4,8 +4,7 @@ from typing import Final
 
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.wire import Reader, Writer
-from kvstore.store.blocks.block import NVME, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import NVME, Block, Loss
 from kvstore.store.blocks.rows import BlockRows
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import Encoding

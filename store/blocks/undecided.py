@@ -6,8 +6,10 @@ A block is undecided from its put (generation UNDECIDED) until the master grants
 three states: to be claimed, claimed, or put off because another writer is at its key. Bookkeeping only; the node's loop is the only caller.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -15,13 +17,90 @@ from typing import Final
 from kvstore.rpc.tracing import MAX_LINKS, Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.waits import Waits, never
+
+SPARE: Final = 64
+"""Who was answered meanwhile is looked for once there are twice as many as after the last look, and so many."""
 
 UNDECIDED: Final = 0
 """The generation of a block that the master has not decided about: it grants none of that number."""
 
 _Group = tuple[str, str, int]
 """Tenant, namespace and partition."""
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class _Waiting:
+    callback: Callable[[], None]
+    is_over: Callable[[], bool]
+
+
+class Waits:
+    """Of one tenant, whose blocks have rising numbers."""
+
+    def __init__(self) -> None:
+        self._newest: list[int] = []
+        """Of each wait, the number of the newest block then. Rising."""
+        self._left: list[int] = []
+        """Of each wait, the blocks that are waited for and that the one before does not wait for."""
+        self._waiting: list[list[_Waiting]] = []
+        self._blocks = 0
+        """All that are waited for."""
+        self._count = 0
+        self._max_count = SPARE
+
+    def __bool__(self) -> bool:
+        return bool(self._newest)
+
+    def add(self, newest: int, undecided: int, callback: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        """Wait for all blocks up to `newest`, of which so many are undecided: one at least. The callback is not needed any more once
+        `is_over` says so."""
+        if self._count >= self._max_count:
+            self._forget_over()
+        more = undecided - self._blocks
+        if more or not self._newest:
+            self._newest.append(newest)
+            self._left.append(more)
+            self._waiting.append([])
+            self._blocks = undecided
+        self._waiting[-1].append(_Waiting(callback, is_over))
+        self._count += 1
+
+    def take_off(self, numbers: Sequence[int]) -> list[Callable[[], None]]:
+        """The blocks of these numbers are undecided no more; the callbacks whose time has come."""
+        newest, left = self._newest, self._left
+        if len(newest) == 1:  # as a rule
+            count = sum(map(newest[0].__ge__, numbers))
+            left[0] -= count
+            self._blocks -= count
+        else:
+            for number in numbers:
+                at = bisect_left(newest, number)
+                if at < len(newest):
+                    left[at] -= 1
+                    self._blocks -= 1
+        due = next((at for at, count in enumerate(left) if count), len(left))
+        found = [one.callback for waiting in self._waiting[:due] for one in waiting]
+        del newest[:due], left[:due], self._waiting[:due]
+        self._count -= len(found)
+        return found
+
+    def _forget_over(self) -> None:
+        """What only they waited for is waited for by the next, if there is one."""
+        kept, passed = list[tuple[int, int, list[_Waiting]]](), 0
+        for newest, left, waiting in zip(self._newest, self._left, self._waiting, strict=True):
+            still = [one for one in waiting if not one.is_over()]
+            passed += left
+            if still:
+                kept.append((newest, passed, still))
+                passed = 0
+        self._newest, self._left, self._waiting = [one[0] for one in kept], [one[1] for one in kept], [one[2] for one in kept]
+        self._blocks -= passed
+        self._count = sum(map(len, self._waiting))
+        self._max_count = 2 * self._count + SPARE
 
 
 class Undecided:
@@ -225,20 +304,3 @@ class Undecided:
         """All of them; nothing must change meanwhile."""
         for of_tenant in self._numbers.values():
             yield from of_tenant
-
-    def check_integrity(self) -> None:
-        """Assert that every block is in exactly one state, and every wait has something to wait for. For tests; O(blocks)."""
-        known = set(self.blocks())
-        to_claim = [block for waiting in self._to_claim.values() for block in waiting]
-        assert all(self._to_claim.values())
-        assert len(to_claim) == len(set(to_claim))
-        assert not set(to_claim) & set(self._put_off)
-        assert set(to_claim) | set(self._put_off) <= known
-        assert all(self._claimed.values())
-        assert all(self.is_claimed(block.tenant, block.key) for block in known - set(to_claim) - set(self._put_off))
-        for block in known:
-            assert block.generation == UNDECIDED
-            assert not block.is_gone
-        assert all(self._waits.values())
-        for tenant, waits in self._waits.items():
-            waits.check_integrity(list(self._numbers[tenant].values()))

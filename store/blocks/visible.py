@@ -92,9 +92,3 @@ class VisibleBlocks:
 
     def __len__(self) -> int:
         return self._count
-
-    def check_integrity(self) -> None:
-        """Assert that they are counted right and found under their keys. For tests; O(blocks)."""
-        assert all(self._blocks.values())
-        assert self._count == sum(1 for _ in self)
-        assert all(self.find(block.tenant, block.key) is block for block in self)

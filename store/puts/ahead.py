@@ -1,33 +1,96 @@
 """Puts into slots that were opened ahead: the value lies in its slot when the one message of the put arrives.
 
-A put is served where it arrives, as those of at_once.py are: shown, answered, and then entered. What is not as plain as that (another
-writer, a slot that was taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
+The slot is offered in a page that the node and a writer of this host share (protocol/writer_page.py). A put is served where it arrives, as
+single small ones are (sent.py): shown, answered, and then entered. What is not as plain as that (another writer, a slot that was taken
+back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
 """
 
+import fcntl
 import os
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvstore.protocol.batch_of_one import OnePut, OnePutForm
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import Broken, InvalidArgument, TierFailed
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds
 from kvstore.protocol.session_messages import Flags
-from kvstore.protocol.writer_page import PAGE_BYTES
+from kvstore.protocol.writer_page import (
+    AT_NUMBER,
+    AT_OFFSET,
+    AT_PAGE_MAGIC,
+    AT_SIZE,
+    AT_SLAB,
+    AT_SLABS_AHEAD,
+    AT_WRITING,
+    PAGE_BYTES,
+    PAGE_MAGIC,
+    SLABS_AHEAD,
+)
 from kvstore.rpc.session import Session
+from kvstore.store.admission import Caller, peer_of
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.slots_ahead import Page
+from kvstore.store.blocks.free_slots import Page
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import Caller, peer_of
-from kvstore.store.puts.at_once import answer_of
-from kvstore.store.puts.writer_page import make_page
+from kvstore.store.puts.sent import answer_of
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
+from kvstore.transfer.memory.mapping import map_slab
 
 _SLOT: Final = struct.Struct("<QQ")
 """What a PutAhead has before the body of a Put: the slot's number, and the size of the next one."""
+
+
+class WriterPage:
+    """See the module. A client that writes nonsense there keeps one slot of its own tenant from being taken back.
+
+    Belongs to a connection; its memory goes with the last of both mappings. The node's loop is the only caller.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("Q")
+        self._words[AT_PAGE_MAGIC] = PAGE_MAGIC
+        self._fence = threading.Lock()
+
+    def offer(self, number: int, slab: int, offset: int, size_bytes: int, slabs_ahead: Sequence[int] = ()) -> None:
+        words = self._words
+        for at, ahead in enumerate(slabs_ahead[:SLABS_AHEAD], AT_SLABS_AHEAD):
+            words[at] = ahead + 1
+        words[AT_SLAB], words[AT_OFFSET], words[AT_SIZE] = slab, offset, size_bytes
+        with self._fence:  # whoever sees the number sees what it is of
+            pass
+        words[AT_NUMBER] = number
+
+    def clear(self) -> None:
+        self._words[AT_NUMBER] = 0
+
+    def withdraw(self, number: int) -> bool:
+        words = self._words
+        words[AT_NUMBER] = 0
+        with self._fence:  # a full barrier between this store and the load
+            pass
+        if words[AT_WRITING] != number:
+            return True
+        words[AT_NUMBER] = number
+        return False
+
+
+def make_page() -> tuple[WriterPage, int]:
+    """A new page, and its descriptor for the client, which the caller closes. Raises TierFailed: the system has no descriptor or memory."""
+    try:
+        fd = os.memfd_create("kvstore-writer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as refusal:
+        raise TierFailed(f"no shared memory for a writer's page: {refusal}") from refusal
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, PAGE_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return WriterPage(map_slab(os.dup(fd), PAGE_BYTES, writable=True).memory), fd
+    except (OSError, Broken) as refusal:
+        os.close(fd)
+        raise TierFailed(f"no shared memory of {PAGE_BYTES} bytes for a writer's page: {refusal}") from refusal
 
 
 class PutsAhead:

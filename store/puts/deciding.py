@@ -22,14 +22,13 @@ from kvstore.protocol.node_messages import Flush
 from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import on_behalf
+from kvstore.store.admission import peer_of
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.rows import are_any_gone, keys_of, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import peer_of
-from kvstore.store.publishers import Publishers
-from kvstore.store.puts.answering import Answers
-from kvstore.store.puts.claims import Ask
+from kvstore.store.publisher import Publishers
+from kvstore.store.puts.claims import Answers, Ask
 
 MAX_IN_FLIGHT: Final = 4
 """Claims that may wait for their answer: what comes meanwhile makes the next ones larger."""
@@ -92,6 +91,11 @@ class Deciding:
         if self._timer is not None and not self._links:
             self._timer.cancel()
             self._timer = None
+
+    @property
+    def has_master(self) -> bool:
+        """Whether there is a master, which decides soon about what was put last."""
+        return bool(self._links)
 
     def flush(self) -> None:
         """Claim what is undecided, as far as the window allows, and answer who waited for what is decided. Called after every round of

@@ -14,16 +14,16 @@ from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.session import Session
+from kvstore.store.admission import MAX_SLABS, Caller, peer_of
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.rows import places_of, read, rows_of
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import MAX_SLABS, Caller, peer_of
-from kvstore.store.publishers import Publishers
+from kvstore.store.publisher import Publishers
 from kvstore.store.puts.ahead import PutsAhead
-from kvstore.store.puts.answering import Answers
 from kvstore.store.puts.checking import Checker
+from kvstore.store.puts.claims import Answers
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.regions import SharedRegions
 from kvstore.tiers.dram import DramTier
@@ -125,7 +125,7 @@ class InPlacePuts:
         caller = peer_of(session)
         if self._commit_whole(session, header, caller, message):
             return
-        puts = (self._table.put(put_id, session) for put_id in message.put_ids)
+        puts = (self._table.puts.get(put_id, session) for put_id in message.put_ids)
         ended = [put for put in puts if put is not None and put.grant is not None and put.grant.revoke()]
         if not ended:
             self._commit(session, header, caller, message, {})
@@ -141,12 +141,12 @@ class InPlacePuts:
 
     def _commit_whole(self, session: Session, header: Header, caller: Caller, message: Commit) -> bool:
         """All puts of a message, if all are open, written through shared memory, and not reserved; else False, with nothing done."""
-        batch = self._table.batch_of(message.put_ids, session)
+        batch = self._table.puts.get_batch(message.put_ids, session)
         if batch is not None:
             blocks: Sequence[Block] = batch.blocks
             self._table.commit_batch_undecided(batch, message.checksums)
         else:
-            puts = self._table.puts_of(message.put_ids, session)
+            puts = self._table.puts.get_all(message.put_ids, session)
             if not puts or any(put.grant is not None or put.block.generation != UNDECIDED for put in puts):
                 return False
             blocks = [put.block for put in puts]
@@ -167,7 +167,7 @@ class InPlacePuts:
         """By number, for a number may be said twice; of them nothing is visible before the loop is over."""
         table = self._table
         for put_id, checksum in zip(message.put_ids, message.checksums, strict=True):
-            put = table.put(put_id, session) if put_id not in kept else None
+            put = table.puts.get(put_id, session) if put_id not in kept else None
             if put is None:
                 table.settle(put_id, session)
                 flags.append(ASK_AGAIN)
@@ -198,7 +198,7 @@ class InPlacePuts:
         """Forget these puts; what they held can be used again."""
         peer_of(session)
         for put_id in message.put_ids:
-            put = self._table.put(put_id, session)
+            put = self._table.puts.get(put_id, session)
             if put is not None:
                 self._table.abort(put)
             else:

@@ -16,10 +16,10 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE_NOW, KEPT_ACKS, Open, Put
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span
+from kvstore.store.admission import Caller, peer_of
 from kvstore.store.blocks.open_puts import OpenBatch, OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import Caller, peer_of
 from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.tier import Slot
 
@@ -130,8 +130,8 @@ class Slots:
         blocks = table.rows.make_all(tenant, keys, sizes[0], message.generations, message.namespace, message.parents, slots)
         statuses, now_ns = bytearray((GRANTED,)) * count, session.reactor.now_ns()
         if isinstance(message, Open) and not message.engine and not any(message.generations):
-            return Opening(statuses, [], table.open_batch(blocks, session, now_ns=now_ns))
-        return Opening(statuses, list(table.open_all(blocks, session, now_ns=now_ns)))
+            return Opening(statuses, [], table.puts.add_batch(blocks, session, now_ns=now_ns))
+        return Opening(statuses, list(table.puts.add_all(blocks, session, now_ns=now_ns)))
 
     def _must_wait(self, tenant: str, keys: Sequence[bytes], statuses: bytearray) -> bool:
         """A key lacks room, and there is nothing to say of the others, but of those that another is writing or has written. One that is
@@ -141,7 +141,7 @@ class Slots:
         table = self._table
         busy = (key for key, status in zip(keys, statuses, strict=True) if status == BUSY)
         return any(
-            table.writer(tenant, key) is None and table.find(tenant, key) is None and not table.undecided.is_claimed(tenant, key)
+            table.puts.of_key(tenant, key) is None and table.find(tenant, key) is None and not table.undecided.is_claimed(tenant, key)
             for key in busy
         )
 
@@ -149,11 +149,11 @@ class Slots:
         """Another writer is at the key; or the master is just deciding about a block of it that has left, which a put that it is asked
         about, too, must not overtake."""
         table = self._table
-        return table.writer(tenant, key) is not None or (table.undecided.is_claimed(tenant, key) and not is_kept(message, generation))
+        return table.puts.of_key(tenant, key) is not None or (table.undecided.is_claimed(tenant, key) and not is_kept(message, generation))
 
     def puts_in(self, batch: OpenBatch) -> Sequence[OpenPut]:
         """Its puts, each by itself."""
-        return self._table.puts_in(batch)
+        return self._table.puts.puts_of(batch)
 
     def abort(self, puts: Sequence[OpenPut | None]) -> None:
         """Whatever of these is open is so no more."""

@@ -14,15 +14,14 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, Blocks, Read, Release
 from kvstore.rpc.session import Session
+from kvstore.store.admission import Caller, peer_of
 from kvstore.store.blocks.block import DRAM, TIERS, Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.blocks.table import BlockTable
-from kvstore.store.caller import Caller, peer_of
 from kvstore.store.moves.mover import SlowRead, TierMover
-from kvstore.store.reads.memory import trim_heap
-from kvstore.store.reads.request import ReadRequest, SlowEntry
-from kvstore.store.reads.staging import stage
-from kvstore.store.reads.turns import ReadTurns, charge_of
+from kvstore.store.reads.request import ReadRequest, SlowEntry, stage
+from kvstore.store.reads.turns import ReadTurns, charge_of, trim_heap
+from kvstore.store.tuning import NodeTuning
 from kvstore.store.waiting import Waiting, WaitingRoom, begin_part, until_ns
 from kvstore.tiers.dram import DramTier
 
@@ -43,22 +42,20 @@ class ReadService:
         dram: DramTier,
         mover: TierMover,
         leases: Leases,
-        turns: ReadTurns,
-        waiting: WaitingRoom,
         *,
-        max_lease_ns: int,
-        answer_bytes: int,
+        tuning: NodeTuning,
         has_engine: bool,
     ) -> None:
-        """`waiting` is where reads wait for their turn, `answer_bytes` what one answer sends at most, but for a single larger value."""
         self._table = table
         self._dram = dram
         self._mover = mover
         self._leases = leases
-        self._turns = turns
-        self._waiting = waiting
-        self._max_lease_ns = max_lease_ns
-        self._answer_bytes = answer_bytes
+        self._turns = ReadTurns(node_bytes=tuning.read_bytes, peer_bytes=tuning.peer_bytes)
+        self._waiting = WaitingRoom(max_of_owner=tuning.peer_requests)
+        """Reads that wait for their turn."""
+        self._max_lease_ns = int(tuning.max_lease_s * 1e9)
+        self._answer_bytes = tuning.peer_bytes
+        """What one answer sends at most, but for a single larger value."""
         self._has_engine = has_engine
         self.out_bytes = 0
 

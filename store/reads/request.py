@@ -1,4 +1,9 @@
-"""One Read while it is being answered: the columns of its Blocks message, and everything that is held for it until the answer is sent."""
+"""One Read while it is being answered: the columns of its Blocks message, and what is held for it until the answer is sent.
+
+A cold block without a place of its own in DRAM is read there all the same, for one reader: its bytes cross no socket. Its slot is in
+quarantine: it belongs to no visible block, evicts nothing that is not on a lower tier too, and is free once the lease is over. No slot is
+pointed at before the disk has filled it.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,12 +14,32 @@ from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, Blocks, Read
 from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span
+from kvstore.store.admission import Caller
 from kvstore.store.blocks.block import DRAM, TIERS, Block
-from kvstore.store.caller import Caller
+from kvstore.store.blocks.table import BlockTable
 from kvstore.store.moves.mover import SlowRead
-from kvstore.store.reads.staging import Staged
 from kvstore.store.waiting import begin_part
+from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
+
+
+class Staged(NamedTuple):
+    """`copy` is acquired; releasing it frees the slot. `memory` is the slot's, writable; `place` its slab and offset."""
+
+    copy: Block
+    memory: memoryview
+    place: tuple[int, int]
+
+
+def stage(table: BlockTable, dram: DramTier, block: Block) -> Staged | None:
+    """A slot to read the block into. None: the table gives none now."""
+    slot = table.staging_slot(block)
+    if slot is None:
+        return None
+    memory, place = dram.view(slot), dram.locate(slot)
+    copy = table.rows.make(block.tenant, block.key, block.size_bytes, block.generation, block.namespace)
+    table.copies.stage(copy, slot)
+    return Staged(copy, memory, place)
 
 
 class SlowEntry(NamedTuple):

@@ -1,7 +1,8 @@
 """Blocks fetched from another node: one connection, one Read, values straight into the memory given, each checked. Blocking and without
 state, for a thread of its own: what is fetched, and what becomes of it, is store/replicas/queue.py.
 
-Many bytes come by the transfer engine, past the loop of the source, which only grants the lease; by messages where that fails.
+Many bytes come by the transfer engine, past the loop of the source, which only grants the lease; by messages where that fails. The rates
+that the engine measured are kept for the master.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import (
     ChecksumMismatch,
     Denied,
@@ -22,6 +24,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.frames import MAX_VALUE_BYTES
+from kvstore.protocol.message import MAX_RATES
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Blocks, Read, RegionList, Regions, Release
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
 from kvstore.rpc.address import Address, is_here, parse_address
@@ -30,14 +33,16 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.tiers.value_codec import is_raw_tensor
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.batch import Copy, Span
+from kvstore.transfer.paths.path_chooser import Measured
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.transfers import Priority
 
 ENGINE_MIN_BYTES: Final = 1 << 20
 """Batches from this size on go by the transfer engine, as clients' do by default."""
+
 MAX_REGIONS: Final = 64
 """Asked for in one message."""
+
 log = logging.getLogger("kvstore.store")
 
 
@@ -170,3 +175,31 @@ def _verdict(source: Source, one: Wanted, status: int, served: int) -> int | KVS
     if found != one.checksum and not (found == served and is_raw_tensor(one.destination)):
         return ChecksumMismatch(f"node {source.node_id} sent a value whose xxh3_64 is not the one recorded")
     return found
+
+
+class SourceRates:
+    """The newest measurement of each of the MAX_RATES sources measured last. Not thread-safe: the node's loop is the only caller."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, Measured] = {}
+
+    def note(self, node_id: int, measured: Measured | None) -> None:
+        """Blocks of that node have come; None: nothing was measured by that."""
+        if measured is None:
+            return
+        self._rates.pop(node_id, None)
+        self._rates[node_id] = measured
+        if len(self._rates) > MAX_RATES:
+            del self._rates[next(iter(self._rates))]
+
+    def told(self, now_ns: int) -> list[pb.PeerRate]:
+        """For a heartbeat. How old a rate may be that still counts is the master's to say."""
+        return [
+            pb.PeerRate(
+                node_id=node_id,
+                bytes_per_s=measured.bytes_s,
+                basis_bytes=measured.basis_bytes,
+                age_s=max(0, now_ns - measured.measured_ns) / 1e9,
+            )
+            for node_id, measured in self._rates.items()
+        ]

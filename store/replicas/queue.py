@@ -20,13 +20,12 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.rpc.workers import started
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, Block, Loss
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.replicas.fetching import Source, Wanted, fetch
-from kvstore.store.replicas.rates import SourceRates
+from kvstore.store.replicas.fetching import Source, SourceRates, Wanted, fetch
+from kvstore.store.tuning import NodeTuning
 from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine
@@ -105,20 +104,18 @@ class ReplicaQueue:
         dram: DramTier,
         waiting: WaitingRoom,
         *,
-        batch_bytes: int,
-        queue_blocks: int,
-        timeout_s: float,
+        tuning: NodeTuning,
         engine: TransferEngine | None = None,
         tls: Certificates | None = None,
     ) -> None:
-        """`timeout_s` is the time that a batch has to be fetched, `engine` the node's: without one all comes by message."""
+        """`engine` is the node's: without one all comes by message."""
         self._reactor = reactor
         self._table = table
         self._dram = dram
         self._waiting = waiting
-        self._batch_bytes = batch_bytes
-        self._queue_blocks = queue_blocks
-        self._timeout_s = timeout_s
+        self._batch_bytes = tuning.copy_batch
+        self._queue_blocks = tuning.copy_queue
+        self._timeout_s = tuning.copy_timeout_s
         self._engine = engine
         self._tls = tls
         self._queue: deque[_Item] = deque()
@@ -334,7 +331,7 @@ class ReplicaQueue:
         for index, result in zip(opened, results, strict=True):
             put = batch.puts[index]
             assert put is not None
-            if not isinstance(result, KVStoreError) and not self._table.is_open(put):
+            if not isinstance(result, KVStoreError) and not self._table.puts.holds(put):
                 result = StaleHandle("its slot was taken back before it arrived: put_ttl_s is over")
             if isinstance(result, KVStoreError):
                 self._table.abort(put)
@@ -377,7 +374,7 @@ class ReplicaQueue:
         flags = reply.flags if isinstance(reply, Flags) else bytes(len(batch.items))
         refused = 0
         for item, put, flag in zip(batch.items, batch.puts, flags, strict=True):
-            if put is not None and flag and self._table.is_open(put):
+            if put is not None and flag and self._table.puts.holds(put):
                 self._table.commit_claimed(put, item.checksum, item.generation)
                 self._table.enter_claimed(put.block)
                 self.copied_blocks += 1
@@ -396,7 +393,7 @@ class ReplicaQueue:
             log.warning("%d of %d blocks copied from node %d are dropped: %s", refused, len(flags), batch.order.source.node_id, why)
 
     def _is_absent(self, tenant: str, key: bytes) -> bool:
-        return self._table.find(tenant, key) is None and self._table.writer(tenant, key) is None
+        return self._table.find(tenant, key) is None and self._table.puts.of_key(tenant, key) is None
 
 
 def _name(error: KVStoreError) -> str:

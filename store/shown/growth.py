@@ -9,8 +9,7 @@ the larger one has at that entry.
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.shown.index import Places, ShownIndex
 
 PART_ENTRIES: Final = 512
@@ -134,11 +133,3 @@ class Growth:
         """Neither shows anything any more, and says so."""
         self.old.close()
         self._new.close()
-
-    def check_integrity(self) -> None:
-        """Assert that each block says where it is, and that both show the same as far as they do. For tests."""
-        new, old = self._new.shown(), self.old.shown()
-        assert all(block.shown == entry for entry, block in new.items())
-        assert all(self._is_in_new(block) or block.shown == entry for entry, block in old.items())
-        if self._is_copied:
-            assert all(entry >= self._next for entry in old)

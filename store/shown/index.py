@@ -53,8 +53,7 @@ from kvstore.protocol.shown_index import (
     tags_of,
     words_of,
 )
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.blocks.rows import keys_of, read, rows_of
 from kvstore.transfer.memory.mapping import give_back_pages, map_slab
 
@@ -408,26 +407,3 @@ class ShownIndex:
                 self.wipe(number * PAGE_ENTRIES, min((number + 1) * PAGE_ENTRIES, self.entries))
         os.close(self.fd)
         self.fd = -1
-
-    def shown(self) -> "dict[int, Block]":
-        """By entry, all that it shows, after having asserted that entries, tags and blocks agree. For tests."""
-        found = {entry: block for entry in range(self.entries) if (block := self.block_at(entry)) is not None}
-        assert self.count == len(found)
-        sequences = self._rows[:, SEQUENCE]
-        assert sorted(found) == np.flatnonzero((sequences != 0) & (sequences & np.uint64(1) == 0)).tolist()
-        assert all(entry < self.used for entry in found)
-        assert not found.keys() & set(self._free)
-        assert len(set(self._free)) == len(self._free)
-        places = self._places[list(found)]
-        assert sorted(places.tolist()) == np.flatnonzero(self._tag_column).tolist()
-        assert self._number_column[places].tolist() == list(found)
-        for entry, block in found.items():
-            assert self._rows[entry, KEY:].tobytes() == block.key.ljust(self.max_key_bytes, b"\0")
-            assert int(self._tag_column[self._places[entry]]) == tag_of(hash_of(block.key))
-        rows = self._rows[list(found)]
-        assert self.is_ordered or np.array_equal(rows[:, CHECK], checks_of(rows))
-        return found
-
-    def check_integrity(self) -> None:
-        """Assert that it shows each block once, and the block says where. For tests."""
-        assert all(block.shown == entry for entry, block in self.shown().items())

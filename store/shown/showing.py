@@ -17,11 +17,10 @@ import numpy as np
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.shown_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
-from kvstore.store.blocks.block import DRAM, HELD, Block
-from kvstore.store.blocks.columns import GONE, NOT_SHOWN
+from kvstore.store.blocks.block import DRAM, GONE, HELD, NOT_SHOWN, Block
+from kvstore.store.blocks.copies import IsLookedAt, Place
 from kvstore.store.blocks.holds import Holds
 from kvstore.store.blocks.rows import keys_of, places_of, rows_of
-from kvstore.store.blocks.showing import IsLookedAt, Place
 from kvstore.store.shown.desk import Desk, slot_of
 from kvstore.store.shown.growth import Growth
 from kvstore.store.shown.index import FIRST_SETS, FULL_SHARE, MAX_SETS, ShownIndex
@@ -385,11 +384,6 @@ class Showing:
             for desk in of_tenant.desks.values():
                 desk.close()
         self._tenants.clear()
-
-    def check_integrity(self) -> None:
-        """For tests; O(entries)."""
-        for of_tenant in self._tenants.values():
-            (of_tenant.growth or of_tenant.index).check_integrity()
 
 
 def _to_be_shown(blocks: Sequence[Block]) -> list[Block]:

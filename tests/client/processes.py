@@ -76,7 +76,7 @@ class Cluster:
 
     def _start_node(self, number: int, listen: str, *flags: str) -> Process:
         return Process(
-            "kvstore.store.daemon",
+            "tests.tuned_node",
             *("--master", self.address, "--listen", listen, "--name", f"n{number}"),
             *("--run-dir", str(self.folder / f"n{number}"), *flags),
             log=self.folder / f"node{number}.log",

@@ -1,13 +1,13 @@
 """kvstore-node with fail points: the real one, told by FAIL_POINTS_FILE when to die."""
 
-from kvstore.store import daemon
+from tests import tuned_node
 from tests.faults.fail_points import watch
 from tests.faults.points import POINTS
 
 
 def main() -> None:
     watch(POINTS)
-    daemon.main()
+    tuned_node.main()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kvstore.lab.tiers import TieredCounts, TwoTiers
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks import room
 from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.move import TierMove
+from kvstore.store.blocks.room import TierMove
 from kvstore.store.config import NodeSettings
 from kvstore.tiers.policies.by_name import POLICIES, Clock, make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy

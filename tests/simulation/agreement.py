@@ -10,6 +10,7 @@ from kvstore.protocol.partitions import partition_of
 from tests.simulation.catalog import ModelCatalog
 from tests.simulation.cluster import Cluster
 from tests.simulation.schedule import TENANTS
+from tests.store.integrity import check
 
 
 def owned_by(master: Master) -> list[str]:
@@ -80,7 +81,7 @@ def disagreements(cluster: Cluster) -> Iterator[tuple[str, str]]:
         for daemon in cluster.nodes:
             assert daemon.node is not None
             with cluster.world.within(daemon.process):  # policies look at its clock
-                daemon.node._storage.table.check_integrity()
+                check(daemon.node._storage.table)
     except AssertionError as error:
         yield "integrity", str(error)
     for number, directory in enumerate(found):

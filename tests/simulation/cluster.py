@@ -16,6 +16,7 @@ from kvstore.store.blocks.block import DRAM, NVME, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.store.tuning import NodeTuning
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.tiers.dram import DramTier
 from tests.simulation.catalog import ModelCatalog
@@ -161,6 +162,10 @@ class Cluster:
             dram=Size(self.shape.dram_bytes),
             nvme=f"{daemon.name}:{self.shape.nvme_bytes}" if self.shape.nvme_bytes else "",
             policy=self.shape.policy,
+            allow_unauthenticated=True,
+            http="",
+        )
+        tuning = NodeTuning(
             put_ttl_s=PUT_TTL_S,
             control_timeout_s=1.0,
             owner_patience_s=0.5,
@@ -168,12 +173,9 @@ class Cluster:
             reconnect_interval_s=0.1,
             reconnect_max_interval_s=0.5,
             copy_timeout_s=3.0,
-            transparent_hugepages=False,
             compare_from_blocks=1,
-            allow_unauthenticated=True,
-            http="",
         )
-        daemon.node = Node(settings)
+        daemon.node = Node(settings, tuning=tuning)
         daemon.node.start()
 
     def _open_tiers(self, settings: NodeSettings, _plan: object) -> dict[int, Any]:

@@ -185,7 +185,6 @@ class Many(Cluster):
             name=daemon.name,
             run_dir=f"{RUN_DIR}/node",
             dram=Size(NODE_DRAM_BYTES),
-            transparent_hugepages=False,
             allow_unauthenticated=True,
             http="",
         )

@@ -17,8 +17,7 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
 from kvstore.rpc.tracing import Span
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.copies import Copies
-from kvstore.store.publisher import Published, Publisher
-from kvstore.store.publishers import Publishers
+from kvstore.store.publisher import Published, Publisher, Publishers
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.shown.showing import Showing
 from tests.simulation.etcd import Etcd

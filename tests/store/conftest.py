@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.store.integrity import check
 from tests.store.served import Client, Served
 from tests.store.tables import Store
 
@@ -19,7 +20,7 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
 
     yield make
     for store in stores:
-        store.table.check_integrity()
+        check(store.table)
         store.close()
 
 

@@ -15,8 +15,8 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.session import Session
 from kvstore.store.asking import ask
 from kvstore.store.identity import Identity, new_instance
-from kvstore.store.link import MasterLink
-from kvstore.store.uses import Uses
+from kvstore.store.link import MasterLink, Report
+from kvstore.store.tuning import NodeTuning
 from kvstore.transfer.testing.waiting import eventually
 
 
@@ -36,6 +36,49 @@ class Deaf:
 Linked = queue.SimpleQueue[tuple[socket.socket, pb.RegisterReply]]
 
 
+class Member:
+    """A node that reports what a test gives it, and takes whatever masters send."""
+
+    def __init__(self, node_id: Callable[[], int], on_refused: Callable[[str], None], answers: Sequence[KVStoreError | None]) -> None:
+        self.reactor = Reactor()
+        self.identity = Identity("n0", "1", "", "", "t:1", new_instance())
+        self.linked = Linked()
+        self.sessions: list[Session] = []
+        self.refused = on_refused
+        self._node_id = node_id
+        self._answers = list(answers)
+
+    def join_token(self) -> str:
+        return ""
+
+    def link_flows(self) -> list[pb.LinkFlow]:
+        return [pb.LinkFlow(device="eth0", in_bytes=5)]
+
+    def node_id(self, partition: int) -> int:
+        return self._node_id()
+
+    def report(self, hot_blocks: int, slow_version: int) -> Report:
+        hot = [pb.HotBlocks(tenant="red", keys=[b"k"], reads_per_s=[hot_blocks])] if hot_blocks else []
+        return Report([], {}, rates=[pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)], hot=hot)
+
+    def registered(self, partition: int, partitions: int, node_id: int) -> None:
+        return
+
+    def take_told(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        return
+
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
+        self.linked.put((sock.dup(), registration))
+        self.sessions.append(Session(self.reactor, sock, Deaf()))
+
+    def beat(self, request: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
+        if self._answers:
+            if (answer := self._answers.pop(0)) is not None:
+                answered(answer)
+        else:
+            ask(self.sessions[-1], Heartbeat(request), Heard, answered, deadline_s=deadline_s)
+
+
 @contextmanager
 def a_link(
     *masters: str,
@@ -47,55 +90,22 @@ def a_link(
 ) -> Iterator[tuple[MasterLink, Linked]]:
     """A link that is not started yet, in a loop that runs, and the connections that it has made. `answers` are those to its first
     heartbeats, in place of the master's (None: it has none, ever); `node_id` is what partition 0 has given the node."""
-    reactor, linked, sessions = Reactor(), Linked(), list[Session]()
-    given = list(answers)
-
-    def on_link(sock: socket.socket, reply: pb.RegisterReply, _takes_traces: bool) -> None:
-        linked.put((sock.dup(), reply))
-        sessions.append(Session(reactor, sock, Deaf()))
-
-    def over_link(said: bytes, answered: Callable[[Heard | KVStoreError], None], deadline_s: float) -> None:
-        if given:
-            if (answer := given.pop(0)) is not None:
-                answered(answer)
-        else:
-            ask(sessions[-1], Heartbeat(said), Heard, answered, deadline_s=deadline_s)
-
-    link = MasterLink(
-        reactor,
-        [parse_address(address) for address in masters],
-        Identity("n0", "1", "", "", "t:1", new_instance()),
-        tier_status=lambda: ([], {}),
-        rates=lambda: [pb.PeerRate(node_id=7, bytes_per_s=5.0, basis_bytes=9, age_s=0.5)],
-        hot=lambda most: [pb.HotBlocks(tenant="red", keys=[b"k"], reads_per_s=[most])] if most else [],
-        links=lambda: [pb.LinkFlow(device="eth0", in_bytes=5)],
-        uses=lambda _slow_version: Uses([], []),
-        on_told=lambda _reply: None,
-        on_registered=lambda _count, _node_id: None,
-        on_link=on_link,
-        on_refused=on_refused,
-        refused_s=0.05,
-        over_link=over_link,
-        join_token=lambda: "",
-        needs_tickets=needs_tickets,
-        timeout_s=timeout_s,
-        patience_s=0.05,
-        peer_timeout_s=30.0,
-        pause_s=0.01,
-        max_pause_s=0.1,
-        node_id=node_id,
+    member = Member(node_id, on_refused, answers)
+    tuning = NodeTuning(
+        control_timeout_s=timeout_s, owner_patience_s=0.05, reconnect_interval_s=0.01, reconnect_max_interval_s=0.1, refused_s=0.05
     )
-    serving = threading.Thread(target=reactor.run)
+    link = MasterLink(member, [parse_address(address) for address in masters], member, tuning, needs_tickets=needs_tickets)
+    serving = threading.Thread(target=member.reactor.run)
     serving.start()
     try:
-        yield link, linked
+        yield link, member.linked
     finally:
-        reactor.stop()
+        member.reactor.stop()
         serving.join()
         link.stop()
-        for session in sessions:
+        for session in member.sessions:
             session.close()
-        reactor.close()
+        member.reactor.close()
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -31,27 +31,26 @@ from kvstore.store.admission import Admission
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.leases import Leases
 from kvstore.store.identity import Identity
-from kvstore.store.leaving import Leaving
+from kvstore.store.leaving import Leaving, Saver
 from kvstore.store.moves.mover import TierMover
-from kvstore.store.moves.saving import Saver
-from kvstore.store.publisher import Publisher
-from kvstore.store.publishers import Publishers
-from kvstore.store.puts.answering import Answers
+from kvstore.store.publisher import Publisher, Publishers
 from kvstore.store.puts.checking import Checker
-from kvstore.store.puts.claims import Claims
+from kvstore.store.puts.claims import Answers, Claims
 from kvstore.store.puts.deciding import Deciding
 from kvstore.store.puts.in_place import InPlacePuts
 from kvstore.store.puts.sent import SentPuts
 from kvstore.store.puts.slots import Slots
 from kvstore.store.reads.reads import ReadService
-from kvstore.store.reads.turns import ReadTurns
 from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.queue import ReplicaQueue
 from kvstore.store.service import NodeService
+from kvstore.store.storage import Storage
+from kvstore.store.tuning import NodeTuning
 from kvstore.store.waiting import WaitingRoom
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
+from tests.store.integrity import check
 from tests.store.tables import Store
 
 T = TypeVar("T")
@@ -65,7 +64,7 @@ def digest(value: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(value)
 
 
-class Served:
+class Served(Storage):
     """The services, and the store below them. Use `call` for whatever belongs to the loop's thread."""
 
     def __init__(
@@ -83,8 +82,8 @@ class Served:
     ) -> None:
         """With an `engine` clients of other hosts read and write by it; whoever made it closes it."""
         self.reactor = Reactor()
-        self._open(folder, dram_bytes, options)
-        self._assemble(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s, demotion_wait_s=demotion_wait_s)
+        self._open_store(folder, dram_bytes, options)
+        self._assemble_parts(engine, limits, read_bytes=read_bytes, claim_interval_s=claim_interval_s, demotion_wait_s=demotion_wait_s)
         self._serve(folder, limits, needs_tickets=needs_tickets)
         self.acknowledges = True
         self.unanswered: list[Callable[[KVStoreError | None], None]] = []
@@ -92,9 +91,10 @@ class Served:
         self._thread = threading.Thread(target=self.reactor.run, name="served")
         self._thread.start()
 
-    def _open(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
+    def _open_store(self, folder: Path, dram_bytes: int, options: Mapping[str, Any]) -> None:
         """The store, and who is told of its blocks."""
         self.store = Store(dram_bytes, folder=folder / "nvme", **options)
+        self.table, self.dram, self.showing = self.store.table, self.store.dram, self.store.showing
         self.partitioning = self.store.partitioning
         self.publishers = Publishers(
             self.store.table.blocks, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=4)
@@ -102,40 +102,45 @@ class Served:
         self.publisher = self.publishers[0]
         self.store.emit = self.publisher.emit
 
-    def _assemble(
+    def _assemble_parts(
         self, engine: TransferEngine | None, limits: SendLimits, *, read_bytes: int, claim_interval_s: float, demotion_wait_s: float
     ) -> None:
         """What works on the table: copies between tiers, puts, reads, replicas."""
         table, dram = self.store.table, self.store.dram
+        self.tuning = NodeTuning(
+            move_batch=1 << 20,
+            read_threads=1,
+            write_threads=1,
+            tier_retry_s=3600,
+            read_bytes=read_bytes,
+            peer_bytes=limits.queued_bytes,
+            peer_requests=MAX_WAITING,
+            max_lease_s=MAX_LEASE_NS / 1e9,
+            copy_batch=16 << 10,
+            copy_queue=100,
+            copy_timeout_s=TIMEOUT_S,
+        )
         self.waiting = WaitingRoom(max_of_owner=MAX_WAITING)
         self.leases = Leases(table.copies.release)
         self.mover = TierMover(
             self.reactor,
             table,
             self.store.tiers,
-            batch_bytes=1 << 20,
-            read_threads=1,
-            write_threads=1,
-            tier_retry_s=3600,
+            tuning=self.tuning,
             on_room=self.waiting.retry,
             codec=self.store.codec,
         )
         self.regions = SharedRegions(dram, engine) if engine is not None else None
         self._assemble_puts(claim_interval_s, demotion_wait_s)
-        self.turns = ReadTurns(node_bytes=read_bytes, peer_bytes=limits.queued_bytes)
-        self.waiting_reads = WaitingRoom(max_of_owner=MAX_WAITING)
         self.reads = ReadService(
             table,
             dram,
             self.mover,
             self.leases,
-            self.turns,
-            self.waiting_reads,
-            max_lease_ns=MAX_LEASE_NS,
-            answer_bytes=limits.queued_bytes,
+            tuning=self.tuning,
             has_engine=engine is not None,
         )
-        self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, batch_bytes=16 << 10, queue_blocks=100, timeout_s=TIMEOUT_S)
+        self.copies = ReplicaQueue(self.reactor, table, dram, self.waiting, tuning=self.tuning)
 
     def _assemble_puts(self, claim_interval_s: float, demotion_wait_s: float) -> None:
         table, dram, slots = self.store.table, self.store.dram, Slots(self.store.table, self.waiting, demotion_wait_s=demotion_wait_s)
@@ -150,7 +155,7 @@ class Served:
 
     def _serve(self, folder: Path, limits: SendLimits, *, needs_tickets: bool) -> None:
         """Listen; who connects has the service."""
-        saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: bool(self.service.links))
+        saver = Saver(self.store.table, batch_bytes=1 << 20, may_be_decided=lambda: self.deciding.has_master)
         self.leaving = Leaving(saver, has_nvme=NVME in self.store.tiers, clock_ns=self.reactor.now_ns)
         self.admission = Admission(clock_ns=self.reactor.now_ns, grace_s=GRACE_S)
         self.issuer = Issuer(ticket_ttl_s=TIMEOUT_S, key_ttl_s=TIMEOUT_S, random_bytes=os.urandom)
@@ -160,25 +165,8 @@ class Served:
         self.server = Server(self.reactor, Nobody(), max_connections=100, limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
-        self.service = NodeService(
-            self.store.table,
-            self.store.dram,
-            self.mover,
-            self.leases,
-            self.waiting,
-            self.in_place,
-            self.sent,
-            self.reads,
-            self.regions,
-            self.copies,
-            self.store.showing,
-            self.deciding,
-            self.answers,
-            self.leaving,
-            self.admission,
-            self.partitioning,
-            identity=Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77),
-        )
+        identity = Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77)
+        self.service = NodeService(self, self.admission, identity)
         self.server.handler = self.service
         self.reactor.after_events += [self.leaving.step, self.mover.kick, self.publisher.flush, self.deciding.flush]
 
@@ -241,8 +229,8 @@ class Served:
         self.copies.close()
         self.checker.close()
         self.mover.close()
-        self.turns.check_integrity()
-        self.store.table.check_integrity()
+        check(self.reads._turns)
+        check(self.store.table)
         self.store.close()
         self.reactor.close()
 

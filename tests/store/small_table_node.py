@@ -3,11 +3,12 @@
 The rest is the real node.
 """
 
-from kvstore.store import daemon, memory_plan
+from kvstore.store import memory_plan
+from tests import tuned_node
 
 TABLE_BYTES = memory_plan.MIN_TABLE_BYTES // 4
 
 
 def main() -> None:
     setattr(memory_plan, "MIN_TABLE_BYTES", TABLE_BYTES)  # noqa: B010 - a constant
-    daemon.main()
+    tuned_node.main()

@@ -13,18 +13,19 @@ from kvstore.client.local.index import IndexView
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.events import EventLog
 from kvstore.store.blocks.holds import SHARE, Holds
-from kvstore.store.blocks.memory import REMEMBERED_SHARE, TABLE_BYTES
-from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.table import BlockTable
-from kvstore.store.moves.job import MoveJob, fetch
+from kvstore.store.blocks.quotas import REMEMBERED_SHARE, TABLE_BYTES
+from kvstore.store.blocks.room import TierMove
+from kvstore.store.blocks.table import BlockTable, TableRules
+from kvstore.store.moves.mover import MoveJob, fetch
 from kvstore.store.shown.showing import Showing
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import Encoding, make_codec
 from tests.store.failing_tier import FailingHbm, FailingNvme
+from tests.store.integrity import check
 
 PUT_TTL_NS = 1000
 MAX_LOOK_NS = 5000
@@ -178,14 +179,16 @@ class Store:
         self.partitioning = Partitioning()
         self.table = BlockTable(
             self.tiers,
-            make_policy=lambda: make_policy(policy),
+            TableRules(
+                make_policy=lambda: make_policy(policy),
+                put_ttl_ns=PUT_TTL_NS,
+                high_watermark=high,
+                low_watermark=low,
+                max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
+                encoding_of=self._encoding if self.codec is not None else None,
+            ),
             emit=lambda kind, block: self.emit(kind, block),
             events=EventLog(lambda: self.now_us),
-            put_ttl_ns=PUT_TTL_NS,
-            high_watermark=high,
-            low_watermark=low,
-            encoding_of=self._encoding if self.codec is not None else None,
-            max_table_bytes=bytes_for(max_blocks) if max_blocks is not None else None,
             showing=self.showing,
             partitioning=self.partitioning,
             holds=self.holds,
@@ -292,7 +295,7 @@ class Store:
         while moves := self.table.room.take_moves():
             for move in moves:
                 self.finish(move)
-        self.table.check_integrity()
+        check(self.table)
 
     def bytes_of(self, block: Block, tier: int) -> bytes | None:
         """The copy's bytes, None where there is none."""

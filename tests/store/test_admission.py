@@ -9,9 +9,8 @@ import pytest
 from kvstore.protocol.errors import InvalidTicket, StaleEpoch, Unavailable
 from kvstore.protocol.frames import VERSION
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Hello
-from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
+from kvstore.security.identity import Identity, Kind, Role
 from kvstore.security.tickets.issuing import PASS_TTL_S, Issuer
-from kvstore.store import admission as module
 from kvstore.store.admission import Admission
 
 S = 10**9
@@ -84,20 +83,6 @@ def test_a_tenant_is_who_his_ticket_says_for_as_long_as_it_says(scene: Scene) ->
     caller = admit(scene, scene.hello())
     assert caller.identity == Identity(Kind.TENANT, Role.WRITE, "red")
     assert (caller.tenant, caller.until_ns, caller.issuer, caller.blocks) == ("red", scene.now_ns + TICKET_S * S, "first", None)
-
-
-def test_where_no_tickets_are_needed_everybody_is_let_in_and_nodes_as_nodes() -> None:
-    scene = Scene()
-    scene.new_master("open", needs_tickets=False)
-    assert admit(scene, scene.hello(b"", tenant="any"), 3).identity is EVERYBODY
-    assert admit(scene, scene.hello(b"", role=ROLE_NODE, name="n2", epoch=1)).identity == Identity(Kind.NODE, name="n2")
-    scene.admission.link_down()
-    before = scene.enter(scene.hello(b""))
-    scene.wait(2 * GRACE_S)
-    assert before.is_open
-    scene.new_master("with tokens")
-    assert before.closed == "this cluster takes tickets by now"
-    assert len(scene.admission) == 0
 
 
 def test_a_node_that_no_master_has_told_lets_nobody_in() -> None:
@@ -178,26 +163,6 @@ def test_with_any_credential_of_a_tenant_all_that_a_former_master_let_in_of_his_
     scene.issuer = scene.new_master("second", epoch=2)
     assert scene.admission.revoke("red", {4711}) == 1
     assert (before.closed, other.closed) == ("what it showed is revoked", "")
-
-
-def test_only_so_many_revoked_credentials_are_remembered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REVOKED", 2)
-    ticket = scene.ticket()
-    number = scene.issuer.revoke(RED, scene.now_ns)
-    scene.admission.revoke("red", {number})
-    scene.admission.revoke("red", {1000001})
-    with pytest.raises(InvalidTicket):
-        scene.enter(scene.hello(ticket))
-    scene.admission.revoke("red", {1000002})
-    scene.enter(scene.hello(ticket))
-
-
-def test_who_is_gone_is_forgotten(scene: Scene) -> None:
-    connection = scene.enter()
-    scene.admission.forget(connection)
-    scene.admission.forget(connection)
-    assert len(scene.admission) == 0
-    assert scene.admission.revoke("red", {scene.issuer.revoke(RED, scene.now_ns)}) == 0
 
 
 def test_a_node_obeys_a_master_in_each_partition_and_takes_the_tickets_of_all_of_them() -> None:

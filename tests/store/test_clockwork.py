@@ -13,6 +13,7 @@ from kvstore.store import clockwork
 from kvstore.store.blocks.table import BlockTable
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
+from kvstore.store.tuning import NodeTuning
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import eventually
@@ -27,10 +28,8 @@ def running(folder: Path, transfer: TransferSettings | None = None) -> Iterator[
         master=f"unix:{folder}/nobody.sock",
         run_dir=str(folder / "run"),
         dram=Size(1 << 20),
-        control_timeout_s=0.1,
-        reconnect_interval_s=0.01,
     )
-    node = Node(settings, transfer)
+    node = Node(settings, transfer, tuning=NodeTuning(control_timeout_s=0.1, reconnect_interval_s=0.01))
     reactor = threading.Thread(target=node.reactor.run)
     try:
         node.start()
@@ -71,14 +70,6 @@ def test_what_one_part_of_a_tick_raises_keeps_no_other_from_being_done(
         for _ in range(2):
             assert came.acquire(timeout=60)
     assert "leases cannot be looked at" in caplog.text
-
-
-def test_what_stalls_within_a_value_is_looked_for_each_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    came = threading.Semaphore(0)
-    with running(tmp_path) as node:
-        monkeypatch.setattr(node._storage.sent, "expire", came.release)
-        for _ in range(2):
-            assert came.acquire(timeout=60)
 
 
 def test_clients_of_the_host_see_that_the_node_lives_for_as_long_as_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,22 +59,6 @@ def test_runs_are_by_generation_and_tell_count_sum_and_tiers() -> None:
     assert found.told == [[blocks[0], blocks[1], blocks[3]]]
 
 
-def test_what_has_gone_since_is_in_no_run() -> None:
-    blocks = [block(1), block(2)]
-    blocks[0].is_gone = True
-    found = Compared(blocks)
-    found.run()
-    assert list(found.sent[0].firsts) == [2]
-
-
-def test_of_nothing_that_is_left_one_message_without_runs_is_sent() -> None:
-    found = Compared([])
-    found.run()
-    assert [(message.more, len(message.firsts)) for message in found.sent] == [(0, 0)]
-    found.answers[0](Flags(b""))
-    assert found.told == [[]]
-
-
 def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
     blocks = [block(at) for at in range(1, 5 * MAX_RUN + 1)]
     with patch.object(comparison, "RUNS_PER_MESSAGE", 2):
@@ -92,14 +76,6 @@ def test_many_are_read_in_turns_and_sent_in_several_messages() -> None:
         assert not found.told
         found.answers[2](Flags(b"\0"))
         assert found.told == [blocks[3 * MAX_RUN :]]
-
-
-def test_of_more_than_the_master_may_know_all_are_named() -> None:
-    blocks = [block(at) for at in range(1, 4)]
-    found = Compared(blocks[:2], blocks[2:], max_blocks=2)
-    found.run()
-    assert found.sent == []
-    assert found.told == [blocks]
 
 
 @pytest.mark.parametrize("reply", [Unavailable("the catalog is away"), Flags(b"\1\1\1")])
@@ -122,21 +98,6 @@ def test_a_step_that_fails_has_all_named_and_is_the_last(step: str) -> None:
         for answered in found.answers:
             answered(Flags(b"\0"))
     assert found.told == [None]
-
-
-def test_what_fails_where_it_is_told_is_not_told_twice() -> None:
-    found = Compared([block(1)])
-    told: list[list[Block] | KVStoreError | None] = []
-
-    def fail(differing: list[Block] | KVStoreError | None) -> None:
-        told.append(differing)
-        raise MemoryError
-
-    found.comparison._then = fail
-    found.run()
-    with pytest.raises(MemoryError):
-        found.answers[0](Flags(b"\1"))
-    assert told == [[]]
 
 
 def test_after_its_end_nothing_is_read_sent_or_told() -> None:

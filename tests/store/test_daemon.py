@@ -22,7 +22,6 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.store.daemon import main
 from kvstore.transfer.testing.waiting import eventually
-from tests.ports import free_ports
 from tests.refusals import refused_here
 from tests.rpc.wires import frame
 from tests.security.tls.certified import HOSTS
@@ -42,27 +41,6 @@ def master(tmp_path: Path) -> Iterator[Daemon]:
 def connect(node: Daemon, *, tcp: bool = False) -> Client:
     address = node.facts["listen"] if tcp else f"unix:{node.facts['unix']}"
     return Client(Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(10)))
-
-
-def test_it_says_serving_then_ready_then_warm_and_ends_cleanly(tmp_path: Path, master: Daemon) -> None:
-    with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
-        assert node.facts["event"] == "serving"
-        assert node.facts["pid"] == node.process.pid
-        ready = node.line()
-        assert ready == {**node.facts, "event": "ready"}
-        assert node.line() == {**node.facts, "event": "warm"}
-        for tcp in (False, True):
-            client = connect(node, tcp=tcp)
-            assert client.channel.welcome.name == "n0"
-            assert client.put({"a": b"a" * 3000}) == [not tcp]
-            assert client.read("a")[1] == [b"a" * 3000]
-            client.close()
-        unix = Path(node.facts["unix"])
-        assert unix.is_socket()
-        assert unix.parent.stat().st_mode & 0o777 == 0o700
-        assert node.stop() == 0
-        assert not unix.exists()
-        assert "ERROR" not in node.log.read_text()
 
 
 def test_its_http_port_says_whether_it_lives_and_serves(tmp_path: Path) -> None:
@@ -97,12 +75,6 @@ def test_its_http_port_speaks_https_where_it_has_a_certificate(tmp_path: Path) -
             assert clock(told, fetch, (), time.time).found == "as those of 2 daemons"
 
 
-def test_without_an_http_port_it_serves_all_else(tmp_path: Path, master: Daemon) -> None:
-    with running("node", *node_flags(tmp_path, master.facts["listen"]), "--http", "", log=tmp_path / "node.log") as node:
-        assert (node.line()["event"], node.facts["http"]) == ("ready", "")
-        assert node.stop() == 0
-
-
 def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:8MiB", "--hbm", "cpu:1MiB"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
@@ -114,13 +86,6 @@ def test_its_status_tells_what_it_holds(tmp_path: Path, master: Daemon) -> None:
             ("dram", 4 << 20, "ok"),
             ("nvme", 8 << 20, "ok"),
         ]
-
-
-def test_without_a_master_it_serves_nobody_and_still_ends_cleanly(tmp_path: Path) -> None:
-    with running("node", *node_flags(tmp_path, f"127.0.0.1:{free_ports(1)[0]}"), log=tmp_path / "node.log") as node:
-        with pytest.raises(Exception, match="not found its master"):
-            connect(node)
-        assert node.stop(signal.SIGINT) == 0
 
 
 def test_after_sigterm_the_next_process_has_all_that_was_in_memory(tmp_path: Path, master: Daemon) -> None:

@@ -5,16 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.protocol.catalog_messages import Coldest
-from kvstore.protocol.errors import KVStoreError, Unavailable
+from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Flags
+from kvstore.store.blocks.level import Level
 from kvstore.store.blocks.partitioning import Partitioning
-from kvstore.store.blocks.spares import ASK_EVERY, MAX_AGE_NS
-from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.last_copies import LastCopies
-from kvstore.store.spilling import MIN_PAUSE_NS
+from kvstore.store.blocks.spares import MAX_AGE_NS
+from kvstore.store.last_copies import MAX_PAUSE_NS, MIN_PAUSE_NS, LastCopies, Spilling
 from tests.store.tables import Store
 
 SIZE = 100
+
+BLOCKS = 20
 
 
 class Asking:
@@ -57,15 +58,6 @@ def test_the_master_is_asked_once_about_the_coldest_and_its_answer_counts_for_a_
     assert asking.spares == 0
 
 
-@pytest.mark.parametrize("reply", [Flags(b"\1"), Unavailable("the link broke")])
-def test_an_answer_that_is_none_names_no_spares(asking: Asking, reply: Flags | KVStoreError) -> None:
-    asking.link_up(5)
-    asking.store.put("k", SIZE)
-    asking.last_copies.step()
-    asking.asked.pop()[1](reply)
-    assert asking.spares == 0
-
-
 def test_an_answer_of_a_link_that_is_gone_is_not_believed(asking: Asking) -> None:
     asking.link_up(5)
     asking.store.put("k", SIZE)
@@ -79,21 +71,6 @@ def test_an_answer_of_a_link_that_is_gone_is_not_believed(asking: Asking) -> Non
     asking.store.put("m", SIZE)
     asking.last_copies.step()
     assert [message.epoch for message, _ in asking.asked] == [6]
-
-
-def test_where_all_that_is_cold_is_in_use_nobody_is_asked(asking: Asking) -> None:
-    asking.link_up(5)
-    asking.store.put("k", SIZE)
-    for block in asking.store.table.blocks():
-        block.pinned = True
-    asking.last_copies.step()
-    assert asking.asked == []
-    for block in asking.store.table.blocks():
-        block.pinned = False
-    for number in range(2 * ASK_EVERY):
-        asking.store.put(f"more {number}", SIZE)
-    asking.last_copies.step()
-    assert len(asking.asked) == 1
 
 
 def test_what_is_to_be_spilled_is_said_before_anything_leaves_and_until_it_is_elsewhere(asking: Asking) -> None:
@@ -113,24 +90,6 @@ def test_what_is_to_be_spilled_is_said_before_anything_leaves_and_until_it_is_el
     asking.now_ns += MIN_PAUSE_NS
     asking.last_copies.tick()
     assert len(asking.asked) == 2, "it is asked already"
-
-
-def test_what_is_asked_as_blocks_leave_says_what_is_to_be_spilled_too(asking: Asking) -> None:
-    asking.link_up(5, spill_at_share=0.1)
-    asking.store.put("k", SIZE)
-    asking.last_copies.step()
-    assert [message.spill for message, _ in asking.asked] == [b"\1\1" + bytes(8)]
-
-
-def test_what_the_master_does_not_know_is_not_spilled(asking: Asking) -> None:
-    asking.link_up(5, spill_at_share=0.1)
-    generations = [(block, block.generation) for block in asking.store.table.blocks()]
-    for block, _ in generations:
-        block.generation = UNDECIDED
-    asking.last_copies.tick()
-    assert asking.asked == []
-    for block, generation in generations:
-        block.generation = generation
 
 
 def test_each_partitions_master_is_asked_about_its_own_blocks_as_far_as_there_is_a_link(
@@ -160,3 +119,63 @@ def test_each_partitions_master_is_asked_about_its_own_blocks_as_far_as_there_is
     assert len(store.table.lowest.spares) == len(keys) == sum(partitioning.of(b"%c" % letter) != 1 for letter in b"bcdefghijk")
     last_copies.link_down(0)
     assert len(store.table.lowest.spares) == 0
+
+
+class Node:
+    """A tier with room for BLOCKS blocks, 19 of which are there, and a clock."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.now_ns = 0
+        self.lowest: Level = store.table.lowest
+        self.spilling = Spilling(self.lowest, clock_ns=lambda: self.now_ns)
+        for number in range(BLOCKS - 1):
+            store.put(f"{number:02}", SIZE)
+
+    def is_due(self) -> bool:
+        return self.spilling.due_group() is not None
+
+    def pause(self, flags: bytes) -> int:
+        """The time from one question to the next, once the first has been answered so."""
+        self.spilling.answered(flags)
+        begin_ns = self.now_ns
+        while not self.is_due():
+            self.now_ns += MIN_PAUSE_NS
+        return self.now_ns - begin_ns
+
+
+@pytest.fixture
+def node(make_store: Callable[..., Store]) -> Node:
+    return Node(make_store(BLOCKS * SIZE, slab_bytes=BLOCKS * SIZE))
+
+
+def test_nothing_is_offered_unless_the_master_wants_it_and_the_tier_is_nearly_full(node: Node) -> None:
+    assert not node.is_due()
+    node.spilling.begin(0.05)
+    assert not node.is_due(), "a twentieth is free"
+    assert node.spilling.offered(list(node.store.table.blocks())) == b""
+    node.store.put("last", SIZE)
+    assert node.is_due()
+    assert not node.is_due(), "not before the pause is over"
+    node.now_ns += MIN_PAUSE_NS
+    assert node.is_due()
+    node.spilling.begin(0.0)
+    assert not node.is_due()
+
+
+def test_a_guest_is_not_offered_again(node: Node) -> None:
+    node.spilling.begin(0.1)
+    coldest = list(node.store.table.blocks())[:3]
+    coldest[1].is_guest = True
+    assert node.spilling.offered(coldest) == b"\1\0\1"
+
+
+def test_questions_become_rare_where_answers_say_nothing_new(node: Node) -> None:
+    node.spilling.begin(0.1)
+    assert node.is_due()
+    node.now_ns += MIN_PAUSE_NS
+    assert node.is_due()
+    assert [node.pause(flags) // MIN_PAUSE_NS for flags in (b"\0\0", b"\0\0", b"\0\1", b"\0\1", b"\1\1", b"\1\1")] == [1, 2, 4, 1, 2, 1]
+    for _ in range(10):
+        last_ns = node.pause(b"\1\1")
+    assert last_ns == MAX_PAUSE_NS

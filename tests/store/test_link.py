@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
@@ -141,16 +141,6 @@ def test_a_node_that_was_taken_for_dead_registers_once_more_and_keeps_its_blocks
         assert node.stop() == 0
 
 
-def test_two_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
-        flags = node_flags(tmp_path, master.facts["listen"])
-        with running("node", *flags, log=tmp_path / "node.log") as node:
-            node.line()
-            with running("node", *flags, log=tmp_path / "other.log"):
-                reply = until_nodes_are(master, "alive")
-                assert reply.nodes[0].name == "n0"
-
-
 def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_at_once(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=3600.0, node_ttl_s=7200.0) as places, a_link(places.listen) as (link, linked):
         link.describe(topology=b"topology", transfer=b"engine")
@@ -161,22 +151,6 @@ def test_what_a_node_says_of_itself_goes_with_its_registration_and_each_change_a
             until(lambda: described(places) == (b"topology", b"other"))
             link.describe(topology=b"changed")
             until(lambda: described(places) == (b"changed", b"other"))
-
-
-def test_what_a_node_has_measured_goes_with_each_heartbeat(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
-        link.start()
-        sock, _ = linked.get(timeout=10)
-
-        def rates() -> list[pb.PeerRate]:
-            with places.stub() as stub:
-                return list(stub.Status(pb.StatusRequest(), timeout=10).nodes[0].rates)
-
-        with sock:
-            until(lambda: bool(rates()))
-            (rate,) = rates()
-            assert (rate.node_id, rate.bytes_per_s, rate.basis_bytes) == (7, 5.0, 9)
-            assert rate.age_s >= 0.5
 
 
 def test_which_blocks_are_read_most_is_told_when_the_master_asks_and_not_before(tmp_path: Path) -> None:
@@ -239,17 +213,6 @@ def test_a_heartbeat_that_a_master_refuses_is_told_and_the_next_one_sent(tmp_pat
             beats_heard(places, besides=1)
             assert linked.empty()
             assert caplog.text.count("a heartbeat failed: what is that?") == 1, "a refusal that goes on is told once"
-
-
-def test_a_registration_that_is_over_is_made_anew(tmp_path: Path) -> None:
-    answers: list[KVStoreError] = [StaleEpoch("there is a newer one")]
-    with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen, answers=answers) as (link, linked):
-        link.start()
-        sock, before = linked.get(timeout=60)
-        with sock:
-            again, after = linked.get(timeout=60)
-            again.close()
-            assert after.registration_epoch > before.registration_epoch
 
 
 def beats_heard(places: Places, *, besides: int = 0) -> int:

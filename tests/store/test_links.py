@@ -8,8 +8,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.link import MasterLink
-from kvstore.store.links import Links
-from kvstore.store.mastering import MasterSession
+from kvstore.store.mastering import Links, MasterSession
 
 
 @dataclass
@@ -43,17 +42,6 @@ def links(made: list[Link]) -> Links:
         return cast(MasterLink, made[-1])
 
     return Links(Partitioning(), make_session=lambda _: cast(MasterSession, Link(0)), make_link=make_link, on_cut=lambda: None)
-
-
-def test_links_that_come_later_are_told_what_the_first_was_and_all_what_comes(links: Links, made: list[Link]) -> None:
-    links.start()
-    links.describe(topology=b"t", transfer=b"e")
-    links.registered(3, 7)
-    assert [(link.partition, link.done, link.told) for link in made] == [
-        (n, ["start"], {"topology": b"t", "transfer": b"e"}) for n in range(3)
-    ]
-    links.describe(topology=b"u", transfer=b"e")
-    assert [link.told["topology"] for link in made] == [b"u"] * 3
 
 
 def test_another_id_is_told_to_the_other_masters_and_another_number_of_partitions_is_refused(links: Links, made: list[Link]) -> None:

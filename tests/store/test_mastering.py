@@ -11,6 +11,7 @@ from kvstore.protocol.catalog_messages import Coldest, Heard, Heartbeat, Publish
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.store.last_copies import LastCopies
 from kvstore.store.mastering import MasterSession
+from kvstore.store.tuning import NodeTuning
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import read_frame
 from tests.store.served import TIMEOUT_S, Served, served
@@ -23,21 +24,15 @@ class Linked:
 
     def __init__(self, node: Served) -> None:
         self.node = node
-        self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
-        self.session = MasterSession(
-            node.reactor,
-            node.service,
-            node.publisher,
-            node.claims,
-            node.deciding,
-            node.copies,
-            self.last_copies,
-            node.admission,
-            None,
-            peer_timeout_s=TIMEOUT_S,
-            on_synced=lambda: None,
-            on_lost=lambda _epoch: None,
-        )
+        node.last_copies = self.last_copies = LastCopies(node.store.table.lowest, node.partitioning, clock_ns=node.reactor.now_ns)
+        self.reactor = node.reactor
+        self.session = MasterSession(self, node, node.service, node.admission, NodeTuning(peer_timeout_s=TIMEOUT_S))
+
+    def synced(self) -> None:
+        return
+
+    def lost(self, partition: int, registration_epoch: int) -> None:
+        return
 
     def begin(self, epoch: int, *, spill_at_share: float = 0.0) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -80,17 +75,6 @@ def test_the_master_is_asked_what_may_leave_over_the_newest_link(linked: Linked)
         linked.evict_and_ask()
         found = said_until_commits(master)
     assert {Publish.TYPE, Coldest.TYPE} <= found
-
-
-@pytest.mark.parametrize("spill_at_share", [0.0, 0.5])
-def test_what_is_to_be_spilled_is_said_to_a_master_that_wants_it(linked: Linked, spill_at_share: float) -> None:
-    with linked.begin(1, spill_at_share=spill_at_share) as master:
-        linked.evict_and_ask()
-        while True:
-            _header, message, _payload = read_frame(master)
-            if isinstance(message, Coldest):
-                break
-    assert any(message.spill) == bool(spill_at_share)
 
 
 def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_where_there_is_none(linked: Linked) -> None:

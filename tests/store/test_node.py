@@ -19,8 +19,6 @@ from kvstore.store.node import Node
 from kvstore.tiers.huge_pages import why_none
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.tier import Recovered
-from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.topology import netlink
 
 
 @pytest.fixture
@@ -30,8 +28,6 @@ def settings(tmp_path: Path) -> NodeSettings:
         run_dir=str(tmp_path / "run"),
         dram=Size(1 << 20),
         nvme=f"{tmp_path / 'nvme'}:1MiB",
-        control_timeout_s=0.1,
-        reconnect_interval_s=0.01,
     )
 
 
@@ -87,13 +83,13 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         touched = threading.Event()
         settings = replace(settings, name="n7", hbm="cpu:64KiB", advertise="example.org:7441")
-        node = Node(settings, on_prefaulted=touched.set)
+        node = Node(settings)
         places = node.start()
         assert (places.name, places.tcp) == ("n7", "example.org:7441")
         assert Path(places.unix).is_socket()
         thread = threading.Thread(target=node.reactor.run)
         thread.start()
-        node.prefault()
+        node.prefault(touched.set)
         assert touched.wait(10)
         tiers, counters = node.reactor.call(node.status, deadline_s=10)
         node.reactor.stop()
@@ -108,32 +104,6 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
     assert set(counters.values()) == {0}
     assert "no master" in caplog.text
     assert not Path(places.unix).exists()
-    assert open_fds() <= before
-
-
-def test_a_node_that_is_not_told_its_interfaces_runs_without_a_topology(
-    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(netlink, "_dump", refuse)
-    node = Node(settings)
-    assert node.start().tcp
-    assert node._storage.engine is None
-    assert node._storage.regions is None
-    assert node.status()[1]["engine_bytes"] == node.status()[1]["engine_connections"] == 0
-    node.close()
-    assert "no transfer engine" in caplog.text
-    assert "the topology of this host is unknown: the kernel does not tell the network interfaces" in caplog.text
-
-
-def test_a_topology_that_does_not_fit_the_machine_is_refused_at_start(settings: NodeSettings, tmp_path: Path) -> None:
-    path = tmp_path / "topology.json"
-    path.write_text('{"cpu:0": [["mlx5_9"], []]}')
-    before = open_fds()
-    with pytest.raises(ConfigError, match=r"topology\.json: cpu:0, preferred: there is no NIC 'mlx5_9'"):
-        Node(settings, TransferSettings(topology=str(path)))
     assert open_fds() <= before
 
 

@@ -5,22 +5,12 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.protocol.errors import Unavailable
 from kvstore.rpc.address import socket_id
 from tests.master.running import master_in_thread
 from tests.ports import free_ports
 from tests.rpc.stub_masters import stub_masters
-from tests.store.daemons import master_flags, node_flags, running, status, until_nodes_are
+from tests.store.daemons import master_flags, running, status
 from tests.store.linked import a_link, until
-from tests.store.served import served
-
-
-def test_the_first_of_several_masters_that_answers_is_taken(tmp_path: Path) -> None:
-    with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
-        masters = f"unix:{tmp_path}/nobody.sock, {master.facts['listen']}"
-        with running("node", *node_flags(tmp_path, masters), log=tmp_path / "node.log") as node:
-            assert node.line()["event"] == "ready"
-            assert until_nodes_are(master, "alive").nodes[0].tcp == node.facts["listen"]
 
 
 def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: Path) -> None:
@@ -35,36 +25,6 @@ def test_a_master_is_not_asked_through_a_socket_where_another_answers(tmp_path: 
             sock, reply = linked.get(timeout=10)
             with sock:
                 assert (sock.family, reply.master_epoch) == (socket.AF_INET, leading.epoch)
-
-
-def test_a_daemon_that_is_no_master_is_passed_over(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as places, served(tmp_path / "node") as node:
-        with a_link(node.tcp, places.listen) as (link, linked):
-            link.start()
-            sock, reply = linked.get(timeout=10)
-            with sock:
-                assert reply.master_epoch == places.epoch
-
-
-def test_a_master_that_stands_by_leads_to_the_owner(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as owner, stub_masters(1) as [follower]:
-        follower.owner = owner.listen
-        with a_link(follower.address) as (link, linked):
-            link.start()
-            sock, reply = linked.get(timeout=60)
-            with sock:
-                assert reply.master_epoch == owner.epoch
-
-
-def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path) as owner, stub_masters(2) as followers:
-        for follower in followers:
-            follower.refusal = Unavailable("no master owns the catalog now")
-        with a_link(*(follower.address for follower in followers)) as (link, linked):
-            link.start()
-            until(lambda: followers[1].hellos > 2)
-            followers[1].owner, followers[1].refusal = owner.listen, None
-            linked.get(timeout=60)[0].close()
 
 
 def test_a_master_that_takes_no_registration_is_left_for_another_one(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.rpc.reactor import Reactor
-from kvstore.store.page_sizes import PageSizes
-from kvstore.store.prefault import Prefaulter
+from kvstore.store.prefault import PageSizes, Prefaulter
 from kvstore.tiers.dram import DramTier
 
 TIMEOUT_S = 10.0
@@ -31,7 +30,7 @@ class Looks(PageSizes):
     """One that looks as often as it is let, and says so."""
 
     def __init__(self, dram: DramTier) -> None:
-        super().__init__(dram, asks=True)
+        super().__init__(dram)
         self.made = threading.Semaphore(0)
 
     def look(self) -> float:
@@ -43,8 +42,8 @@ class Looks(PageSizes):
 def test_all_of_dram_is_touched_and_the_loop_told_and_it_is_looked_at_until_the_end(dram: DramTier, reactor: Reactor) -> None:
     threads: list[threading.Thread] = []
     looks = Looks(dram)
-    prefaulter = Prefaulter(reactor, dram, looks, step_bytes=64 << 10, on_done=lambda: threads.append(threading.current_thread()))
-    prefaulter.start()
+    prefaulter = Prefaulter(reactor, dram, looks, step_bytes=64 << 10)
+    prefaulter.start(lambda: threads.append(threading.current_thread()))
     for _ in range(3):
         assert looks.made.acquire(timeout=TIMEOUT_S)
     assert dram.prefaulted_bytes == dram.capacity_bytes
@@ -55,15 +54,3 @@ def test_all_of_dram_is_touched_and_the_loop_told_and_it_is_looked_at_until_the_
     prefaulter.stop()
     prefaulter.join(TIMEOUT_S)
     assert not prefaulter._thread.is_alive()
-
-
-def test_one_that_is_stopped_touches_nothing_more_and_tells_nobody(dram: DramTier, reactor: Reactor) -> None:
-    told: list[None] = []
-    prefaulter = Prefaulter(reactor, dram, PageSizes(dram, asks=True), step_bytes=64 << 10, on_done=lambda: told.append(None))
-    prefaulter.stop()
-    prefaulter.join(TIMEOUT_S)  # it has not even begun
-    prefaulter.start()
-    prefaulter.join(TIMEOUT_S)
-    reactor.run_once(0)
-    assert dram.prefaulted_bytes == 0
-    assert told == []

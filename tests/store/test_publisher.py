@@ -2,7 +2,7 @@
 before, over however many links."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from unittest.mock import patch
 
 import pytest
@@ -18,21 +18,28 @@ from kvstore.protocol.catalog_messages import (
     Digests,
     Publish,
 )
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, Call
 from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.waits import SPARE
+from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.comparison import Comparison
-from kvstore.store.publisher import Publisher
+from kvstore.store.publisher import Publisher, Publishers
 from kvstore.tiers.tier import Slot
 from tests.rpc.traced import Part, Spans
 from tests.store.made import made
 
 Answer = Callable[[KVStoreError | None], None]
+
 FROM = 64
 """Blocks that are known, from which on inventories are compared."""
+
+Answered = Callable[[KVStoreError | None], None]
+
+COUNT = 3
+
+BLOCKS = [made("red", b"key-%d" % number, 1, 1) for number in range(20)]
 
 
 class Link:
@@ -118,24 +125,6 @@ def node() -> Node:
     return Node()
 
 
-def test_a_link_begins_with_the_whole_inventory_within_the_window(node: Node) -> None:
-    for name in "abcdefg":
-        node.commit(name)
-    link = node.link_up()
-    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
-    link.answer()
-    assert link.said() == [(PHASE_SYNC, "def")]
-    link.answer()
-    link.answer()
-    assert link.said() == [(PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
-    assert not node.publisher.is_synced
-    assert node.synced == 0
-    link.answer_all()
-    assert node.synced == 1
-    assert node.publisher.is_synced
-    assert node.publisher.backlog == 0
-
-
 def blocks(*names: str) -> list[Block]:
     """New ones, of these keys."""
     return [made("red", name.encode(), 10, 0) for name in names]
@@ -159,16 +148,6 @@ def test_that_a_block_is_gone_is_said_beyond_the_window_to_who_is_about_to_claim
     assert link.said() == [(PHASE_STREAM, "d")]
 
 
-def test_a_key_whose_blocks_were_gone_twice_is_not_said_before_the_second_time_is() -> None:
-    node = Node(batch_events=1, max_in_flight=1)
-    link = node.synced_link()
-    for _ in range(2):
-        node.commit("a")
-        node.gone("a")
-    node.publisher.say_gone(blocks("a"))
-    assert [bytes(message.kinds) for message in link.sent] == [bytes([kind]) for kind in (EVENT_COMMIT, EVENT_GONE) * 2]
-
-
 def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_not_name_it_then() -> None:
     node = Node(max_in_flight=2)
     for name in "abcdefg":
@@ -182,18 +161,6 @@ def test_that_a_block_is_gone_is_said_before_the_inventory_is_whole_which_does_n
     assert link.said() == [(PHASE_STREAM, "ad")]
     link.answer_all()
     assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
-
-
-def test_without_a_link_nothing_is_said_to_be_gone() -> None:
-    node = Node(batch_events=1, max_in_flight=1)
-    link = node.synced_link()
-    for name in "ab":
-        node.commit(name)
-    node.gone("b")
-    node.publisher.flush_now()
-    node.publisher.link_down()
-    node.publisher.say_gone(blocks("b"))
-    assert link.said() == [(PHASE_STREAM, "a")]
 
 
 def test_events_for_which_nobody_waits_wait_for_others() -> None:
@@ -215,15 +182,6 @@ def test_events_for_which_nobody_waits_wait_for_others() -> None:
     assert len(node.timers) == 1
 
 
-def test_a_full_message_is_not_held_back() -> None:
-    node = Node(holds_back=True)
-    link = node.synced_link()
-    for name in "abc":
-        node.commit(name)
-        node.publisher.flush()
-    assert link.said() == [(PHASE_STREAM, "abc")]
-
-
 def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> None:
     node = Node(holds_back=True)
     link = node.synced_link()
@@ -239,34 +197,6 @@ def test_what_somebody_waits_for_is_not_held_back_nor_what_is_before_it() -> Non
     assert link.said() == [(PHASE_STREAM, "c")]
     link.answer_all()
     assert answers == [None]
-
-
-def test_events_whose_time_has_come_while_the_window_is_full_go_as_soon_as_it_opens() -> None:
-    node = Node(batch_events=1, max_in_flight=1, holds_back=True)
-    link = node.synced_link()
-    node.commit("a")
-    node.publisher.flush()
-    node.publisher._batch_events = 3
-    node.commit("b")
-    node.publisher.flush()
-    node.timers.pop()()
-    node.publisher.flush()
-    assert link.said() == [(PHASE_STREAM, "a")]
-    link.answer()
-    assert link.said() == [(PHASE_STREAM, "b")]
-
-
-def test_a_new_link_says_everything_at_once_though_events_were_held_back() -> None:
-    node = Node(holds_back=True)
-    node.synced_link()
-    node.commit("a")
-    node.publisher.flush()
-    link = node.link_up(2)
-    link.answer_all()
-    assert [keys for _, keys in link.said()] == ["", "a", ""]
-    node.timers.pop()()
-    node.publisher.flush()
-    assert link.said() == []
 
 
 def test_every_column_of_an_event_is_its_blocks(node: Node) -> None:
@@ -320,61 +250,6 @@ def test_what_moves_while_it_is_still_to_be_told_of_is_told_once_where_it_is_by_
     assert said.event_seq == 3
 
 
-def test_one_that_left_before_its_turn_is_told_as_it_was(node: Node) -> None:
-    link = node.link_up()
-    link.answer_all()
-    node.commit("a")
-    node.gone("a")
-    link.sent.clear()
-    node.publisher.flush()
-    assert [(bytes(message.kinds), message.tiers) for message in link.sent] == [(bytes((EVENT_COMMIT, EVENT_GONE)), b"\2\0")]
-
-
-def test_events_go_between_the_parts_of_an_inventory_and_in_batches(node: Node) -> None:
-    for name in "abcdef":
-        node.commit(name)
-    link = node.link_up()
-    for name in "ghijk":
-        node.commit(name)
-    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc")]
-    link.answer(2)
-    assert link.said() == [(PHASE_STREAM, "ghi"), (PHASE_SYNC, "def")]
-    link.answer(2)
-    assert link.said() == [(PHASE_STREAM, "jk"), (PHASE_SYNC_END, "")]
-    node.commit("l")
-    node.publisher.flush()
-    assert link.said() == [], "the window is full"
-    link.answer()
-    assert link.said() == [(PHASE_STREAM, "l")]
-
-
-def test_a_block_that_left_before_its_turn_is_no_part_of_the_inventory(node: Node) -> None:
-    for name in "abcdef":
-        node.commit(name)
-    link = node.link_up()
-    node.gone("d")
-    node.gone("e")
-    node.gone("f")
-    link.answer_all()
-    assert link.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "abc"), (PHASE_STREAM, "def"), (PHASE_SYNC, ""), (PHASE_SYNC_END, "")]
-
-
-def test_what_moves_before_the_inventory_is_durable_is_named_and_after_it_has_moved(node: Node) -> None:
-    block = node.commit("a")
-    link = node.link_up()
-    block.set_slot(NVME, Slot(2, 1, 10))
-    node.publisher.emit(EVENT_MOVED, block)
-    link.answer_all()
-    node.publisher.emit(EVENT_MOVED, block)
-    node.publisher.flush()
-    told = [(message.phase, bytes(message.kinds), message.tiers) for message in link.sent if message.keys]
-    assert told == [
-        (PHASE_SYNC, bytes([EVENT_COMMIT]), b"\2"),
-        (PHASE_STREAM, bytes([EVENT_COMMIT]), b"\6"),
-        (PHASE_STREAM, bytes([EVENT_MOVED]), b"\6"),
-    ]
-
-
 def test_who_waits_for_what_came_since_the_inventory_began_does_not_wait_for_its_end(node: Node) -> None:
     node.commit("a")
     node.wait_for("a")
@@ -410,43 +285,6 @@ def test_what_is_waited_for_is_said_again_at_once_over_the_next_link(node: Node)
     assert told == [("put", None)]
     link.answer_all()
     assert told == [("put", None), ("put of what is gone", None)]
-
-
-def test_what_several_wait_for_is_said_again_once_and_what_nobody_waits_for_any_more_not_at_all(node: Node) -> None:
-    a, b, c = (node.commit(name) for name in "abc")
-    told: list[str] = []
-
-    def wait(name: str, *blocks: Block, is_over: bool = False) -> None:
-        seqs = [block.event_seq for block in blocks]
-        node.publisher.when_published(max(seqs), lambda _error: told.append(name), oldest=min(seqs), blocks=blocks, is_over=lambda: is_over)
-
-    wait("both", a, b)
-    wait("one", b)
-    wait("both too", b, a)
-    for _ in range(20 * SPARE):
-        wait("over", c, is_over=True)
-    assert len(node.publisher._waiters) <= SPARE + 3
-    link = node.link_up()
-    link.answer(2)
-    assert link.said()[:2] == [(PHASE_SYNC_BEGIN, ""), (PHASE_STREAM, "ab")]
-    assert sorted(told) == ["both", "both too", "one"]
-
-
-def test_what_a_link_told_before_its_inventory_was_whole_waits_for_the_next_ones(node: Node) -> None:
-    """What the master knows of it the next one compares as all else; so does who asks about it only then."""
-    node.commit("a")
-    link = node.link_up()
-    node.commit("b")
-    link.answer()
-    link.answers.pop()(None)
-    assert not node.publisher.is_published(2, 2), "what was said before it is not durable yet"
-    link.answer()
-    assert node.publisher.is_published(2, 2)
-    node.publisher.link_down()
-    assert not node.publisher.is_published(2, 2)
-    node.link_up()
-    node.wait_for("b")
-    assert node.heard == []
 
 
 def test_who_waits_is_told_when_its_event_is_durable_and_in_no_other_order(node: Node) -> None:
@@ -504,67 +342,6 @@ def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
     new.answer_all()
     assert node.heard == ["a"]
     assert node.synced == 2
-
-
-def test_what_a_lost_link_answers_late_is_no_refusal_by_the_new_one(node: Node) -> None:
-    old = node.synced_link()
-    node.commit("a")
-    node.publisher.flush()
-    [late] = old.answers
-    new = node.link_up()
-    late(Unavailable("the connection broke"))
-    assert node.refusals == []
-    new.answer_all()
-    assert node.publisher.is_synced
-
-
-def test_a_new_link_takes_the_place_of_one_that_is_still_up(node: Node) -> None:
-    old = node.synced_link()
-    node.commit("a")
-    new = node.link_up(epoch=2)
-    node.publisher.flush()
-    assert old.said() == []
-    new.answer_all()
-    assert [message.epoch for message in new.sent] == [2, 2, 2]
-    assert new.said() == [(PHASE_SYNC_BEGIN, ""), (PHASE_SYNC, "a"), (PHASE_SYNC_END, "")]
-
-
-def test_a_refused_message_ends_the_link_and_is_told(node: Node) -> None:
-    link = node.synced_link()
-    node.commit("a")
-    node.publisher.flush()
-    node.commit("b")
-    link.answers.pop(0)(StaleEpoch("an older registration"))
-    assert [type(error) for error in node.refusals] == [StaleEpoch]
-    node.publisher.flush()
-    assert link.said() == [(PHASE_STREAM, "a")]
-    assert not node.publisher.is_synced
-
-
-def test_a_link_that_refuses_at_once_is_not_used_again(node: Node) -> None:
-    def send(message: Publish, answered: Answer) -> None:
-        answered(Unavailable("closed"))
-
-    node.publisher.link_up(send, 1, lambda: None)
-    assert len(node.refusals) == 1
-
-
-def test_who_waits_at_the_end_is_told_to_try_again(node: Node) -> None:
-    node.synced_link()
-    node.commit("a")
-    node.wait_for("a")
-    node.publisher.close()
-    assert node.heard == ["a: Unavailable"]
-    node.publisher.close()
-    assert len(node.heard) == 1
-
-
-def test_a_publisher_without_a_master_to_complain_to_survives_a_refusal() -> None:
-    publisher = Publisher(lambda: iter([]), batch_events=1, max_in_flight=1)
-    answers: list[Answer] = []
-    publisher.link_up(lambda message, answered: answers.append(answered), 1, lambda: None)
-    answers[0](Unavailable("closed"))
-    assert not publisher.is_synced
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -627,8 +404,6 @@ def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_howev
 
 
 # --- traces ---
-
-
 class TracedLink(Link):
     """It notes for whom each message is."""
 
@@ -668,20 +443,6 @@ def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> No
     heard = list[object]()
     publisher.when_published(publisher.last_seq, heard.append, waits[0])
     assert heard == [None], "nothing is left to wait for"
-
-
-def test_what_a_new_inventory_says_is_for_nobody() -> None:
-    node, spans, link = Node(), Spans(), TracedLink()
-    publisher, span = node.publisher, Part(spans, "", place=TraceParent(7, 1))
-    publisher.link_up(link.send, 1, lambda: None)
-    publisher.emit(EVENT_COMMIT, made("red", b"a", 1, 1, "ns", dram=Slot(0, 0, 1)))
-    publisher.when_published(publisher.last_seq, lambda _error: None, span)
-    publisher.link_down()
-    publisher.when_published(publisher.last_seq, lambda _error: None, span)
-    link.calls.clear()
-    publisher.link_up(link.send, 2, lambda: None)
-    link.answer_all()
-    assert set(link.calls) == {b""}
 
 
 class Compared:
@@ -738,15 +499,6 @@ def test_events_do_not_wait_for_the_comparison() -> None:
     found.run()
     found.answers[0](Flags(b"\1\0\1"))
     assert found.link.said() == [(PHASE_SYNC, "".join(f"<{at}>" for at in range(33, 65))), (PHASE_SYNC_END, "")]
-
-
-@pytest.mark.parametrize(("count", "known_blocks"), [(80, FROM - 1), (2 * FROM + 1, FROM)])
-def test_where_the_master_knows_little_everything_is_named(count: int, known_blocks: int) -> None:
-    found = Compared(count, known_blocks)
-    found.run()
-    found.link.answer_all()
-    assert not found.digests
-    assert sum(len(message.keys) for message in found.link.sent) == count
 
 
 def test_a_comparison_ends_with_its_link_and_a_refused_one_has_the_link_made_anew() -> None:
@@ -817,3 +569,103 @@ def test_events_for_which_there_was_no_memory_are_told_by_the_inventory_of_a_lin
     new.answer_all()
     assert [keys for _phase, keys in new.said()] == ["", "bc" if is_claimed else "c", ""]
     assert node.heard == ["c"]
+
+
+class Told:
+    """Publishers of `COUNT` partitions, and what each one's master hears."""
+
+    def __init__(self, count: int = COUNT, *, moved_before: Sequence[Block] = ()) -> None:
+        """Some moved before anything was known of partitions."""
+        self.partitioning = Partitioning()
+        self.held: list[Block] = list(moved_before)
+        self.publishers = Publishers(
+            lambda: self.held, self.partitioning, lambda parts: Publisher(parts, batch_events=100, max_in_flight=100)
+        )
+        for block in moved_before:
+            self.publishers.emit(EVENT_MOVED, block)
+        self.partitioning.tell(count)
+        self.publishers.cut()
+        self.heard: list[list[bytes]] = [[] for _ in range(count)]
+        self.unanswered: list[list[Answered]] = [[] for _ in range(count)]
+
+    def link_up(self) -> None:
+        for partition in range(self.partitioning.count):
+            self.publishers[partition].link_up(self._send(partition), 1, lambda: None)
+
+    def _send(self, partition: int) -> Callable[[Publish, Answered], None]:
+        def send(message: Publish, answered: Answered) -> None:
+            self.heard[partition] += message.keys
+            self.unanswered[partition].append(answered)
+
+        return send
+
+    def answer(self, partition: int) -> None:
+        answers, self.unanswered[partition] = self.unanswered[partition], []
+        for answered in answers:
+            answered(None)
+
+    def keys(self, partition: int) -> list[bytes]:
+        return [block.key for block in BLOCKS if self.partitioning.of(block.key) == partition]
+
+
+def test_each_master_hears_of_its_own_blocks_alone() -> None:
+    told = Told()
+    told.held = BLOCKS[:10]
+    told.link_up()
+    for block in BLOCKS[10:]:
+        told.publishers.emit(EVENT_COMMIT, block)
+    assert told.publishers.backlog == 10
+    told.publishers.flush()
+    for partition in range(COUNT):
+        told.answer(partition)
+        assert told.heard[partition] == told.keys(partition)
+    assert told.publishers.backlog == 0
+    assert told.publishers.is_synced
+
+
+def test_what_moved_before_the_partitions_were_known_is_told_when_it_moves_again() -> None:
+    told = Told(moved_before=[made("red", b"recovered-%d" % number, 1, 1) for number in range(20)])
+    told.link_up()
+    for partition in range(COUNT):
+        told.answer(partition)
+        told.heard[partition].clear()
+    for block in told.held:
+        told.publishers.emit(EVENT_MOVED, block)
+    told.publishers.flush_now()
+    assert sorted(key for heard in told.heard for key in heard) == sorted(block.key for block in told.held)
+
+
+def test_who_waits_for_blocks_of_several_partitions_waits_for_all_of_them() -> None:
+    told, results = Told(), list[KVStoreError | None]()
+    told.link_up()
+    for block in BLOCKS:
+        told.publishers.emit(EVENT_COMMIT, block)
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.flush_now()
+    for partition in range(COUNT):
+        assert results == []
+        told.answer(partition)
+    assert results == [None]
+    told.publishers.when_published(BLOCKS, results.append)
+    told.publishers.when_published([], results.append)
+    assert results == [None] * 3
+
+
+def test_who_waits_for_a_new_block_and_one_that_is_durable_does_not_wait_for_the_next_inventory() -> None:
+    told, results = Told(1), list[KVStoreError | None]()
+    old, new = BLOCKS[:2]
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, old)
+    told.publishers.flush()
+    told.answer(0)
+    told.publishers.emit(EVENT_COMMIT, BLOCKS[2])
+    told.publishers[0].link_down()
+    told.publishers[0]._max_in_flight = 2
+    told.held = [old, BLOCKS[2]]
+    told.link_up()
+    told.publishers.emit(EVENT_COMMIT, new)
+    told.publishers.when_published([old, new], results.append)
+    told.publishers.when_published([BLOCKS[2], new], results.append)
+    for awaited in ([], [], [None], [None, None]):  # the beginning, what was there, what is new, the end
+        told.unanswered[0].pop(0)(None)
+        assert results == awaited

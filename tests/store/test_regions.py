@@ -1,6 +1,5 @@
 """Promises of regions.py, with the engines of a node and of a client: who may read and write what of the node's DRAM, and until when."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -48,29 +47,6 @@ def pair() -> Iterator[Pair]:
     pair.close()
 
 
-def test_a_slab_is_read_by_its_tenant_wherever_its_slots_are(pair: Pair) -> None:
-    slots = [pair.slot(b"a"), pair.slot(b"b")]
-    [(slab, first), (same, second)] = [pair.dram.locate(slot) for slot in slots]
-    assert slab == same
-    region = pair.client.imported(pair.regions.show_slab(slab, tenant="red"))
-    assert region.remote.size_bytes == pair.dram.slab_bytes(slab)
-    assert pair.client.read(region, first, SLOT_BYTES) == b"a" * SLOT_BYTES
-    assert pair.client.read(region, second, SLOT_BYTES) == b"b" * SLOT_BYTES
-
-
-def test_a_slab_is_shown_once_and_described_alike_every_time(pair: Pair) -> None:
-    slab, _ = pair.dram.locate(pair.slot(b"a"))
-    assert pair.regions.show_slab(slab, tenant="red") == pair.regions.show_slab(slab, tenant="red")
-    assert len(pair.regions) == 1
-
-
-def test_a_slab_of_another_tenant_and_one_that_is_not_there_are_the_same_nothing(pair: Pair) -> None:
-    slab, _ = pair.dram.locate(pair.slot(b"a"))
-    assert pair.regions.show_slab(slab, tenant="blue") == pair.regions.show_slab(slab + 1000, tenant="blue") == b""
-    pair.regions.show_slab(slab, tenant="red")
-    assert pair.regions.show_slab(slab, tenant="blue") == b"", "also once its tenant has been shown it"
-
-
 @pytest.mark.parametrize("kind", ["slab", "slot"])
 def test_what_one_transport_cannot_show_is_not_shown_by_another(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     slot = pair.slot(b"a")
@@ -97,13 +73,6 @@ def test_a_shown_slab_cannot_be_written(pair: Pair) -> None:
     with pytest.raises(Denied):
         pair.client.write(region, b"x" * SLOT_BYTES, offset)
     assert bytes(pair.dram.view(slot)) == b"a" * SLOT_BYTES
-
-
-def test_a_shown_slab_does_not_shrink_under_its_readers(pair: Pair) -> None:
-    slab, _ = pair.dram.locate(pair.slot(b"a"))
-    pair.regions.show_slab(slab, tenant="red")
-    with pytest.raises(PermissionError):
-        os.ftruncate(pair.dram._pool.memory(slab).fd, 0)
 
 
 def test_a_slab_that_is_gone_is_shown_no_more(pair: Pair) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.client.local.desk import LocalDesk
-from kvstore.client.local.index import IndexView
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Publish, Revoke, TicketKey
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, Copy, Drain, Drop, Hold, Revoke
 from kvstore.protocol.errors import (
     Denied,
     Draining,
@@ -24,28 +22,23 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
-from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import (
-    HOLD_GRANTED,
-    HOLD_MISS,
-    HOLD_REFUSED,
     Flush,
     HoldBlocks,
     Open,
     Opened,
-    OpenIndex,
     Read,
     ReleaseHolds,
     Slabs,
 )
-from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_NODE, Count, Failure, Flags, Hello, Ok, Welcome
-from kvstore.rpc.address import connect, parse_address, socket_id
+from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Count, Failure, Flags, Hello, Ok, Welcome
+from kvstore.rpc.address import connect, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.identity import Role
+from kvstore.store.admission import MAX_SLABS
 from kvstore.store.blocks.block import Block
-from kvstore.store.caller import MAX_SLABS
 from kvstore.store.service import MAX_TENANT_BYTES
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
@@ -80,34 +73,6 @@ def find(node: Served, name: str) -> Block | None:
 # --- holds ---
 
 
-def test_blocks_are_held_until_their_number_is_released_by_any_connection(node: Served, client: Client) -> None:
-    client.put({"a": b"a", "b": b"b"})
-    asked = HoldBlocks(4, 60_000, [b"a", b"b", b"never", b"b"], [0, 1, 0, 9])
-    assert client.ask(asked, Flags).flags == bytes((HOLD_GRANTED, HOLD_GRANTED, HOLD_MISS, HOLD_MISS))
-    assert [bool(block and block.hold_bits) for block in (find(node, "a"), find(node, "b"))] == [True, True]
-    stranger, other = node.connect(tenant="blue"), node.connect()
-    stranger.channel.post(ReleaseHolds([4]))
-    stranger.ask(Flush(), Flags)
-    assert node.call(lambda: node.store.holds.blocks) == 2
-    other.channel.post(ReleaseHolds([3, 4]))
-    until(node, lambda: not node.store.holds.blocks)
-    stranger.close()
-    other.close()
-
-
-def test_no_more_is_held_than_may_be(node: Served, client: Client) -> None:
-    client.put(dict.fromkeys("ab", b"x" * 5 * KIB))
-    assert client.ask(HoldBlocks(4, 60_000, [b"a", b"b"], [0, 0]), Flags).flags == bytes((HOLD_GRANTED, HOLD_REFUSED))
-
-
-def test_holds_end_with_the_connection_that_took_them(node: Served, client: Client) -> None:
-    client.put({"a": b"a"})
-    other = node.connect()
-    other.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
-    other.close()
-    until(node, lambda: not node.store.holds.blocks)
-
-
 def test_what_is_held_goes_with_force_only(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a"})
     client.ask(HoldBlocks(4, 60_000, [b"a"], [0]), Flags)
@@ -118,12 +83,6 @@ def test_what_is_held_goes_with_force_only(node: Served, client: Client, master:
 
 
 # --- who is let in ---
-
-
-def test_a_node_introduces_itself(node: Served, client: Client) -> None:
-    welcome = client.channel.welcome
-    assert (welcome.server, welcome.name, welcome.node_id, welcome.epoch) == (SERVER_NODE, "node", 5, 77)
-    assert (welcome.host_id, welcome.unix) == (socket_id(node.unix), node.unix)
 
 
 def test_where_tickets_are_needed_only_one_of_this_tenant_at_this_node_lets_in(tmp_path: Path) -> None:
@@ -219,18 +178,6 @@ def test_a_connection_is_one_tenants_or_a_nodes_for_good(tmp_path: Path) -> None
                 peer.ask(as_red, Welcome)
 
 
-def test_a_key_that_the_master_gives_is_one_more(tmp_path: Path) -> None:
-    with served(tmp_path, needs_tickets=True) as node, contextlib.closing(node.link()) as link:
-        before = node.ticket()
-        key = node.call(lambda: node.issuer.register(5, node.reactor.now_ns()))
-        with pytest.raises(InvalidTicket, match="under no key"):
-            node.connect(ticket=node.ticket())
-        link.sendall(frame(TicketKey(0, key.key_id, 0, key.secret)))
-        assert read_frame(link)[1] == Ok()
-        node.connect(ticket=node.ticket()).close()
-        node.connect(ticket=before).close()
-
-
 def test_before_its_master_is_found_a_node_lets_nobody_in(node: Served) -> None:
     node.admission.needs_tickets = None
     with pytest.raises(Unavailable, match="try again"):
@@ -317,31 +264,6 @@ def test_a_system_out_of_descriptors_fails_the_request_and_keeps_none(
         os.fstat(passed[0])
 
 
-def test_a_release_is_for_ones_own_leases_and_has_no_answer(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 3000})
-    lease = client.ask_blocks("a").lease
-    client.release(lease)
-    client.read("x")
-    assert node.call(lambda: len(node.leases)) == 0
-
-
-def test_what_a_client_read_by_itself_counts_though_it_hangs_up_at_once(node: Served, client: Client) -> None:
-    client.put({"a": b"a"})
-    answer, fds = client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
-    index, desk = (kind(fd, size) for kind, fd, size in zip((IndexView, LocalDesk), fds, answer.sizes, strict=True))
-    for fd in fds:
-        os.close(fd)
-    found = index.find(b"a")
-    assert found is not None
-    for _ in range(3):
-        desk.read_one(index, found[0], found[1], 1)
-    client.close()
-    eventually(lambda: node.call(lambda: node.store.showing.clients) == 0, "the node has seen it hang up")
-    block = find(node, "a")
-    assert block is not None
-    assert block.hits == 3
-
-
 # --- the master ---
 
 
@@ -374,14 +296,6 @@ def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: 
         client.open({"b": 100})
     assert client.read("a", "b")[1] == [b"a", None]
     assert master.ask(Drain(1, DRAIN_NOT)) == Ok()
-    assert client.put({"b": b"b"}) == [1]
-
-
-def test_a_new_link_says_anew_whether_the_node_is_drained(node: Served, client: Client, master: Master) -> None:
-    master.ask(Drain(1, DRAIN_CLOSED))
-    link = node.service.links[0]
-    assert link is not None
-    node.call(lambda: node.service.link_up(link, 1))
     assert client.put({"b": b"b"}) == [1]
 
 
@@ -465,31 +379,7 @@ def test_a_drop_that_a_device_does_not_let_become_durable_fails(node: Served, cl
     assert master.ask(Drop(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 1)))
 
 
-def test_a_link_takes_no_clients_messages(node: Served, master: Master) -> None:
-    answer = master.ask(Read([b"a"], [0], 0, 0))
-    assert isinstance(answer, Failure)
-    assert answer.code == Unauthorized.code
-
-
 # --- nonsense ---
-
-
-@pytest.mark.parametrize(
-    "message", [Ok(), Lookup([b"a"]), Publish(1, 0, [], [], [], b"", [], [], [], [], [], b"", [])], ids=["an answer", "Lookup", "Publish"]
-)
-def test_messages_that_are_not_for_nodes_are_refused(client: Client, message: Message) -> None:
-    if isinstance(message, Ok):
-        client.channel.post(message)
-    else:
-        with pytest.raises(ProtocolError, match="no message of type"):
-            client.ask(message, Flags)
-    assert client.put({"a": b"x"}) == [1]
-
-
-def test_a_payload_where_none_belongs_is_refused(client: Client) -> None:
-    with pytest.raises(ProtocolError, match="no payload"):
-        client.ask(Read([b"a"], [0], 0, 0), Flags, payload=[b"bytes"])
-    assert client.put({"a": b"x"}) == [1]
 
 
 @pytest.mark.parametrize(

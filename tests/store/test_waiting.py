@@ -2,9 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
-
-from kvstore.protocol.errors import Unavailable
 from kvstore.store.waiting import Waiting, WaitingRoom
 
 
@@ -104,40 +101,6 @@ def test_an_attempt_that_raises_is_told_so_and_holds_up_nobody() -> None:
     line.room.retry()
     assert line.said() == ["try a", "fail a: a bug", "try b"]
     assert len(line.room) == 0
-
-
-def test_of_one_owner_only_so_many_wait() -> None:
-    line = Line()
-    for name in "abc":
-        line.add(name, owner="me")
-    with pytest.raises(Unavailable, match="3 requests of this connection wait already"):
-        line.add("d", owner="me")
-    line.add("e", owner="you")
-    assert len(line.room) == 4
-
-
-def test_whose_deadline_is_over_hears_so_and_the_next_is_tried() -> None:
-    line = Line()
-    line.add("a", deadline_ns=10)
-    line.add("b", deadline_ns=50)
-    line.add("c", deadline_ns=10)
-    line.lucky = "b"
-    assert line.room.expire(now_ns=9) == 0
-    assert line.said() == []
-    assert line.room.expire(now_ns=10) == 2
-    assert line.said() == ["late a", "late c", "try b"]
-    assert len(line.room) == 0
-
-
-def test_an_owner_that_is_gone_is_neither_tried_nor_told() -> None:
-    line = Line()
-    line.add("a", owner="x")
-    line.add("b", owner="y")
-    line.room.forget_owner("x")
-    line.lucky = "ab"
-    line.room.retry()
-    assert line.room.expire(now_ns=1000) == 0
-    assert line.said() == ["try b"]
 
 
 def test_an_attempt_may_call_the_room_again() -> None:

@@ -1,12 +1,12 @@
 """kvstore-node, as collected.py says."""
 
-from kvstore.store import daemon
+from tests import tuned_node
 from tests.system import collected
 
 
 def main() -> None:
     collected.tells()
-    daemon.main()
+    tuned_node.main()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import lmdb
 
-from kvstore.store import daemon, opening
+from kvstore.store import storage
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
+from tests import tuned_node
 
 MARK: Final = "disk-is-full"
 
@@ -39,5 +40,5 @@ def begin(environment: lmdb.Environment, write: bool) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    setattr(opening, "NvmeTier", functools.partial(NvmeTier, begin=begin))  # noqa: B010 - what the node opens
-    daemon.main()
+    setattr(storage, "NvmeTier", functools.partial(NvmeTier, begin=begin))  # noqa: B010 - what the node opens
+    tuned_node.main()

@@ -3,11 +3,11 @@
 The rest is the real node.
 """
 
-from kvstore.store import daemon
-from kvstore.store.blocks import hot
+from kvstore.store.blocks import counts as hot
+from tests import tuned_node
 
 SPAN_S = 2.0
 
 if __name__ == "__main__":
     setattr(hot, "SPAN_S", SPAN_S)  # noqa: B010 - a constant
-    daemon.main()
+    tuned_node.main()

@@ -62,7 +62,7 @@ class System:
         self.masters: dict[int, Child] = {}
         self.nodes: dict[str, Child] = {}
         self.logs: list[str] = []
-        self.node_module = "kvstore.store.daemon"
+        self.node_module = "tests.tuned_node"
         """What is run as a node; a test of broken devices takes a node that has one."""
         self.master_module = "kvstore.master.daemon"
         self.environments: dict[str, dict[str, str]] = {}

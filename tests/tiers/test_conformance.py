@@ -1,22 +1,14 @@
 """The suite passes a sound tier and fails an unsound one; the durable half is held by a tier of plain files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, StaleHandle
 from kvstore.tiers.conformance import (
-    VALUE_BYTES,
-    VALUE_COUNT,
     DurableTierConformance,
-    OpensTier,
-    TierConformance,
     VolatileTierConformance,
-    get,
-    put,
-    value,
 )
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
@@ -153,47 +145,3 @@ class ViewedDram(VolatileTierConformance):
 
 class TestVolatile(ViewedDram):
     """The volatile half of the suite, over slots read and written through their views."""
-
-
-class UnfencedTier(DramTier):
-    """Reads the first slab's first bytes, whatever the slot."""
-
-    def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
-        for slot, destination in zip(slots, destinations, strict=True):
-            destination[:] = self._pool.memory(0).bytes[: slot.size_bytes].data
-        return [None] * len(slots)
-
-
-@pytest.mark.parametrize(
-    "promise",
-    [
-        ViewedDram.test_an_old_handle_does_not_reach_the_next_value_in_its_place,
-        ViewedDram.test_a_slot_given_back_is_refused_everywhere,
-        ViewedDram.test_what_was_written_is_read,
-        ViewedDram.test_a_worker_copies_while_the_owner_allocates_and_frees,
-    ],
-)
-def test_a_tier_that_reads_the_wrong_place_fails(promise: Callable[[ViewedDram, Tier], None]) -> None:
-    tier = UnfencedTier(VALUE_BYTES * VALUE_COUNT)
-    with pytest.raises(AssertionError):
-        promise(ViewedDram(), tier)
-    tier.close()
-
-
-def test_the_error_of_a_read_is_raised(tmp_path: Path) -> None:
-    tier = FileTier(tmp_path, 100)
-    (slot,) = put(tier, [value(1, 10)])
-    tier.free(slot)
-    with pytest.raises(StaleHandle):
-        get(tier, [slot])
-
-
-def test_a_tiers_tests_must_say_how_to_open_and_how_to_look_into_it(tmp_path: Path) -> None:
-    suite, tier = TierConformance(), FileTier(tmp_path, 100)
-    slot = tier.allocate(1)
-    with pytest.raises(NotImplementedError):
-        OpensTier().open_tier(tmp_path, 100)
-    with pytest.raises(NotImplementedError):
-        suite.raw_get(tier, slot)
-    with pytest.raises(NotImplementedError):
-        suite.raw_set(tier, slot, b"x")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.protocol.errors import InvalidArgument, StaleHandle, Unauthorized
 from kvstore.tiers import memfd
 from kvstore.tiers.conformance import VolatileTierConformance, get, put, record, value
 from kvstore.tiers.dram import DramTier
@@ -121,27 +120,6 @@ def test_a_slab_that_changes_tenant_is_new_memory_under_a_new_id(tier: DramTier)
         tier.slab_bytes(slab_id)
 
 
-def test_a_view_is_the_slots_own_memory(tier: DramTier) -> None:
-    slot = tier.allocate(10)
-    view = tier.view(slot)
-    view[:] = b"0123456789"
-    assert get(tier, [slot]) == [b"0123456789"]
-    tier.free(slot)
-    with pytest.raises(StaleHandle):
-        tier.view(slot)
-    with pytest.raises(StaleHandle):
-        tier.locate(slot)
-
-
-def test_slots_of_several_slabs_and_sizes_are_located_together(tier: DramTier) -> None:
-    slots = [
-        tier.allocate(size, tenant=tenant) for size, tenant in [(PAGE, "red"), (100, "red"), (100, "red"), (PAGE, "blue"), (PAGE, "red")]
-    ]
-    for some in (slots, slots[:1], []):
-        slabs, offsets = tier.locate_all(np.array([slot.index for slot in some], np.int64))
-        assert list(zip(slabs.tolist(), offsets.tolist(), strict=True)) == [tier.locate(slot) for slot in some]
-
-
 def test_a_slot_is_filled_with_its_value_and_no_other(tier: DramTier) -> None:
     before, slot, behind = put(tier, [value(1, 100), value(2, 100), value(3, 100)])
     tier.fill(slot, memoryview(value(9, 100)))
@@ -168,13 +146,6 @@ def test_prefaulting_goes_on_until_the_whole_capacity_is_present(tier: DramTier)
     assert tier.prefaulted_bytes == tier.capacity_bytes
 
 
-def test_a_slab_is_warm_once_all_of_it_has_been_faulted_in(tier: DramTier) -> None:
-    slab, _ = tier.locate(tier.allocate(PAGE))
-    assert (tier.has_cold.is_set(), tier.is_warm(slab)) == (True, False)
-    tier.prefault_step(1 << 30)
-    assert tier.is_warm(slab)
-
-
 def test_prefaulting_in_a_thread_changes_no_byte_that_is_written_meanwhile() -> None:
     tier = DramTier(4 << 20, slab_bytes=1 << 20)
     slots = [tier.allocate(1 << 16) for _ in range(64)]
@@ -184,15 +155,6 @@ def test_prefaulting_in_a_thread_changes_no_byte_that_is_written_meanwhile() -> 
     worker.join()
     assert get(tier, slots) == [value(number, 1 << 16) for number in range(64)]
     tier.close()
-
-
-def test_a_tier_says_whether_it_has_huge_pages(tier: DramTier) -> None:
-    assert not tier.hugepages
-
-
-def test_more_than_the_machine_has_is_a_setting_that_cannot_be_met() -> None:
-    with pytest.raises(ConfigError, match="1048576 TiB does not fit into this machine's"):
-        DramTier(1 << 60)
 
 
 def test_memory_in_reserved_huge_pages_stays_in_them_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +173,6 @@ def test_memory_in_reserved_huge_pages_stays_in_them_whoever_has_it(monkeypatch:
         tier._pool.check_integrity()
         tier.free_batch(slots)
     tier.close()
-
-
-def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:
-    with pytest.raises(ConfigError, match="at least 1 byte, not 0"):
-        DramTier(0)
-
-
-def test_copies_neither_wait_for_a_device_nor_hide_their_memory(tier: DramTier) -> None:
-    assert (tier.name, tier.mappable, tier.blocking, tier.durable) == ("dram", True, False, False)
 
 
 def read_as_client(tier: DramTier, slot: Slot, tenant: str = "") -> bytes:

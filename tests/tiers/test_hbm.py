@@ -11,7 +11,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument, StaleHandle, T
 from kvstore.tiers.conformance import VolatileTierConformance, get, put, read, record, value
 from kvstore.tiers.hbm import HbmTier
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
-from kvstore.tiers.tier import Slot, Tier, TierFull
+from kvstore.tiers.tier import Slot, Tier
 
 
 class OpenHbm:
@@ -55,17 +55,6 @@ def tier() -> Iterator[HbmTier]:
     tier.close()
 
 
-def test_bytes_between_taken_ranges_serve_smaller_slabs(tier: HbmTier) -> None:
-    slots = put(tier, [value(number, 50) for number in range(20)])
-    for slot in (slots[2], slots[3], slots[10], slots[11]):
-        tier.free(slot)
-    with pytest.raises(TierFull):
-        tier.allocate(150)
-    small = put(tier, [value(number, 33) for number in range(6)])
-    assert get(tier, small) == [value(number, 33) for number in range(6)]
-    assert get(tier, slots[:2]) == [value(0, 50), value(1, 50)]
-
-
 def test_writing_checks_every_record_before_it_copies_one(tier: HbmTier) -> None:
     first, second = put(tier, [value(1, 10), value(2, 10)])
     with pytest.raises(InvalidArgument, match="11 bytes of data for a slot of 10"):
@@ -92,21 +81,7 @@ def test_a_device_that_is_not_there_is_a_setting_that_cannot_be_met(device: str)
         HbmTier(100, device)
 
 
-def test_more_than_the_device_has_is_a_setting_that_cannot_be_met() -> None:
-    with pytest.raises(ConfigError, match="no HBM tier of"):
-        HbmTier(1 << 60, "cpu")
-
-
-def test_a_capacity_of_nothing_is_a_setting_that_cannot_be_met() -> None:
-    with pytest.raises(ConfigError, match="at least 1 byte, not 0"):
-        HbmTier(0, "cpu")
-
-
 def test_without_torch_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[hbm\]'"):
         HbmTier(100, "cpu")
-
-
-def test_copies_may_wait_for_a_device_whose_memory_others_cannot_map(tier: HbmTier) -> None:
-    assert (tier.name, tier.mappable, tier.blocking, tier.durable) == ("hbm", False, True, False)

@@ -6,7 +6,6 @@ import os
 import resource
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvstore.tiers.huge_pages import HUGE_PAGE_BYTES, SHMEM_ENABLED, map_asking, policy, shared_huge_bytes, why_none
@@ -40,29 +39,11 @@ def test_the_word_in_force_says_whether_memory_that_asks_gets_some(tmp_path: Pat
     assert (policy(tmp_path), why_none(tmp_path)) == (word, reason)
 
 
-def test_a_kernel_without_any_says_so(tmp_path: Path) -> None:
-    assert (policy(tmp_path), why_none(tmp_path)) == ("", "the kernel has none for shared memory")
-    assert shared_huge_bytes(tmp_path) == 0
-
-
 def test_what_this_process_has_of_them_is_counted(tmp_path: Path) -> None:
     write(tmp_path / "proc/self/smaps_rollup", PMD_MAPPED)
     assert shared_huge_bytes(tmp_path) == 256 << 20
     write(tmp_path / "proc/self/smaps_rollup", "Rss: 1 kB\n")
     assert shared_huge_bytes(tmp_path) == 0
-
-
-def test_this_machine_gives_as_many_as_it_says() -> None:
-    """Whatever its setting: none, or all of them but where memory is in too many pieces."""
-    fd = os.memfd_create("asking")
-    os.truncate(fd, 8 * HUGE_PAGE_BYTES)
-    before = shared_huge_bytes()
-    memory = np.frombuffer(map_asking(fd, 8 * HUGE_PAGE_BYTES), np.uint8)
-    os.close(fd)
-    memory[:] = 1
-    got_bytes = shared_huge_bytes() - before
-    assert got_bytes % HUGE_PAGE_BYTES == 0
-    assert got_bytes == 0 if why_none() else got_bytes <= 8 * HUGE_PAGE_BYTES
 
 
 def test_memory_that_the_system_does_not_map_is_refused_and_leaves_nothing() -> None:

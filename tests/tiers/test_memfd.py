@@ -1,7 +1,6 @@
 """Shared memory: its size, its descriptors and what a client can do with them; and the pool that lends it to slabs."""
 
 import fcntl
-import gc
 import mmap
 import os
 import resource
@@ -61,12 +60,6 @@ def is_asking(memory: Memfd) -> bool:
     return "hg" in flags.split()
 
 
-def test_memory_is_of_the_size_asked_in_whole_pages_and_zero(memory: Memfd) -> None:
-    assert memory.size_bytes == 3 * PAGE_BYTES + 1
-    assert os.fstat(memory.fd).st_size == 4 * PAGE_BYTES
-    assert not memory.bytes.any()
-
-
 def test_a_smaller_size_gives_pages_back_and_keeps_the_rest(memory: Memfd) -> None:
     memory.bytes[:] = 7
     memory.resize(PAGE_BYTES + 1)
@@ -76,17 +69,6 @@ def test_a_smaller_size_gives_pages_back_and_keeps_the_rest(memory: Memfd) -> No
     assert pages_of(memory) == 2
     memory.resize(PAGE_BYTES + 1)
     assert (memory.bytes == 7).all()
-
-
-def test_memory_grows_again_to_the_size_it_was_made_with(memory: Memfd) -> None:
-    memory.bytes[:] = 7
-    memory.resize(PAGE_BYTES)
-    memory.give_back()
-    assert memory.most_bytes == 4 * PAGE_BYTES
-    memory.resize(3 * PAGE_BYTES)
-    assert (memory.untouched_bytes, pages_of(memory)) == (3 * PAGE_BYTES, 1)
-    assert (memory.bytes[:PAGE_BYTES] == 7).all()
-    assert not memory.bytes[PAGE_BYTES:].any()
 
 
 def test_pages_given_back_are_zeros_for_whoever_maps_them(memory: Memfd) -> None:
@@ -111,12 +93,6 @@ def test_a_reader_sees_what_is_written_and_cannot_write(memory: Memfd) -> None:
         mapped.close()
 
 
-def test_a_writer_writes_into_the_same_memory(memory: Memfd) -> None:
-    with descriptor(memory, writable=True) as writer:
-        os.pwrite(writer, b"*", 3)
-    assert memory.bytes[3] == ord("*")
-
-
 def test_no_client_can_change_the_size_of_memory(memory: Memfd) -> None:
     with descriptor(memory, writable=True) as writer, descriptor(memory, writable=True) as again:
         for size_bytes in (0, 10 * PAGE_BYTES):
@@ -128,15 +104,6 @@ def test_no_client_can_change_the_size_of_memory(memory: Memfd) -> None:
 
 def test_another_user_cannot_open_the_memory_by_its_path(memory: Memfd) -> None:
     assert os.fstat(memory.fd).st_mode & 0o777 == 0o400
-
-
-def test_views_outlive_the_memory(memory: Memfd) -> None:
-    view = memory.bytes[:10]
-    view[:] = 9
-    memory.close()
-    memory.close()
-    assert view.tolist() == [9] * 10
-    assert memory.size_bytes == 0
 
 
 @pytest.mark.parametrize("advice", [memfd.MADV_POPULATE_WRITE, -1], ids=["populate", "older kernel"])
@@ -171,14 +138,6 @@ def test_memory_that_the_system_refuses_leaves_no_descriptor_behind() -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_pool_holds_its_capacity_in_slabs_and_a_rest() -> None:
-    pool = MemfdPool(10 * PAGE_BYTES + 5, slab_bytes=4 * PAGE_BYTES)
-    assert [pool.acquire(slab, size, 1, "") for slab, size in enumerate((4 * PAGE_BYTES, 4 * PAGE_BYTES, 2 * PAGE_BYTES + 5))] == [1, 1, 1]
-    pool.check_integrity()
-    pool.close()
-    pool.close()
-
-
 def test_bytes_trimmed_from_slabs_become_another_slab() -> None:
     pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     for slab in range(2):
@@ -195,16 +154,6 @@ def test_a_slab_larger_than_those_made_takes_their_place() -> None:
     pool.acquire(1, 6 * PAGE_BYTES, 1, "")
     assert pool.memory(1).size_bytes == 6 * PAGE_BYTES
     pool.check_integrity()
-    pool.close()
-
-
-def test_released_memory_serves_its_tenant_again_warm() -> None:
-    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    pool.acquire(0, PAGE_BYTES, 4, "red")
-    memory = pool.memory(0)
-    pool.release(0)
-    pool.acquire(1, PAGE_BYTES, 3, "red")
-    assert pool.memory(1) is memory
     pool.close()
 
 
@@ -244,65 +193,6 @@ def test_memory_that_clients_map_serves_slabs_of_other_sizes_warm() -> None:
         assert (is_warm, pages_of(pool.memory(slab))) == (True, pages)
         pool.check_integrity()
         pool.release(slab)
-    pool.close()
-
-
-def test_a_slab_has_fewer_slots_where_warm_memory_holds_no_more() -> None:
-    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    pool.acquire(0, PAGE_BYTES, 4, "red")
-    pool.acquire(1, 3 * PAGE_BYTES, 1, "red")
-    memory = pool.memory(1)
-    pool.release(1)
-    assert pool.acquire(2, PAGE_BYTES, 5, "red") == 4
-    assert pool.memory(2) is memory
-    pool.check_integrity()
-    pool.release(2)
-    pool.acquire(3, 3 * PAGE_BYTES, 1, "red")
-    pool.release(3)
-    pool.acquire(4, PAGE_BYTES, 1, "blue")
-    assert pool.acquire(5, PAGE_BYTES, 5, "red") == 3, "blue has the page that the memory had"
-    pool.check_integrity()
-    pool.close()
-
-
-def test_a_slab_of_less_than_half_its_slots_is_made_anew() -> None:
-    pool = MemfdPool(16 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    assert pool.acquire(0, PAGE_BYTES, 9, "red") == 9
-    assert pool.acquire(1, PAGE_BYTES, 6, "red") == 4
-    pool.check_integrity()
-    pool.close()
-
-
-def test_a_pool_is_prefaulted_step_by_step_until_nothing_is_left() -> None:
-    pool = MemfdPool(10 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    assert pool.prefaulted_bytes == 0
-    assert pool.prefault_step(3 * PAGE_BYTES)
-    assert pool.prefaulted_bytes == 3 * PAGE_BYTES
-    pool.acquire(0, PAGE_BYTES, 3, "")
-    assert not pool.prefault_step(100 * PAGE_BYTES)
-    assert pool.prefaulted_bytes == 10 * PAGE_BYTES
-    assert pages_of(pool.memory(0)) == 3
-    assert not pool.prefault_step(1)
-    pool.close()
-
-
-def test_slabs_are_prefaulted_before_memory_that_nobody_uses() -> None:
-    pool = MemfdPool(12 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    pool.acquire(0, 4 * PAGE_BYTES, 1, "")
-    pool.acquire(1, 4 * PAGE_BYTES, 1, "")
-    assert pool.has_cold.is_set()
-    assert pool.prefault_step(4 * PAGE_BYTES)
-    assert (pages_of(pool.memory(0)), pages_of(pool.memory(1))) == (0, 4)
-    pool.close()
-
-
-def test_memory_made_anew_is_prefaulted_too() -> None:
-    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=2 * PAGE_BYTES)
-    assert not pool.prefault_step(8 * PAGE_BYTES)
-    pool.acquire(0, 8 * PAGE_BYTES, 1, "")
-    assert (pool.has_cold.is_set(), pool.prefaulted_bytes) == (True, 0)
-    assert not pool.prefault_step(8 * PAGE_BYTES)
-    assert (pool.prefaulted_bytes, pages_of(pool.memory(0))) == (8 * PAGE_BYTES, 8)
     pool.close()
 
 
@@ -354,72 +244,6 @@ def test_memory_that_asks_for_huge_pages_lies_where_the_kernel_can_give_them(ask
     small = Memfd(HUGE_PAGE_BYTES - PAGE_BYTES, asks=asks)
     assert not is_asking(small)
     small.close()
-
-
-def test_memory_that_asked_is_unmapped_with_its_last_view() -> None:
-    memory = Memfd(2 * HUGE_PAGE_BYTES)
-    name, view = os.readlink(f"/proc/self/fd/{memory.fd}"), memory.bytes[:10]
-    others = Path("/proc/self/maps").read_text().count(name)
-    memory.close()
-    view[0] = 1
-    del view
-    gc.collect()
-    assert Path("/proc/self/maps").read_text().count(name) == others - 1
-
-
-def test_a_pool_asks_for_all_its_slabs_those_that_come_later_too() -> None:
-    for asks in (True, False):
-        pool = MemfdPool(4 * HUGE_PAGE_BYTES, slab_bytes=HUGE_PAGE_BYTES, asks=asks)
-        for slab, huge in enumerate((1, 3)):
-            pool.acquire(slab, huge * HUGE_PAGE_BYTES, 1, "red")
-            assert is_asking(pool.memory(slab)) is asks
-        pool.close()
-
-
-def test_small_slabs_for_the_first_are_made_at_the_start_too() -> None:
-    pool = MemfdPool(8 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES, first_sizes=[PAGE_BYTES, 2 * PAGE_BYTES])
-    assert not pool.prefault_step(100 * PAGE_BYTES)
-    for slab, count in enumerate((1, 2, 4, 1)):
-        assert pool.acquire(slab, PAGE_BYTES, count, "") == count
-        assert os.fstat(pool.memory(slab).fd).st_blocks * 512 == count * PAGE_BYTES, "warm"
-    pool.check_integrity()
-    pool.close()
-
-
-def test_small_slabs_are_of_memory_made_for_them_where_there_is_room() -> None:
-    """A whole spare is cut down for the first; what is cut off serves the next two, and leaves the other spare whole."""
-    pool = MemfdPool(16 * PAGE_BYTES, slab_bytes=8 * PAGE_BYTES)
-    pool.prefault_step(16 * PAGE_BYTES)
-    for slab in range(3):
-        assert pool.acquire(slab, PAGE_BYTES, 1, "red") == 1
-        pool.check_integrity()
-    pool.prefault_step(PAGE_BYTES)
-    assert [pages_of(pool.memory(slab)) for slab in range(3)] == [1, 0, 1], "the last was touched first"
-    assert pool.acquire(3, PAGE_BYTES, 8, "red") == 8
-    assert pages_of(pool.memory(3)) == 8
-    pool.close()
-
-
-def test_what_slabs_are_cut_off_becomes_a_spare_and_is_touched() -> None:
-    pool = MemfdPool(24 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    pool.prefault_step(24 * PAGE_BYTES)
-    for slab in range(6):
-        pool.acquire(slab, 2 * PAGE_BYTES, 1, "red")
-    pool.prefault_step(24 * PAGE_BYTES)
-    assert pool.has_warm(PAGE_BYTES, 4, "blue")
-    pool.acquire(6, PAGE_BYTES, 4, "blue")
-    assert pages_of(pool.memory(6)) == 4
-    pool.check_integrity()
-    pool.close()
-
-
-def test_memory_is_warm_once_all_of_it_was_touched() -> None:
-    pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
-    assert not pool.has_warm(PAGE_BYTES, 4, "red")
-    pool.prefault_step(4 * PAGE_BYTES)
-    assert pool.has_warm(PAGE_BYTES, 4, "red")
-    assert not pool.has_warm(5 * PAGE_BYTES, 1, "red"), "there is no such memory"
-    pool.close()
 
 
 def test_descriptors_are_bounded_and_spares_are_given_up_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:

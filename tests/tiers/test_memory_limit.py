@@ -78,19 +78,3 @@ def test_group_whose_path_leads_out_of_the_name_space(tmp_path: Path) -> None:
     host.write("sys/fs/cgroup/memory.max", f"{1 << 30}\n")
     host.write("sys/fs/outside/memory.max", "1\n")
     assert host.found() == (1 << 30, "/sys/fs/cgroup/memory.max")
-
-
-def test_mount_point_with_a_space_in_its_name(tmp_path: Path) -> None:
-    host = Host(tmp_path, "31 23 0:26 / /my\\040groups rw - cgroup2 none rw\n", "0::/\n")
-    host.write("my groups/memory.max", "4096\n")
-    assert host.found() == (4096, "/my groups/memory.max")
-
-
-def test_process_in_no_group_has_no_limit(tmp_path: Path) -> None:
-    host = Host(tmp_path, V1_MOUNTS.format(root="/"), "2:cpu,cpuacct:/\n")
-    host.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "1\n")
-    assert host.found() is None
-
-
-def test_host_without_control_groups_has_no_limit(tmp_path: Path) -> None:
-    assert memory_limit(tmp_path) is None

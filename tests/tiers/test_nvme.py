@@ -21,12 +21,12 @@ import torch
 
 from kvstore.kvcache.codecs.schemes import NONE, CacheScheme
 from kvstore.kvcache.codecs.tensor_value import encode_value
-from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, InvalidArgument, StaleHandle, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, ConfigError, Corrupt, StaleHandle, TierFailed
 from kvstore.tiers.conformance import DurableTierConformance, get, put, read, record, value
-from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS, TierMachine
 from kvstore.tiers.nvme import LMDB_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
+from kvstore.tiers.placements import PAGE_BYTES
 from kvstore.tiers.tier import Slot, Tier, TierFull
 from kvstore.tiers.value_codec import ValueCodec, decode_into
 from kvstore.tiers.value_file import DIRECT_BYTES
@@ -34,7 +34,6 @@ from kvstore.transfer.testing.waiting import PATIENCE_S, eventually, in_backgrou
 from tests.tiers.test_value_file import refuse
 
 KIB = 1 << 10
-MIB = 1 << 20
 
 
 class OpenNvme:
@@ -135,32 +134,6 @@ def flip_bit(data: bytearray, bit: int) -> None:
     data[bit // 8] ^= 1 << bit % 8
 
 
-def test_it_is_durable_and_keeps_the_loop_waiting(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier(sync=True)
-    assert (tier.name, tier.durable, tier.blocking, tier.mappable) == ("nvme", True, True, False)
-    assert get(tier, put(tier, [value(1)])) == [value(1)]
-
-
-@pytest.mark.parametrize("size_bytes", [LMDB_BYTES, LMDB_BYTES + 1, DIRECT_BYTES - 1, DIRECT_BYTES, 1_000_003])
-def test_values_of_any_size_are_read_as_they_were_written(open_tier: Callable[..., NvmeTier], size_bytes: int) -> None:
-    tier = open_tier(4 << 20)
-    assert get(tier, put(tier, [value(number, size_bytes) for number in range(3)])) == [value(number, size_bytes) for number in range(3)]
-
-
-def test_a_value_can_be_read_into_memory_of_any_item_type(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier()
-    (slot,) = put(tier, [value(7)])
-    floats = np.zeros(512, np.float64)
-    assert tier.read_batch_into([slot], [floats.data]) == [None]
-    assert floats.tobytes() == value(7)
-
-
-def test_a_destination_of_another_size_is_misuse(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier()
-    (slot,) = put(tier, [value(1)])
-    assert isinstance(tier.read_batch_into([slot], [memoryview(bytearray(1))])[0], InvalidArgument)
-
-
 def test_an_encoded_value_takes_its_own_bytes_and_is_decoded_into_memory_of_the_values_size(open_tier: Callable[..., NvmeTier]) -> None:
     """Also by a tier that was opened without a word of any codec; its neighbours are given as they are."""
     values = [encode_value(torch.full((1, 2, 1, 16, 8), float(number)), NONE) for number in range(3)]
@@ -197,17 +170,6 @@ def test_damaged_encoded_bytes_are_not_decoded_and_what_is_not_encoded_fills_no_
     assert not any(rooms[0])
 
 
-def test_a_tag_beyond_its_limit_is_misuse(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier()
-    with pytest.raises(InvalidArgument, match="at most 4096"):
-        tier.write_batch([record(tier.allocate(1), b"x", b"t" * 4097)])
-
-
-def test_a_slot_never_written_is_not_read(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier()
-    assert isinstance(read(tier, tier.allocate(10)), StaleHandle)
-
-
 def test_a_handle_from_before_a_restart_is_stale(open_tier: Callable[..., NvmeTier]) -> None:
     tier = open_tier()
     (slot,) = put(tier, [value(1)])
@@ -235,20 +197,6 @@ def test_flush_makes_a_deletion_durable(open_tier: Callable[..., NvmeTier]) -> N
     with environment_of(tier).read() as transaction:
         assert transaction.stat(environment_of(tier).headers)["entries"] == 2
         assert transaction.stat(environment_of(tier).values)["entries"] == 1
-
-
-def test_a_great_eviction_is_spread_over_transactions_and_flush_ends_it(
-    open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvstore.tiers.nvme.MAX_DELETIONS", 3)
-    tier = open_tier()
-    tier.free_batch(put(tier, [value(number, 10) for number in range(8)]))
-    entries = []
-    for act in (lambda: put(tier, [b"x"]), tier.flush):
-        act()
-        with environment_of(tier).read() as transaction:
-            entries.append(transaction.stat(environment_of(tier).values)["entries"])
-    assert entries == [8 - 3 + 1, 1]
 
 
 def test_a_slot_freed_before_it_was_written_leaves_nothing_to_delete(open_tier: Callable[..., NvmeTier]) -> None:
@@ -411,14 +359,6 @@ def test_a_value_file_that_fails_once_is_written_again_else_it_is_out_of_order(
     tier.flush()
     with environment_of(tier).read() as transaction:
         assert transaction.stat(environment_of(tier).headers)["entries"] == 1
-
-
-def test_written_bytes_are_those_of_values_and_metadata(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier(1 << 20)
-    before = tier.written_bytes
-    put(tier, [value(1, 5000), value(2, 5000)])
-    after = tier.written_bytes
-    assert before + 4 * PAGE_BYTES < after < before + 4 * PAGE_BYTES + 100_000
 
 
 @contextmanager
@@ -743,17 +683,6 @@ def test_a_value_file_that_is_gone_is_so_many_misses(open_tier: Callable[..., Nv
     put(again, [value(3)], tags=[b"new"])
     again.close()
     assert [found.tag for found in open_tier().recover()] == [b"kept", b"new"]
-
-
-def test_what_a_smaller_capacity_gives_up_makes_room_for_others(open_tier: Callable[..., NvmeTier]) -> None:
-    tier = open_tier(4 << 20)
-    put(tier, [value(number, MIB) for number in range(4)])
-    tier.close()
-    tier = open_tier(2 << 20)
-    assert [found.slot.index for found in tier.recover()] == [2, 3]
-    tier.free_batch([Slot(number, tier._environment.openings, MIB) for number in (2, 3)])
-    slots = put(tier, [value(number, MIB) for number in (5, 6)])
-    assert get(tier, slots) == [value(5, MIB), value(6, MIB)]
 
 
 class PowerCut(BaseException):

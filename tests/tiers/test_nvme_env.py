@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -116,13 +115,6 @@ def test_its_files_are_its_users_alone_whoever_made_the_folder_and_as_an_earlier
         os.umask(umask)
 
 
-@pytest.mark.parametrize("folder", ["file/below", "file/folder/below", "/proc/self/kvstore"])
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        Environment(tmp_path / folder, capacity_bytes=1, sync=False)
-
-
 def test_a_folder_whose_parent_is_missing_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with pytest.raises(ConfigError, match=f"cannot be made, for {disk} is not there: mount its disk"):
@@ -144,13 +136,6 @@ def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_map
     open_environment()
     table = (tmp_path / "nvme" / "lock.mdb").stat()
     assert table.st_blocks * 512 >= table.st_size == TABLE_BYTES
-
-
-@pytest.mark.parametrize("capacity_bytes", [0, -1, 1 << 62])
-def test_a_capacity_of_nothing_or_beyond_the_disk_is_refused(open_environment: Callable[..., Environment], capacity_bytes: int) -> None:
-    with pytest.raises(ConfigError, match="must be from 1 byte to"):
-        open_environment(capacity_bytes=capacity_bytes)
-    open_environment()
 
 
 def test_a_file_longer_than_the_file_system_has_them_is_refused_with_its_length(open_environment: Callable[..., Environment]) -> None:
@@ -260,22 +245,6 @@ def test_a_write_beyond_twice_the_map_is_full_and_leaves_nothing_behind(open_env
     put(environment, b"0", b"small")
 
 
-def test_the_map_does_not_grow_beyond_the_disk(open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = open_environment()
-    disk = os.statvfs("/")
-    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((disk.f_bsize, disk.f_frsize, 1, 0, 0, 0, 0, 0, 0, 255)))
-    with pytest.raises(TierFull, match="no room for a larger map"):
-        put(environment, b"key", b"v" * 4 * MIB)
-
-
-def test_a_map_that_the_kernel_does_not_let_grow_is_full(open_environment: Callable[..., Environment]) -> None:
-    environment = open_environment()
-    with file_size_limit(3 * MIB), pytest.raises(TierFull, match="cannot grow"):
-        put(environment, b"key", b"v" * 4 * MIB)
-    put(environment, b"key", b"v" * 4 * MIB)
-    assert get(environment, b"key") == b"v" * 4 * MIB
-
-
 def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goes_on(open_environment: Callable[..., Environment]) -> None:
     environment = open_environment(capacity_bytes=16 * 36 * MIB)
     value, keys = b"v" * MIB, [b"%d" % number for number in range(48)]
@@ -287,32 +256,6 @@ def test_a_map_for_which_there_is_no_address_space_is_full_and_what_there_is_goe
     for key in keys:
         put(environment, key, value)
     assert get(environment, keys[-1]) == value
-
-
-def test_a_map_whose_disk_does_not_even_say_how_much_room_it_has_is_full(
-    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = open_environment()
-
-    def refused(path: Path) -> os.statvfs_result:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "statvfs", refused)
-    with pytest.raises(TierFull, match="cannot grow"):
-        put(environment, b"key", b"v" * 4 * MIB)
-
-
-def test_a_device_that_also_refuses_what_it_is_asked_with_is_no_full_one(
-    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error")))
-
-    def refused(descriptor: int, length: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "ftruncate", refused)
-    put(environment, b"key", b"value")
-    assert get(environment, b"key") == b"value"
 
 
 @pytest.mark.parametrize(("limit_bytes", "answer"), [(2 * 4096, "File too large"), (64 << 10, "Input/output error")])
@@ -386,21 +329,6 @@ def test_readers_have_left_the_map_before_a_device_that_failed_for_good_is_close
     assert "out of order" in environment.failure
 
 
-def test_a_map_that_had_to_grow_outlives_one_failure_of_the_device_too(open_environment: Callable[..., Environment]) -> None:
-    environment = open_environment(begin=Faults(lmdb.Error("pwrite: Input/output error")))
-    put(environment, b"key", b"v" * 4 * MIB)
-    assert get(environment, b"key") == b"v" * 4 * MIB
-    assert environment.failure == ""
-
-
-def test_a_folder_that_is_gone_when_re_opened_is_a_failure_for_good(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
-    gone = Faults(lmdb.Error("pwrite: Input/output error"), meanwhile=lambda: shutil.rmtree(tmp_path / "nvme"))
-    environment = open_environment(begin=gone)
-    with pytest.raises(TierFailed, match="No such file"):
-        put(environment, b"key", b"value")
-    assert environment.failure
-
-
 def test_a_data_file_that_is_gone_when_re_opened_is_not_taken_for_an_empty_tier(
     open_environment: Callable[..., Environment], tmp_path: Path
 ) -> None:
@@ -409,24 +337,6 @@ def test_a_data_file_that_is_gone_when_re_opened_is_not_taken_for_an_empty_tier(
     with pytest.raises(TierFailed):
         put(environment, b"key", b"value")
     assert environment.failure
-
-
-def test_written_bytes_are_those_of_lmdbs_pages(open_environment: Callable[..., Environment]) -> None:
-    environment = open_environment()
-    put(environment, b"key", b"v" * 100_000)
-    assert 100_000 < environment.written_bytes < 200_000
-
-
-def test_without_the_kernels_count_no_bytes_are_counted(
-    open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(path: Path) -> str:
-        raise FileNotFoundError(path)
-
-    environment = open_environment()
-    monkeypatch.setattr(Path, "read_text", missing)
-    put(environment, b"key", b"value")
-    assert environment.written_bytes == 0
 
 
 def test_a_damaged_page_fails_the_read_and_not_the_environment(open_environment: Callable[..., Environment]) -> None:

@@ -1,11 +1,14 @@
 """Extents are free once their value is deleted and the reads that may know them have ended; what a folder held is taken over."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Closed
-from kvstore.tiers.extents import Run
-from kvstore.tiers.placements import Placement, Placements, Runs, pack_runs, pages_of, unpack_runs
+from kvstore.tiers.placements import ExtentAllocator, Placement, Placements, Run, Runs
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
+
+PAGES = 300
 
 
 @pytest.fixture
@@ -34,41 +37,6 @@ def gives(placements: Placements, pages: int) -> bool:
     if runs is not None:
         placements.discard(runs)
     return runs is not None
-
-
-def test_a_published_value_is_found_until_it_is_released(placements: Placements) -> None:
-    runs = publish(placements, 1, 4)
-    assert placements.find(1) == Placement(1, runs)
-    assert free_pages(placements) == 6
-    placements.release([1, 2])
-    assert placements.find(1) is None
-    assert free_pages(placements) == 10
-
-
-def test_a_value_in_several_runs_is_found(placements: Placements) -> None:
-    for block_id in range(5):
-        publish(placements, block_id, 2)
-    placements.release([0, 2])
-    assert placements.take(4, in_pieces=False) is None
-    runs = publish(placements, 7, 4)
-    assert sorted(runs) == [Run(0, 2), Run(4, 6)]
-    assert placements.find(7) == Placement(7, runs)
-    placements.check_integrity()
-
-
-def test_extents_of_an_overwritten_value_are_retired(placements: Placements) -> None:
-    publish(placements, 1, 4)
-    runs = publish(placements, 1, 4)
-    assert placements.find(1) == Placement(1, runs)
-    assert free_pages(placements) == 6
-
-
-def test_discarded_extents_are_free(placements: Placements) -> None:
-    runs = placements.take(10, in_pieces=False)
-    assert runs is not None
-    assert placements.take(1, in_pieces=True) is None
-    placements.discard(runs)
-    assert free_pages(placements) == 10
 
 
 def test_extents_are_not_reused_while_a_read_may_know_them(placements: Placements) -> None:
@@ -139,25 +107,51 @@ def test_of_overlapping_values_the_newest_is_restored() -> None:
     assert free_pages(placements) == 7
 
 
-def test_a_value_under_a_long_run_of_an_older_one_is_restored() -> None:
-    placements = Placements()
-    found = [(1, (Run(0, 9),)), (2, (Run(2, 3),)), (3, (Run(5, 6),))]
-    assert placements.restore([(number, Placement(0, runs)) for number, runs in found], 10) == {1}
+def allocator(*free: tuple[int, int]) -> ExtentAllocator:
+    """One of PAGES pages of which these runs are free."""
+    made = ExtentAllocator()
+    made.grow(PAGES)
+    assert made.take(PAGES) == Run(0, PAGES)
+    for begin, end in free:
+        made.free(Run(begin, end))
+    made.check_integrity()
+    return made
 
 
-def test_a_value_behind_the_end_of_the_file_is_lost() -> None:
-    placements = Placements()
-    assert placements.restore([(1, Placement(0, (Run(9, 11),))), (2, Placement(0, (Run(9, 10),)))], 10) == {1}
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(["take", "pieces", "free", "grow"]), st.integers(1, 40)), max_size=80))
+def test_extents_in_any_order_match_a_set_of_pages(steps: list[tuple[str, int]]) -> None:
+    made, free, taken = ExtentAllocator(), set[int](), list[list[Run]]()
+    for act, number in steps:
+        if act == "grow":
+            free |= set(range(made.end_pages, made.end_pages + number))
+            made.grow(made.end_pages + number)
+        elif act == "free" and taken:
+            for run in taken.pop(number % len(taken)):
+                free |= set(range(*run))
+                made.free(run)
+        elif act == "take" and (found := made.take(number)) is not None:
+            taken.append([found])
+            free = without(free, taken[-1], number)
+        elif act == "pieces" and number <= len(free):
+            taken.append(made.take_pieces(number))
+            free = without(free, taken[-1], number)
+        made.check_integrity()
+        assert {page for run in made.free_runs() for page in range(*run)} == free
 
 
-def test_an_empty_table_is_sound() -> None:
-    Placements().check_integrity()
+def without(free: set[int], runs: list[Run], pages: int) -> set[int]:
+    got = [page for run in runs for page in range(*run)]
+    assert len(got) == pages == len(set(got))
+    assert free.issuperset(got)
+    return free.difference(got)
 
 
-def test_runs_are_unpacked_as_they_were_packed() -> None:
-    runs = (Run(1 << 40, (1 << 40) + 5), Run(0, 1))
-    assert unpack_runs(pack_runs(runs)) == runs
-
-
-def test_pages_of_a_value_are_rounded_up() -> None:
-    assert [pages_of(size) for size in (1, 4096, 4097)] == [1, 1, 2]
+def test_take_all_leaves_what_is_between_free() -> None:
+    made = ExtentAllocator()
+    made.take_all([Run(0, 3), Run(5, 6), Run(6, 9)])
+    made.grow(9)
+    assert list(made.free_runs()) == [Run(3, 5)]
+    made.grow(12)
+    assert sorted(made.free_runs()) == [Run(3, 5), Run(9, 12)]
+    made.check_integrity()

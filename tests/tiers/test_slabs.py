@@ -1,12 +1,14 @@
 """The slab allocator: exact capacity, groups, generations, and slabs that change hands when they are vacant."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument, StaleHandle
-from kvstore.tiers.slabs import POSITION_BITS, SlabAllocator, growth_sizes, position_of
-from kvstore.tiers.tier import Slot, TierFull
+from kvstore.tiers.slabs import POSITION_BITS, SlabTier, growth_sizes, position_of
+from kvstore.tiers.tier import Record, Slot, TierFull
 
 
 class AnyMemory:
@@ -32,8 +34,23 @@ class AnyMemory:
         self.released.append(slab)
 
 
-def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None, exact_classes: int = 16) -> SlabAllocator:
-    return SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory(), exact_classes=exact_classes)
+class Bare(SlabTier):
+    """Slots without bytes."""
+
+    name = "bare"
+
+    def write_batch(self, records: Sequence[Record]) -> None:
+        raise NotImplementedError
+
+    def read_batch_into(self, slots: Sequence[Slot], destinations: Sequence[memoryview]) -> list[Exception | None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+def allocator(capacity_bytes: int, slab_bytes: int = 100, backing: AnyMemory | None = None, exact_classes: int = 16) -> SlabTier:
+    return Bare(capacity_bytes, slab_bytes=slab_bytes, backing=backing or AnyMemory(), exact_classes=exact_classes)
 
 
 def slab_of(slot: Slot) -> int:
@@ -49,7 +66,7 @@ def slab_of(slot: Slot) -> int:
 )
 def test_n_times_b_bytes_hold_n_blocks_of_b_bytes(count: int, size_bytes: int, slab_bytes: int, first_bytes: int, spare_bytes: int) -> None:
     capacity_bytes = count * size_bytes + spare_bytes % size_bytes
-    slabs = SlabAllocator(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=AnyMemory())
+    slabs = Bare(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=AnyMemory())
     slots = [slabs.allocate(size_bytes, "") for _ in range(count)]
     assert len({slot.index for slot in slots}) == count
     assert slabs.used_bytes == count * size_bytes
@@ -96,60 +113,6 @@ def test_slots_given_many_at_a_time_are_those_given_one_by_one(steps: list[tuple
         assert many.used_bytes == each.used_bytes
 
 
-def test_no_slab_is_made_for_slots_that_are_to_be_unused() -> None:
-    slabs = allocator(100)
-    assert slabs.allocate_unused(10, "red", 5) == []
-    first = slabs.allocate(10, "red")
-    assert len(slabs.allocate_unused(10, "red", 100)) == 9
-    assert slabs.allocate_unused(10, "red", 1) == []
-    assert slabs.allocate_unused(10, "blue", 1) == []
-    slabs.free(first)
-    assert [slot.index for slot in slabs.allocate_unused(10, "red", 7)] == [first.index]
-    with pytest.raises(InvalidArgument):
-        slabs.allocate_unused(101, "red", 1)
-
-
-def test_a_vacant_slab_is_opened_for_slots_that_are_to_be_unused() -> None:
-    slabs = allocator(100)
-    slabs.free(slabs.allocate(10, "red"))
-    assert [slot.index for slot in slabs.allocate_unused(10, "red", 4)] == [0], "what was used before is used again first"
-    slabs.check_integrity()
-    assert len(slabs.allocate_unused(10, "red", 100)) == 9
-    slabs.check_integrity()
-
-
-def test_a_slab_holds_one_tenant_and_one_size() -> None:
-    slabs = allocator(1000)
-    red, red_again, blue, large = (slabs.allocate(size, tenant) for size, tenant in [(10, "red"), (10, "red"), (10, "blue"), (50, "red")])
-    assert slab_of(red) == slab_of(red_again)
-    assert len({slab_of(red), slab_of(blue), slab_of(large)}) == 3
-
-
-def test_a_group_keeps_its_number() -> None:
-    slabs = allocator(1000)
-    number = slabs.group(10, "red")
-    assert slabs.group(10, "blue") != number
-    slot = slabs.allocate(10, "red")
-    slabs.free(slot)
-    assert slot.group == slabs.group(10, "red") == number
-
-
-def test_a_slot_takes_what_its_size_class_does_and_its_tenant_has_it_until_it_is_free() -> None:
-    slabs = allocator(1000, exact_classes=1)
-    slot = slabs.allocate(10, "red")
-    assert (slabs.slot_bytes(10, "red"), slabs.slot_bytes(10, "blue")) == (10, 10)
-    rounded = slabs.slot_bytes(305, "red")
-    assert rounded > 305
-    other = slabs.allocate(305, "red")
-    assert slabs.tenant_bytes == {"red": 10 + rounded}
-    slabs.quarantine(slot)
-    slabs.free(other)
-    assert slabs.tenant_bytes == {"red": 10}, "in quarantine it is still the tenant's"
-    slabs.release(slot)
-    assert slabs.tenant_bytes == {}
-    slabs.check_integrity()
-
-
 def test_a_tenant_has_the_slabs_in_which_it_has_slots_and_those_in_quarantine_count() -> None:
     slabs = allocator(1000)
     assert slabs.needs_slab(50, "red")
@@ -171,14 +134,6 @@ def test_a_tenant_has_the_slabs_in_which_it_has_slots_and_those_in_quarantine_co
     slabs.check_integrity()
     with pytest.raises(InvalidArgument):
         slabs.needs_slab(1001, "red")
-
-
-def test_what_a_group_can_give_is_what_it_has_allocated() -> None:
-    slabs = allocator(1000)
-    first, second, third = (slabs.allocate(10, "") for _ in range(3))
-    slabs.free(first)
-    slabs.quarantine(second)
-    assert slabs.reclaimable(third.group) == 1
 
 
 def test_the_first_sizes_of_a_tenant_are_exact_and_later_ones_round_up() -> None:
@@ -206,13 +161,6 @@ def test_a_handle_is_good_for_one_use_of_its_place() -> None:
         with pytest.raises(StaleHandle):
             act(first)
     assert slabs.find(second).number == slab_of(second)
-
-
-def test_a_handle_with_another_size_is_refused() -> None:
-    slabs = allocator(100)
-    slot = slabs.allocate(10, "")
-    with pytest.raises(StaleHandle):
-        slabs.find(Slot(slot.index, slot.generation, 99, slot.group))
 
 
 def test_a_quarantined_place_waits_for_its_release() -> None:
@@ -311,22 +259,6 @@ def test_a_slot_larger_than_a_slab_takes_several_vacant_ones() -> None:
     slabs.check_integrity()
 
 
-def test_vacant_slabs_that_would_not_suffice_stay_where_they_are() -> None:
-    memory = AnyMemory()
-    slabs = allocator(200, backing=memory)
-    slots = [slabs.allocate(10, "") for _ in range(11)]
-    slabs.free(slots[10])
-    with pytest.raises(TierFull):
-        slabs.allocate(150, "")
-    assert memory.released == []
-
-
-def test_memory_in_pieces_gives_smaller_slabs() -> None:
-    slabs = allocator(100, backing=AnyMemory(grant=3))
-    assert len({slab_of(slabs.allocate(10, "")) for _ in range(10)}) == 4
-    slabs.check_integrity()
-
-
 def test_vacant_slabs_are_given_up_until_the_backing_finds_memory() -> None:
     memory = AnyMemory()
     slabs = allocator(200, backing=memory)
@@ -359,34 +291,16 @@ def test_slabs_of_forgotten_values_are_reserved_for_another_size() -> None:
     slabs = allocator(300, backing=memory)
     for tenant in ("red", "blue"):
         slots = [slabs.allocate(10, tenant) for _ in range(10)]
-        slabs.free_all(slots)
+        slabs.free_batch(slots)
     [first, second] = slabs.reserve_slabs(slabs.group(50, "red"), 2)
     assert memory.released == [0], "red's own, for blue's memory would have to be made anew"
     assert slabs.reserve_slabs(slabs.group(50, "red"), 3) == [first, second]
     slabs.check_integrity()
 
 
-def test_slabs_of_forgotten_values_are_reserved_before_cold_memory() -> None:
-    memory = AnyMemory()
-    slabs = allocator(240, backing=memory)
-    slabs.free_all([slabs.allocate(60, "red") for _ in range(2)])
-    assert len(slabs.reserve_slabs(slabs.group(50, "red"), 1)) == 1
-    assert memory.released == [], "unassigned bytes are warm"
-    memory.is_warm = False
-    assert len(slabs.reserve_slabs(slabs.group(50, "red"), 2)) == 2
-    assert memory.released == [0, 1], "one of 60 bytes was too small"
-    assert len(slabs.reserve_slabs(slabs.group(50, "red"), 3)) == 2, "too few bytes are left"
-    slabs.check_integrity()
-
-
-def test_a_reservation_for_which_there_is_no_memory_is_of_nothing() -> None:
-    slabs = allocator(250, backing=AnyMemory(grant=0))
-    assert slabs.reserve_slabs(slabs.group(10, ""), 1) == []
-
-
 def test_slabs_of_a_group_grow_with_it_until_they_are_whole() -> None:
     memory = AnyMemory()
-    slabs = SlabAllocator(10_000, slab_bytes=1000, first_bytes=20, backing=memory)
+    slabs = Bare(10_000, slab_bytes=1000, first_bytes=20, backing=memory)
     slots = [slabs.allocate(10, "red") for _ in range(300)]
     sizes = list(memory.slabs.values())
     assert sizes == [20, 60, 240, 960, 1000, 1000]
@@ -402,27 +316,11 @@ def test_slabs_of_a_group_grow_with_it_until_they_are_whole() -> None:
     assert list(memory.slabs.values())[-1] == 20, "it begins anew"
 
 
-def test_a_group_that_is_small_reserves_nothing_ahead() -> None:
-    slabs = SlabAllocator(10_000, slab_bytes=100, first_bytes=10, backing=AnyMemory())
-    group = slabs.group(10, "")
-    for _ in range(4):
-        slabs.allocate(10, "")
-        assert slabs.reserve_slabs(group, 1) == []
-    for _ in range(10):
-        slabs.allocate(10, "")
-    assert len(slabs.reserve_slabs(group, 1)) == 1
-
-
-def test_the_sizes_before_the_first_whole_slab() -> None:
-    assert growth_sizes(4096, 4096) == growth_sizes(4096, 100) == []
-    assert growth_sizes(1, 64) == [1, 3, 12, 48]
-
-
 @given(st.lists(st.integers(0, 30), unique=True, max_size=31))
 def test_many_that_are_freed_at_once_are_free_as_one_by_one(order: list[int]) -> None:
     at_once, each = allocator(40 * 10), allocator(40 * 10)
     slots = [[slabs.allocate(10, "red") for _ in range(31)] for slabs in (at_once, each)]
-    at_once.free_all(slots[0][number] for number in order)
+    at_once.free_batch(slots[0][number] for number in order)
     for number in order:
         each.free(slots[1][number])
     for slabs in (at_once, each):
@@ -439,8 +337,8 @@ def test_of_many_none_of_a_slab_is_freed_where_one_was_given_back_before() -> No
     slabs.free(first)
     for wrong in ([second, first], [second, second], [third._replace(index=9 << POSITION_BITS)]):
         with pytest.raises(StaleHandle):
-            slabs.free_all(wrong)
+            slabs.free_batch(wrong)
     slabs.check_integrity()
     assert slabs.used_bytes == 20
-    slabs.free_all([second, third])
+    slabs.free_batch([second, third])
     assert slabs.used_bytes == 0

@@ -102,36 +102,6 @@ def tier() -> NaiveTier:
     return NaiveTier(100)
 
 
-def test_a_tier_says_of_itself_the_least_unless_it_says_more(tier: NaiveTier) -> None:
-    assert (tier.durable, tier.mappable, tier.blocking) == (False, False, True)
-    assert tier.health == "ok"
-    assert tier.written_bytes == 0
-    assert tier.group(10) == tier.group(20, tenant="red") == 0
-    assert tier.slot_bytes(10, tenant="red") == 10
-    slot = tier.allocate(10, tenant="red")
-    assert tier.adopt(slot, tenant="red") == slot
-    assert list(tier.recover()) == []
-    assert tier.allocate_unused(10, tenant="red", count=3) == []
-
-
 def test_free_bytes_are_those_neither_used_nor_quarantined(tier: NaiveTier) -> None:
     tier.allocate(30)
     assert tier.free_bytes == 70
-
-
-def test_without_a_quarantine_a_slot_given_back_is_free_at_once(tier: NaiveTier) -> None:
-    slot = tier.allocate(100)
-    tier.quarantine(slot)
-    tier.release(slot)
-    assert tier.free_bytes == 100
-
-
-def test_a_batch_of_slots_is_freed_one_by_one(tier: NaiveTier) -> None:
-    slots = [tier.allocate(10) for _ in range(3)]
-    tier.free_batch(slots)
-    assert tier.free_bytes == 100
-
-
-def test_the_interface_alone_is_no_tier() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        Tier()  # type: ignore[abstract]

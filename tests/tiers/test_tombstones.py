@@ -116,11 +116,3 @@ def test_a_path_that_cannot_be_written_or_gets_no_room_is_refused(tmp_path: Path
     with file_size_limit(RECORD_BYTES), pytest.raises(ConfigError, match="gets no room: File too large"):
         Tombstones(path, sync=False)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_second_close_is_a_no_op_and_nothing_is_written_after_it(open_file: Callable[..., Tombstones]) -> None:
-    file = open_file()
-    file.close()
-    file.close()
-    with pytest.raises(TierFailed, match="Bad file descriptor"):
-        file.add(ids(1))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError, TierFailed
-from kvstore.tiers.extents import PAGE_BYTES, Run
+from kvstore.protocol.errors import TierFailed
+from kvstore.tiers.placements import PAGE_BYTES, Run
 from kvstore.tiers.tier import TierFull
-from kvstore.tiers.value_file import DIRECT_BYTES, MAX_JOINED, PIECE_BYTES, Piece, ValueFile, copy, joined, pieces_of
+from kvstore.tiers.value_file import DIRECT_BYTES, MAX_JOINED, PIECE_BYTES, Piece, ValueFile, joined, pieces_of
 from tests.tiers.test_nvme_env import file_size_limit
 
 SIZES = [1, 4096, 5000, DIRECT_BYTES - 1, DIRECT_BYTES, DIRECT_BYTES + 1, 3 * PIECE_BYTES + 777]
@@ -88,28 +88,6 @@ def test_a_value_is_read_as_it_was_written(open_file: Callable[..., ValueFile], 
     assert file.written_bytes == (pages + 2) * PAGE_BYTES
 
 
-def test_a_value_in_several_runs_is_read_as_it_was_written(open_file: Callable[..., ValueFile]) -> None:
-    file = open_file()
-    runs = (Run(100, 139), Run(0, 1), Run(7, 10), Run(50, 51))
-    source, destination = aligned(43 * PAGE_BYTES + 5), aligned(43 * PAGE_BYTES + 5)
-    data = fill(source, 3)
-    write(file, runs, source)
-    assert all(map(file.read, pieces_of(runs, destination)))
-    assert destination == data
-
-
-def test_pieces_are_cut_at_their_longest_and_at_runs() -> None:
-    value = memoryview(bytearray(PIECE_BYTES + 2 * PAGE_BYTES + 1))
-    pages = PIECE_BYTES // PAGE_BYTES
-    pieces = pieces_of((Run(0, pages + 1), Run(5000, 5002)), value)
-    assert [(piece.offset_bytes, piece.end_bytes, len(piece.buffer)) for piece in pieces] == [
-        (0, PIECE_BYTES, PIECE_BYTES),
-        (PIECE_BYTES, PIECE_BYTES + PAGE_BYTES, PAGE_BYTES),
-        (5000 * PAGE_BYTES, 5002 * PAGE_BYTES, PAGE_BYTES + 1),
-    ]
-    assert all(piece.is_large for piece in pieces)
-
-
 def test_short_neighbours_are_joined_and_large_values_are_not() -> None:
     def piece(page: int, pages: int, is_large: bool = False) -> Piece:
         return Piece(page * PAGE_BYTES, (page + pages) * PAGE_BYTES, memoryview(b""), is_large)
@@ -123,20 +101,6 @@ def test_short_neighbours_are_joined_and_large_values_are_not() -> None:
     assert list(map(len, joined(long))) == [16, 1]
 
 
-def test_joined_values_are_padded_each(open_file: Callable[..., ValueFile]) -> None:
-    file = open_file()
-    values = [b"a" * 5000, b"b" * 4096, b"c"]
-    pieces = [
-        *pieces_of((Run(0, 2),), memoryview(values[0])),
-        *pieces_of((Run(2, 3),), memoryview(values[1])),
-        *pieces_of((Run(3, 4),), memoryview(values[2])),
-    ]
-    [group] = joined(pieces)
-    file.write(group)
-    padded = [data + bytes(-len(data) % PAGE_BYTES) for data in values]
-    assert file._path.read_bytes()[: 4 * PAGE_BYTES] == b"".join(padded)
-
-
 def test_the_file_is_its_users_alone_and_keeps_its_pages(open_file: Callable[..., ValueFile]) -> None:
     file = open_file(pages=10)
     assert stat.S_IMODE(file._path.stat().st_mode) == 0o600
@@ -147,11 +111,6 @@ def test_the_file_is_its_users_alone_and_keeps_its_pages(open_file: Callable[...
     file.close()
     again = open_file(pages=16)
     assert again.pages == 16
-
-
-def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
-        ValueFile(tmp_path)
 
 
 def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(tmp_path: Path) -> None:
@@ -212,29 +171,3 @@ def test_a_read_that_fails_says_so_and_one_behind_the_end_is_short(open_file: Ca
     assert file.read(piece)
     [behind] = pieces_of((Run(64, 97),), aligned(size_bytes))
     assert not file.read(behind)
-
-
-@pytest.mark.parametrize(("is_direct", "dropped"), [(True, 0), (False, 1)])
-def test_only_large_values_in_the_page_cache_are_dropped_from_it(
-    open_file: Callable[..., ValueFile], monkeypatch: pytest.MonkeyPatch, is_direct: bool, dropped: int
-) -> None:
-    file = open_file(direct=is_direct)
-    groups = joined([*pieces_of((Run(0, 1),), aligned(9)), *pieces_of((Run(1, 40),), aligned(39 * PAGE_BYTES))])
-    advice: list[tuple[int, ...]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advice.append(arguments[1:]))
-    file.drop_cached(groups)
-    assert advice == [(PAGE_BYTES, 39 * PAGE_BYTES, os.POSIX_FADV_DONTNEED)] * dropped
-
-
-def test_shrinking_a_file_that_cannot_be_shortened_keeps_it(open_file: Callable[..., ValueFile], monkeypatch: pytest.MonkeyPatch) -> None:
-    file = open_file(pages=10)
-    refuse(monkeypatch, "ftruncate", errno.EIO)
-    file.shrink(5)
-    assert file.pages == 10
-
-
-def test_copies_of_any_length_are_whole() -> None:
-    for size_bytes in (0, 1, (64 << 10) - 1, 64 << 10, 100_001):
-        source, destination = os.urandom(size_bytes), bytearray(size_bytes)
-        copy(memoryview(source), memoryview(destination))
-        assert destination == source

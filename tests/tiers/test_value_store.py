@@ -2,7 +2,6 @@
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, Closed, ConfigError, TierFailed
+from kvstore.protocol.errors import ChecksumMismatch, Closed, TierFailed
 from kvstore.tiers import value_store
-from kvstore.tiers.extents import PAGE_BYTES, Run
-from kvstore.tiers.placements import Placement, Runs
+from kvstore.tiers.placements import PAGE_BYTES, Placement, Run
 from kvstore.tiers.tier import TierFull
 from kvstore.tiers.value_file import DIRECT_BYTES, PIECE_BYTES
 from kvstore.tiers.value_store import MIN_SEGMENT_BYTES, ExtentRead, ValueStore
@@ -107,13 +105,6 @@ def test_a_page_that_cannot_be_read_fails_its_value_only(open_store: Callable[..
     assert store.failure == ""
 
 
-def test_a_file_that_was_cut_is_a_mismatch(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
-    store = open_store()
-    put(store, {1: value(1, 5000), 2: value(2, DIRECT_BYTES)})
-    os.truncate(tmp_path / "values", 100)
-    assert [type(found) for found in get(store, {1: 5000, 2: DIRECT_BYTES})] == [ChecksumMismatch] * 2
-
-
 def test_the_file_grows_by_segments_and_not_beyond_its_bound(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
     store = open_store(8 * MIB)
     assert (tmp_path / "values").stat().st_size == 0
@@ -144,14 +135,6 @@ def test_without_room_deletions_are_flushed_and_pieces_are_taken(open_store: Cal
         store.place([4096], flush=flush)
     store.discard([first, second])
     store.placements.check_integrity()
-
-
-def test_a_batch_that_does_not_fit_takes_nothing(open_store: Callable[..., ValueStore]) -> None:
-    store = open_store(4 * MIB)
-    with pytest.raises(TierFull):
-        store.place([3 * MIB, 3 * MIB], flush=lambda: None)
-    store.placements.check_integrity()
-    store.place([5 * MIB], flush=lambda: None)
 
 
 def test_a_write_waits_for_reads_of_what_was_freed(open_store: Callable[..., ValueStore]) -> None:
@@ -207,29 +190,6 @@ def test_a_device_that_fails_each_time_is_out_of_order(
     assert store.failure.startswith("out of order: ")
 
 
-def test_a_device_that_is_full_is_not_out_of_order(open_store: Callable[..., ValueStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store()
-    with monkeypatch.context() as patch:
-        refuse(patch, "pwritev", errno.ENOSPC)
-        with pytest.raises(TierFull):
-            put(store, {1: value(1, 5000)})
-    assert store.failure == ""
-
-
-def test_an_opened_store_has_what_it_was_told_and_the_rest_is_free(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
-    store = open_store()
-    put(store, {1: value(1, MIB), 2: value(2, MIB), 3: value(3, 5000)})
-    placements: list[tuple[int, Placement]] = [(block_id, found) for block_id in (2, 3) if (found := store.placements.find(block_id))]
-    store.close()
-    again = ValueStore(tmp_path / "values", capacity_bytes=16 * MIB, sync=True)
-    assert again.restore([*placements, (4, Placement(0, (Run(1 << 30, 1 << 31),)))]) == {4}
-    assert get(again, {2: MIB, 3: 5000}) == [value(2, MIB), value(3, 5000)]
-    again.placements.check_integrity()
-    placed: list[Runs] = again.place([MIB], flush=fail_flush)
-    assert placed == [(Run(0, 256),)]
-    again.close()
-
-
 def test_a_smaller_capacity_gives_back_what_no_value_has(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
     store = open_store()
     put(store, {number: value(number, MIB) for number in range(10)})
@@ -241,13 +201,6 @@ def test_a_smaller_capacity_gives_back_what_no_value_has(open_store: Callable[..
     assert (tmp_path / "values").stat().st_size == 7 * MIB
     assert get(again, {6: MIB}) == [value(6, MIB)]
     again.close()
-
-
-def test_a_path_that_is_refused_leaves_no_thread(tmp_path: Path) -> None:
-    before = threading.active_count()
-    with pytest.raises(ConfigError):
-        ValueStore(tmp_path, capacity_bytes=1, sync=True)
-    assert threading.active_count() == before
 
 
 def test_closing_waits_for_reads_but_not_for_ever(open_store: Callable[..., ValueStore], monkeypatch: pytest.MonkeyPatch) -> None:

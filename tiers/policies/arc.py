@@ -4,8 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain, islice
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K, ObservedCapacity
 
 
 class ARC(EvictionPolicy[K]):

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic
 
 from kvstore.tiers.policies.hazard import BUCKETS
-from kvstore.tiers.policies.run import Run
-from kvstore.tiers.policies.visits import CLASSES, Cohort, K, Leaf
+from kvstore.tiers.policies.interface import K
+from kvstore.tiers.policies.visits import CLASSES, Cohort, Leaf, Run
 
 RINGS: Final = CLASSES * BUCKETS * 2
 ORPHANS: Final = RINGS

@@ -6,18 +6,67 @@ leaves. A key that leaves and comes back is the same key: policies may remember 
 the only caller.
 
 Room is made before it is known who comes: `victim`, `remove` of it, then `insert` of the newcomer, and for a batch all of its victims
-first. An insert may come without them, when there is room. Nobody tells a policy the capacity: see observed_capacity.py.
+first. An insert may come without them, when there is room. Nobody tells a policy the capacity: see ObservedCapacity.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from kvstore.tiers.policies.states import States
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MAX_SCAN = 4096
+"""Keys a policy looks at for one victim. Leased and pinned keys are few beside the rest; without a limit a tier whose every block
+is pinned would make each put scan all of it."""
+
+
+class States(Protocol[K, V]):
+    """A mapping of the policy's keys to what it knows of each, which is never None."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: K) -> bool: ...
+
+    def __getitem__(self, key: K) -> V: ...
+
+    def __setitem__(self, key: K, state: V) -> None: ...
+
+    def __delitem__(self, key: K) -> None: ...
+
+    def get(self, key: K) -> V | None: ...
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        """All of them; nothing may change meanwhile."""
+
+    def scan(self, max_passed: int) -> Iterable[tuple[K, V]]:
+        """As `items`, as far as they are found by looking at so many keys, these or others."""
+
+    def found(self, keys: Sequence[K]) -> Iterator[V | None]:
+        """As `get` of each."""
+
+    def set_all(self, keys: Sequence[K], state: V) -> None:
+        """These keys, which are new, have this state in common."""
+
+    def are_new(self, keys: Collection[K]) -> bool:
+        """None of the keys is there."""
+
+
+class DictStates(dict[K, V]):
+    """States in a dict of their own."""
+
+    def scan(self, max_passed: int) -> Iterator[tuple[K, V]]:
+        return islice(self.items(), max_passed)
+
+    def found(self, keys: Sequence[K]) -> Iterator[V | None]:
+        return map(self.get, keys)
+
+    def set_all(self, keys: Sequence[K], state: V) -> None:
+        self.update(dict.fromkeys(keys, state))
+
+    def are_new(self, keys: Collection[K]) -> bool:
+        return self.keys().isdisjoint(keys)
 
 
 class EvictionPolicy(ABC, Generic[K]):
@@ -28,7 +77,7 @@ class EvictionPolicy(ABC, Generic[K]):
 
     name: ClassVar[str]
 
-    def keep_in(self, states: "States[K, Any]") -> None:  # noqa: B027 - most have no use for it
+    def keep_in(self, states: States[K, Any]) -> None:  # noqa: B027 - most have no use for it
         """Keep what is known of each key here, instead of in a dict: to be called before anything else. Most policies leave it empty."""
 
     @abstractmethod
@@ -88,6 +137,30 @@ class EvictionPolicy(ABC, Generic[K]):
         """Assert the policy's invariants. For tests; O(keys)."""
 
 
-MAX_SCAN = 4096
-"""Keys a policy looks at for one victim. Leased and pinned keys are few beside the rest; without a limit a tier whose every block
-is pinned would make each put scan all of it."""
+class ObservedCapacity:
+    """The most keys there were at recent calls for a victim: one is asked for when the tier is full.
+
+    It rises at once. It falls to what was seen lately after as many calls as it is large, all of them below it: until then a low count
+    is a batch that makes its room before it comes.
+    """
+
+    __slots__ = ("_calls", "_recent", "keys")
+
+    def __init__(self) -> None:
+        self.keys = 0
+        """0 until a victim was asked for."""
+        self._recent = 0
+        self._calls = 0
+
+    def observe(self, count: int) -> int:
+        """A victim is asked for, with `count` keys there; the capacity. O(1)."""
+        if count >= self.keys:
+            self.keys = count
+        else:
+            self._recent = max(self._recent, count)
+            self._calls += 1
+            if self._calls <= self.keys:
+                return self.keys
+            self.keys = self._recent
+        self._recent = self._calls = 0
+        return self.keys

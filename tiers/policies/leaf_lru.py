@@ -6,8 +6,8 @@ dead weight until it comes up itself.
 
 from collections.abc import Callable
 
-from kvstore.tiers.policies.ancestors import closes_cycle, has_cycle
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
+from kvstore.tiers.policies.prefix_tree import closes_cycle, has_cycle
 from kvstore.tiers.policies.rising_heap import RisingHeap
 
 

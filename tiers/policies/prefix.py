@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from kvstore.tiers.policies.ancestors import closes_cycle, has_cycle
-from kvstore.tiers.policies.children import Children, with_child, without_child
 from kvstore.tiers.policies.cohort_order import CohortOrder
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
-from kvstore.tiers.policies.node import Node, alone, is_alone
-from kvstore.tiers.policies.run import Run
-from kvstore.tiers.policies.states import DictStates, States
-from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog
+from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy, K, States
+from kvstore.tiers.policies.prefix_tree import Children, Node, alone, closes_cycle, has_cycle, is_alone, with_child, without_child
+from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Run, Visit, VisitLog
 
 MAX_PASSED: Final = 1 << 16
 """Keys that are passed by, some 5 ms, in search of blocks that are no leaves: only where every leaf is in use."""

@@ -4,8 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, K, ObservedCapacity
 
 SMALL_SHARE: Final = 0.1
 """Of the capacity, for newcomers. With the next three, as the authors' own implementation has them."""

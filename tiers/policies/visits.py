@@ -7,35 +7,93 @@ again, whether or not they are still in the cache: ghosts teach as much as resid
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
-from typing import Final, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, repeat
+from operator import is_
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
-from kvstore.tiers.policies.run import Run
+from kvstore.tiers.policies.interface import K, States
 
-K = TypeVar("K", bound=Hashable)
+H = TypeVar("H")
+
+PART_KEYS: Final = 256
+"""Keys that are looked for at a time."""
 
 SHARED_FORKS: Final = (4, 16, 64)
 """Children from which a block ends a shared prefix, in classes. A conversation's own blocks have two: an unfinished last block is not kept
 on by the next turn."""
+
 PROMPT_BLOCKS: Final = (4, 16, 64, 128)
 """Classes of first turns, by length."""
+
 TURNS: Final = (2, 3, 4, 5, 6)
+
 NEW_BLOCKS: Final = (3, 6)
 """Classes of later turns: by number, and by how many blocks they add: who pastes a document asks once, who talks goes on."""
+
 FIRST_TURNS: Final = len(SHARED_FORKS)
+
 LATER_TURNS: Final = FIRST_TURNS + len(PROMPT_BLOCKS) + 1
+
 ALONE: Final = FIRST_TURNS + bisect_right(PROMPT_BLOCKS, 1)
 """The class of a first turn of one block."""
+
 CLASSES: Final = LATER_TURNS + len(TURNS) * (len(NEW_BLOCKS) + 1)
+
 TICK_S: Final = FIRST_EDGE_S
 """Visits of one class that end within this time grow older together: however many there are, ageing costs the same."""
+
 MAX_COHORTS: Final = 16_384
 """Cohorts watched at once; beyond that the oldest is learned from no more. About 500 bytes each."""
 
-
 Leaf: TypeAlias = "K | Run[K, Cohort[K]]"
 """A block, or the run of blocks that were stored alone."""
+
+
+class Run(Generic[K, H]):
+    """`left` of `keys` are there: those of which `nodes`, which is the policy's, gives this very run. They are filed in `home`."""
+
+    __slots__ = ("_begin", "_keys", "_nodes", "home", "left")
+
+    def __init__(self, keys: list[K], home: H, nodes: States[K, Any]) -> None:
+        self._keys = keys
+        self._nodes = nodes
+        self._begin = 0
+        """Before this none is there."""
+        self.home = home
+        self.left = len(keys)
+
+    def first(self) -> K:
+        """The one that came first of those that are there; there is one."""
+        keys, nodes = self._keys, self._nodes
+        while nodes.get(key := keys[self._begin]) is not self:
+            self._begin += 1
+        return key
+
+    def __iter__(self) -> Iterator[K]:
+        """Those that are there, in order; none may go meanwhile."""
+        begin = self._begin
+        while begin < len(self._keys):
+            keys = self._keys[begin : begin + PART_KEYS]
+            yield from compress(keys, map(is_, self._nodes.found(keys), repeat(self)))
+            begin += len(keys)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that came are there: what is gone may come again, and must not be here twice."""
+        return self.left == len(self._keys)
+
+    def extend(self, keys: Sequence[K]) -> None:
+        """These came after the others, which are all there."""
+        self._keys.extend(keys)
+        self.left += len(keys)
+
+    def has_lost(self, count: int) -> None:
+        """So many of them have gone."""
+        self.left -= count
+        if 2 * self.left < len(self._keys):  # nobody else keeps the keys of what has gone
+            self._keys, self._begin = list(self), 0
 
 
 class Cohort(Generic[K]):

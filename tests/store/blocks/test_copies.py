@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
 from kvstore.store.blocks.block import DRAM, NVME
+from tests.store.integrity import check
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]
@@ -66,4 +67,4 @@ def test_one_of_two_copies_goes_and_the_block_stays(make_store: MakeStore) -> No
     store.table.copies.drop_copy(block, DRAM)
     assert (store.names(), block.dram, store.dram.free_bytes) == ("a", None, 1000)
     assert [kind for kind, _, _ in store.events] == [EVENT_MOVED]
-    store.table.check_integrity()
+    check(store.table)

@@ -1,57 +1,60 @@
-"""Promises of counts.py."""
+"""Promises of hot.py: what is told is what is read most, never too much of it, in bounded memory and only while somebody asks."""
 
-from kvstore.store.blocks.counts import FIRST_INTERVAL_NS, MAX_SAMPLES, MAX_TENANTS, OTHERS, AccessClock, TierCounts
+import random
+from collections import Counter
 
+import pytest
 
-def test_hits_are_counted_by_tenant_of_whom_the_least_read_go_together() -> None:
-    counts = TierCounts()
-    for number in range(1, MAX_TENANTS + 1):
-        counts.hit(f"t{number}", number)
-    counts.tidy()
-    assert len(counts.tenant_hits) == MAX_TENANTS
-    counts.hit("one more")
-    counts.tidy()
-    assert len(counts.tenant_hits) == MAX_TENANTS // 2 + 1
-    assert {f"t{MAX_TENANTS}", OTHERS} <= counts.tenant_hits.keys()
-    for number in range(MAX_TENANTS):
-        counts.hit(f"u{number}")
-    counts.tidy()
-    assert len(counts.tenant_hits) <= MAX_TENANTS
-    assert counts.hits == sum(counts.tenant_hits.values())
+from kvstore.store.blocks.block import Block
+from kvstore.store.blocks.counts import IDLE_S, MAX_COUNTED, HotBlocks
+from tests.store.made import made
+
+S = 1_000_000_000
 
 
-def test_an_eviction_is_counted_with_the_last_access() -> None:
-    counts = TierCounts()
-    counts.evict(7)
-    assert (counts.evictions, counts.evicted) == (1, [7])
+def block(number: int) -> Block:
+    return made("red", b"%d" % number, 100, 1)
 
 
-def test_an_access_is_as_old_as_the_sample_before_it() -> None:
-    clock = AccessClock()
-    assert clock.age_ns(5, 100) == 0, "nothing is known yet"
-    for second in range(10):
-        clock.sample(100 * second, second * FIRST_INTERVAL_NS)
-    clock.sample(10_000, 9 * FIRST_INTERVAL_NS + 1)  # too early for another sample
-    now_ns = 10 * FIRST_INTERVAL_NS
-    assert clock.age_ns(0, now_ns) == 10 * FIRST_INTERVAL_NS
-    assert clock.age_ns(450, now_ns) == 6 * FIRST_INTERVAL_NS
-    assert clock.age_ns(5000, now_ns) == FIRST_INTERVAL_NS
+def test_nothing_is_counted_before_somebody_asks_and_nothing_any_more_when_nobody_has_for_long() -> None:
+    hot = HotBlocks()
+    assert hot.told(0, S) == []
+    assert not hot.is_counting
+    assert hot.told(5, 2 * S) == []
+    assert hot.is_counting
+    hot.read([block(1)], is_far=True)
+    hot.told(0, int((2 + IDLE_S) * S))
+    assert hot.is_counting
+    hot.told(0, int((2.1 + IDLE_S) * S))
+    assert not hot.is_counting
+    hot.told(5, 100 * S)
+    assert hot.told(5, 101 * S) == [], "it begins anew"
 
 
-def test_it_remembers_longer_and_longer_in_bounded_memory() -> None:
-    clock = AccessClock()
-    end = 10 * MAX_SAMPLES
-    for second in range(end):
-        clock.sample(second, second * FIRST_INTERVAL_NS)
-        assert len(clock._accesses) < MAX_SAMPLES
-    for access in (0, end // 3, end - 1):
-        error_ns = clock.age_ns(access, end * FIRST_INTERVAL_NS) - (end - access) * FIRST_INTERVAL_NS
-        assert 0 <= error_ns <= 32 * FIRST_INTERVAL_NS
+def test_reads_from_other_hosts_are_told_besides_and_age_as_the_others() -> None:
+    hot, one = HotBlocks(), block(1)
+    hot.told(1, 0)
+    hot.read([one] * 60, is_far=False)
+    hot.read([one] * 20, is_far=True)
+    assert hot.told(1, 10 * S) == [(one, 8.0, 2.0)]
+    [(_, reads_per_s, far_reads_per_s)] = hot.told(1, 70 * S)
+    assert far_reads_per_s == pytest.approx(reads_per_s / 4) != 0
+    one.is_gone = True
+    hot.told(1, 80 * S)
+    assert not hot._far
 
 
-def test_many_evictions_are_counted_as_one_by_one() -> None:
-    counts = TierCounts()
-    counts.evict(7)
-    counts.evict_all([9, 8])
-    counts.evict_all([])
-    assert (counts.evictions, counts.evicted) == (3, [7, 9, 8])
+def test_of_more_blocks_than_counters_the_frequent_ones_are_found_and_none_is_said_to_be_read_more_than_it_was() -> None:
+    chosen, hot, true = random.Random(3), HotBlocks(), Counter[Block]()
+    blocks = [block(number) for number in range(20_000)]
+    hot.told(1, 0)
+    for _ in range(600):
+        batch = [*chosen.choices(blocks, k=100), *chosen.choices(blocks[:10], k=20)]
+        true.update(batch)
+        hot.read(batch, is_far=True)
+    assert max(len(hot._counts), len(hot._far)) <= 2 * MAX_COUNTED + 120
+    told = hot.told(10, 1 * S)
+    assert {one for one, _rate, _far in told} == set(blocks[:10])
+    for one, rate, far_rate in told:
+        assert far_rate == rate
+        assert true[one] - true.total() / MAX_COUNTED <= rate <= true[one]

@@ -4,14 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvstore.protocol.catalog_messages import Drop
-from kvstore.protocol.errors import Denied, InvalidArgument, Unavailable
+from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.protocol.event_messages import READ, REMOVED, STORED, EventBatch, Events
-from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import MAPPED
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.address import parse_address
@@ -19,7 +15,7 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks import events
 from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.events import MAX_TENANTS, EventLog
+from kvstore.store.blocks.events import EventLog
 from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until
 
@@ -136,60 +132,11 @@ def test_a_recorder_that_falls_behind_is_told_how_many_it_lost(log: EventLog, mo
     assert ask(log, batch.next_cursor).lost == 0
 
 
-def test_an_answer_has_whole_events_up_to_the_number_asked_for_and_at_least_one(log: EventLog) -> None:
-    cursor = ask(log, 0).next_cursor
-    for names in ("abc", "d", "e", "fg"):
-        log.stored("red", blocks(names))
-    seen = []
-    while told(batch := ask(log, cursor, max_events=2)):
-        cursor = batch.next_cursor
-        seen.append("|".join(names for _, names in told(batch)))
-    assert seen == ["abc", "d|e", "fg"]
-
-
-def test_one_recorder_of_a_tenant_takes_nothing_from_another(log: EventLog) -> None:
-    one = ask(log, 0, asker="one").next_cursor
-    log.stored("red", blocks("a"))
-    two = ask(log, 0, asker="two").next_cursor
-    log.stored("red", blocks("b"))
-    log.forget_asker("three")
-    assert told(ask(log, one, asker="one")) == [("stored", "a"), ("stored", "b")]
-    log.forget_asker("one")
-    assert told(ask(log, two, asker="two")) == [("stored", "b")]
-
-
 @pytest.mark.parametrize(("asker", "cursor", "tenant"), [("other", 1, "red"), ("recorder", 99, "red"), ("recorder", 1, "blue")])
 def test_a_cursor_that_this_connection_was_not_given_is_refused(log: EventLog, asker: str, cursor: int, tenant: str) -> None:
     ask(log, 0)
     with pytest.raises(InvalidArgument, match=f"cursor {cursor} is none of this connection's"):
         ask(log, cursor, asker=asker, tenant=tenant)
-
-
-def test_only_so_many_tenants_are_recorded_at_once(log: EventLog) -> None:
-    for number in range(MAX_TENANTS):
-        ask(log, 0, tenant=str(number), asker=number)
-    with pytest.raises(Unavailable, match=f"records for {MAX_TENANTS} tenants already"):
-        ask(log, 0)
-    log.forget_asker(3)
-    ask(log, 0)
-
-
-@given(st.lists(st.integers(1, 6)), st.integers(1, 12), st.integers(1, 8), st.data())
-def test_what_is_told_and_what_is_lost_is_all_there_was(sizes: list[int], ring: int, max_events: int, data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "RING_EVENTS", max(ring, max(sizes, default=1)))
-        log, heard, lost, number = EventLog(lambda: 0), [], 0, 0
-        cursor = ask(log, 0).next_cursor
-        for size in [*sizes, 0]:
-            log.stored("red", [block(str(number + index)) for index in range(size)])
-            number += size
-            if not size or data.draw(st.booleans()):
-                batch = ask(log, cursor, max_events=max_events if size else 10_000)
-                cursor, lost = batch.next_cursor, lost + batch.lost
-                heard += [int(key) for key in batch.keys]
-    assert heard == sorted(set(heard))
-    assert len(heard) + lost == number
-    assert heard[-1:] == ([number - 1] if number else [])
 
 
 # --- through a node ---
@@ -232,29 +179,6 @@ def test_puts_on_both_ways_reads_and_deletions_are_told(node: Served, client: Cl
     with node.link() as sock:
         Master(sock).ask(Drop(0, "red", [b"b"], [9]))
     assert recorder.told() == [("stored", "ab"), ("stored", "c"), ("read", "ca"), ("removed", "b")]
-
-
-def test_a_put_that_stores_nothing_and_a_read_that_finds_nothing_are_no_events(client: Client, recorder: Recorder) -> None:
-    client.put({"a": b"1" * KIB})
-    assert recorder.told() == [("stored", "a")]
-    client.put({"a": b"1" * KIB})
-    client.read("b")
-    client.read("a", generations=[77])
-    client.commit(client.open({"a": KIB}), [b""])
-    assert recorder.told() == []
-
-
-def test_blocks_of_a_lower_tier_are_read_in_the_order_of_their_keys(node: Served, client: Client, recorder: Recorder) -> None:
-    client.put({"a": b"1" * KIB, "b": b"2" * KIB, "c": b"3" * KIB})
-    node.demote("a", "c")
-    client.read("a", "b", "c")
-    assert recorder.told() == [("stored", "abc"), ("read", "abc")]
-
-
-def test_what_the_master_grants_of_a_claim_is_stored(node: Served, client: Client, recorder: Recorder) -> None:
-    node.call(lambda: node.claims.link_up(lambda message, decided: decided(Grants(bytes([GRANTED, PRESENT]), [5, 0], [8, 0])), 1))
-    assert client.put({"a": b"1", "b": b"2"}, generation=0) == [1, 0]
-    assert recorder.told() == [("stored", "a")]
 
 
 def test_other_tenants_and_what_nodes_read_of_one_another_are_not_told(node: Served, client: Client, recorder: Recorder) -> None:

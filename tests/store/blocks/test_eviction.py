@@ -13,6 +13,7 @@ from kvstore.store.blocks.eviction import EvictionOrder
 from kvstore.tiers.policies.by_name import make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
+from tests.store.integrity import check
 from tests.store.made import made
 
 
@@ -39,12 +40,6 @@ class Visible(EvictionOrder):
 @pytest.fixture
 def order() -> EvictionOrder:
     return Visible(lambda: make_policy("lru"))
-
-
-def test_a_group_without_blocks_has_no_victim(order: EvictionOrder) -> None:
-    assert order.victim(3, anyone) is None
-    assert order.coldest(anyone) is None
-    assert order.coldest_elsewhere(3, anyone) is None
 
 
 def test_the_victim_is_the_groups_own_coldest_that_may_leave(order: EvictionOrder) -> None:
@@ -89,7 +84,7 @@ def test_reads_are_told_in_their_order_and_before_anything_else_is_done(order: E
     order.tell()
     order.tell()
     assert told == [("touch", b"b"), ("touch", b"a"), ("insert", b"c"), ("touch", b"c"), ("remove", b"c"), ("touch", b"a")]
-    asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), order.check_integrity]
+    asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), lambda: check(order)]
     for ask in asks:
         told.clear()
         order.touch(a, 0)
@@ -121,7 +116,7 @@ def test_of_very_many_groups_a_few_are_asked_in_turn_and_more_where_these_have_n
     assert [order.coldest(anyone) for _ in range(4)] == [blocks[2], blocks[3], blocks[6], blocks[2]]
     assert order.coldest_elsewhere(3, lambda one: one is blocks[1]) is blocks[1]
     assert order.coldest(lambda one: False) is None
-    order.check_integrity()
+    check(order)
 
 
 @pytest.mark.parametrize("tenant", [None, "red", "blue"])
@@ -146,25 +141,6 @@ def test_the_next_coldest_are_those_that_come_one_after_the_other(order: Evictio
     assert count < 1000 or len(found) == len(there)
 
 
-def test_the_next_coldest_end_where_a_groups_share_of_them_is_used_up(order: EvictionOrder) -> None:
-    for number in range(10):
-        order.insert(block(f"cold {number}", number), 0)
-        order.insert(block(f"warm {number}", 100 + number), 1)
-    assert [one.last_access for one in order.next_coldest(anyone, 6)] == [0, 1, 2], "the next ones of the same group are colder than others"
-    assert [one.last_access for one in order.next_coldest(anyone, 40)] == [*range(10), *range(100, 110)]
-    assert order.next_coldest(lambda one: False, 6) == []
-    assert order.next_coldest(anyone, 6, "of nobody") == []
-
-
-def test_of_very_many_groups_a_few_are_asked_for_the_next_coldest_in_turn(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 2)
-    for group in range(5):
-        order.insert(block(str(group), group), group)
-    for tenant in (None, "red"):
-        assert [order.next_coldest(anyone, 2, tenant)[0].last_access for _ in range(3)] == [0, 2, 0]
-    assert [one.key for one in order.next_coldest(lambda one: one.key == b"4", 2)] == [b"4"], "those that are asked had none"
-
-
 def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_slab_is_measured_once(order: EvictionOrder) -> None:
     order.insert(block("mine", 1), 0)
     asked: list[int] = []
@@ -176,31 +152,7 @@ def test_a_group_is_owed_a_slab_after_a_slabs_worth_of_its_blocks_left_and_the_s
     assert [order.owe(0, 100, slab_bytes) for _ in range(6)] == [False, False, True, False, False, True]
     assert len(asked) == 2
     assert order.owe(0, 300, slab_bytes)
-    order.check_integrity()
-
-
-def test_a_group_that_has_no_blocks_left_leaves_nothing_behind(order: EvictionOrder) -> None:
-    only = block("only", 1)
-    order.insert(only, 4)
-    order.owe(4, 1, lambda: 100)
-    assert order.holds(only, 4)
-    assert not order.holds(block("only", 1), 4)
-    order.remove(only, 4)
-    assert not order.holds(only, 4)
-    assert len(order) == 0
-    order.check_integrity()
-    order.insert(only, 4)
-    assert order.owe(4, 99, lambda: 99), "the debt of the past is gone"
-
-
-def test_its_length_counts_blocks_of_all_groups(order: EvictionOrder) -> None:
-    first = block("a", 1)
-    order.insert(first, 0)
-    order.insert(block("b", 2), 0)
-    order.insert(block("c", 3), 1)
-    order.remove(first, 0)
-    assert len(order) == 2
-    order.check_integrity()
+    check(order)
 
 
 def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
@@ -218,30 +170,7 @@ def test_a_block_that_comes_back_is_the_same_key_to_the_policy() -> None:
     assert not order.holds(first, 0)
     order.remove(order.victim(0, anyone) or again, 0)
     assert order.victim(0, anyone) is new
-    order.check_integrity()
-
-
-def test_the_policy_is_told_keys_and_parents() -> None:
-    told: list[tuple[bytes, bytes | None]] = []
-
-    class Told(LRU[bytes]):
-        def insert(self, key: bytes, parent: bytes | None = None) -> None:
-            told.append((key, parent))
-            super().insert(key, parent)
-
-    order = Visible(Told)
-    order.insert(block("first", 1), 0)
-    order.insert(made("red", b"second", 100, 1, parent=b"first"), 0)
-    assert told == [(b"first", None), (b"second", b"first")]
-
-
-def test_two_groups_may_hold_blocks_of_one_key(order: EvictionOrder) -> None:
-    mine, theirs = block("same", 1), made("blue", b"same", 100, 1, last_access=2)
-    order.insert(mine, 0)
-    order.insert(theirs, 1)
-    order.remove(mine, 0)
-    assert order.victim(1, anyone) is theirs
-    order.check_integrity()
+    check(order)
 
 
 def leave(order: EvictionOrder, group: int, count: int) -> None:
@@ -267,24 +196,10 @@ def test_what_left_is_remembered_in_groups_that_are_there_up_to_the_limit_of_all
     assert 92 <= order.remembered <= 100
     assert all(45 <= count <= 55 for count in remembered(order)), "each has its share"
     order.insert_all([block(f"0 {number}", 0) for number in (998, 999)], 0)
-    order.check_integrity()
+    check(order)
     leave(order, 2, 1000)
     assert sum(remembered(order)) == order.remembered, "who is gone remembers nothing"
-    order.check_integrity()
-
-
-def test_of_very_many_groups_a_few_are_looked_at_when_one_has_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
-    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 2)
-    order = Visible(lambda: make_policy("prefix"), 40)
-    for group in range(20):
-        order.insert(block(f"stays {group}", 0), group)
-        leave(order, group, 1 if group else 1000)
-    leave(order, 5, 1)
-    for _ in range(100):
-        leave(order, 19, 1)
-        assert order.remembered <= 40 + 20
-    order.check_integrity()
+    check(order)
 
 
 def test_many_victims_leave_the_order_and_end_at_one_that_may_not_go(order: EvictionOrder) -> None:
@@ -295,35 +210,11 @@ def test_many_victims_leave_the_order_and_end_at_one_that_may_not_go(order: Evic
     assert order.take_victims(0, 3, lambda one: one is not blocks[0], lambda one: one is not blocks[3]) == blocks[1:3]
     assert order.take_victims(0, 3, lambda one: one is not blocks[0], lambda one: one is not blocks[3]) == []
     assert order.take_victims(9, 3, anyone, anyone) == []
-    order.check_integrity()
+    check(order)
     assert order.take_victims(0, 9, anyone, anyone) == [blocks[0], *blocks[3:]]
     assert order.coldest(anyone) is not None
     assert len(order) == 1
-    order.check_integrity()
-
-
-def test_as_much_is_forgotten_when_many_leave_at_once() -> None:
-    orders = [Visible(lambda: make_policy("prefix"), max_remembered=100) for _ in range(2)]
-    blocks = [block(str(number), number) for number in range(400)]
-    for order in orders:
-        for one in blocks:
-            order.insert(one, 0)
-    taken = orders[0].take_victims(0, 300, anyone, anyone)
-    for one in taken:
-        orders[1].remove(one, 0)
-    assert len(taken) == 300
-    for order in orders:
-        assert 0 < order.remembered <= 100
-        order.check_integrity()
-
-
-def test_all_groups_are_asked_for_their_coldest_unless_there_are_many(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "MAX_GROUPS_ASKED", 2)
-    order.insert(block("a", 1), 0)
-    order.insert(block("b", 2), 1)
-    assert order.asks_all
-    order.insert(block("c", 3), 2)
-    assert not order.asks_all
+    check(order)
 
 
 def of_values(block: int, *values: int, parent: int | None = None) -> list[Block]:
@@ -346,10 +237,10 @@ def test_the_values_of_a_block_leave_together(*, at_once: bool) -> None:
         else:
             for value in values:
                 order.insert(value, 0)
-    order.check_integrity()
+    check(order)
     assert len(order) == 13
     left = order.take_victims(0, 12, lambda one: one.key != b"alone", anyone)
     hashes = [one.key[16:] for one in left]
     assert hashes[:4] == [b"hash 2"] * 4
     assert hashes == sorted(hashes, reverse=True)
-    order.check_integrity()
+    check(order)

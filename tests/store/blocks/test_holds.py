@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstore.security.quotas.quota import UNLIMITED, Quota, Quotas
-from kvstore.store.blocks import holds as module
-from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.columns import ON_HOLD
+from kvstore.store.blocks.block import DRAM, NVME, ON_HOLD, Block
 from kvstore.store.blocks.holds import MIN_STALE_ENTRIES, SHARE, Holds
 from kvstore.store.blocks.level import evictable_in
 from kvstore.tiers.tier import Slot
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.tables import MAX_HOLD_NS, Store
 
@@ -39,7 +38,7 @@ def blocks(count: int, tier: int = DRAM, *, tenant: str = "red") -> list[Block]:
 def holds() -> Iterator[Holds]:
     holds = Holds(CAPACITIES, max_ns=MAX_HOLD_NS)
     yield holds
-    holds.check_integrity()
+    check(holds)
 
 
 def hold(
@@ -83,25 +82,12 @@ def test_a_number_that_is_known_gets_more_blocks_and_the_later_end(holds: Holds)
     assert (holds.expire(now_ns=90), are_held(found)) == (1, [False] * 3)
 
 
-def test_numbers_are_each_tenant_s_own(holds: Holds) -> None:
-    red, blue = block("a"), block("a", tenant="blue")
-    hold(holds, [red], 1)
-    hold(holds, [blue], 1, tenant="blue")
-    holds.release("blue", 1)
-    assert are_held([red, blue]) == [True, False]
-
-
 def test_a_hold_ends_at_its_time_and_at_the_longest_that_is_allowed(holds: Holds) -> None:
     short, long = block("a"), block("b")
     hold(holds, [short], 1, until_ns=100)
     hold(holds, [long], 2, until_ns=100 * MAX_HOLD_NS)
     assert (holds.expire(now_ns=99), holds.expire(now_ns=100)) == (0, 1)
     assert (holds.expire(now_ns=MAX_HOLD_NS), are_held([short, long])) == (1, [False, False])
-
-
-def test_a_hold_that_was_over_before_it_came_holds_nothing(holds: Holds) -> None:
-    assert hold(holds, blocks(2), until_ns=5, now_ns=5) == [False, False]
-    assert (len(holds), holds.refused) == (0, 2)
 
 
 def test_the_holds_of_a_connection_end_with_it_and_no_others(holds: Holds) -> None:
@@ -114,17 +100,6 @@ def test_the_holds_of_a_connection_end_with_it_and_no_others(holds: Holds) -> No
     assert are_held(found) == [False, False, True]
 
 
-def test_a_hold_is_the_connection_s_that_named_it_last(holds: Holds) -> None:
-    found = blocks(2)
-    hold(holds, found[:1], 1, owner=ONE)
-    hold(holds, [block("c")], 2, owner=ONE)
-    hold(holds, found[1:], 1, owner=OTHER)
-    holds.forget_owner(ONE)
-    assert are_held(found) == [True, True]
-    holds.forget_owner(OTHER)
-    assert are_held(found) == [False, False]
-
-
 def test_no_more_than_a_tenth_of_a_tier_is_held(holds: Holds) -> None:
     found, below = blocks(FITTING + 2), block("n", NVME)
     assert hold(holds, found) == [True] * FITTING + [False] * 2
@@ -133,13 +108,6 @@ def test_no_more_than_a_tenth_of_a_tier_is_held(holds: Holds) -> None:
     assert hold(holds, [found[0], found[-1]], 3) == [True, False], "what is held already costs nothing"
     holds.release("red", 1)
     assert hold(holds, found[-2:], 4) == [True, True]
-
-
-def test_a_block_that_is_gone_or_nowhere_is_not_held(holds: Holds) -> None:
-    gone, nowhere = block("a"), made("red", b"b", SIZE, 1)
-    gone.is_gone = True
-    assert hold(holds, [gone, nowhere]) == [False, False]
-    assert len(holds) == 0
 
 
 def test_a_tenant_holds_a_tenth_of_its_quota(holds: Holds) -> None:
@@ -169,21 +137,6 @@ def test_half_of_the_holds_give_way_the_oldest_first(holds: Holds) -> None:
     assert (holds.give_way(DRAM), holds.yielded) == (False, 3)
 
 
-def test_for_a_tenant_at_its_limit_only_its_own_holds_give_way(holds: Holds) -> None:
-    red, blue = block("a"), block("a", tenant="blue")
-    hold(holds, [red], 1)
-    assert holds.give_way(DRAM, "blue") is False
-    hold(holds, [blue], 1, tenant="blue")
-    assert (holds.give_way(DRAM, "blue"), are_held([red, blue])) == (True, [True, False])
-
-
-def test_as_many_blocks_are_held_at_once_as_memory_is_for(holds: Holds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ENTRIES", 4)
-    found = blocks(3)
-    assert hold(holds, found, 1) == [True] * 3
-    assert hold(holds, found, 2) == [True, False, False]
-
-
 def test_100_000_holds_cost_no_memory_once_they_are_released() -> None:
     holds = Holds(CAPACITIES, max_ns=MAX_HOLD_NS)
     found = blocks(1)
@@ -200,7 +153,7 @@ def test_a_put_for_which_nothing_else_can_leave_ends_holds() -> None:
     assert store.holds.blocks == SHARE
     assert store.try_put("new") is not None
     assert (store.holds.blocks, store.holds.yielded) == (0, SHARE)
-    store.table.check_integrity()
+    check(store.table)
     store.close()
 
 
@@ -228,7 +181,7 @@ def test_a_block_that_is_held_while_it_is_copied_down_stays(tmp_path: Path) -> N
     store.holds.add(ONE, "red", 1, [blocks[0]], until_ns=100, now_ns=0)
     store.finish(move)
     assert (blocks[0].is_in(DRAM), blocks[0].is_in(NVME)) == (True, True)
-    store.table.check_integrity()
+    check(store.table)
     store.close()
 
 
@@ -285,7 +238,7 @@ class HoldsMachine(RuleBasedStateMachine):
             tier = one.fastest()
             assert tier is not None
             assert one.hold_bits == (ON_HOLD[tier] if one in everything else 0)
-        self.holds.check_integrity()
+        check(self.holds)
 
 
 HoldsMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.store.blocks.leases import MIN_STALE_ENTRIES, Leases
+from kvstore.store.blocks.leases import Leases
 from tests.store.made import made
 
 RED, BLUE = object(), object()
@@ -28,30 +28,6 @@ def given_back() -> Given:
     return Given()
 
 
-def test_ids_are_never_zero_and_never_used_twice(given_back: Given) -> None:
-    first = given_back.grant(RED, "a", 10)
-    given_back.leases.release(RED, first)
-    second = given_back.grant(RED, "a", 10)
-    assert 0 != first != second != 0
-
-
-def test_a_release_gives_every_block_back_once(given_back: Given) -> None:
-    lease = given_back.grant(RED, "ab", 10)
-    given_back.leases.release(RED, lease)
-    given_back.leases.release(RED, lease)
-    assert given_back.back == ["a", "b"]
-    assert given_back.leases.expire(now_ns=10) == 0
-    assert len(given_back.leases) == 0
-
-
-def test_a_foreign_or_unknown_release_is_ignored(given_back: Given) -> None:
-    lease = given_back.grant(RED, "a", 10)
-    given_back.leases.release(BLUE, lease)
-    given_back.leases.release(RED, lease + 1)
-    assert given_back.back == []
-    assert len(given_back.leases) == 1
-
-
 def test_a_lease_ends_at_its_time_not_before(given_back: Given) -> None:
     given_back.grant(RED, "b", 20)
     given_back.grant(RED, "a", 10)
@@ -59,25 +35,6 @@ def test_a_lease_ends_at_its_time_not_before(given_back: Given) -> None:
     assert given_back.leases.expire(now_ns=10) == 1
     assert given_back.back == ["a"]
     assert given_back.leases.expire(now_ns=99) == 1
-
-
-def test_all_leases_of_an_owner_end_with_it_and_no_others(given_back: Given) -> None:
-    given_back.grant(RED, "a", 10)
-    kept = given_back.grant(BLUE, "x", 10)
-    given_back.grant(RED, "b", 20)
-    given_back.leases.forget_owner(RED)
-    given_back.leases.forget_owner(RED)
-    assert sorted(given_back.back) == ["a", "b"]
-    given_back.leases.release(BLUE, kept)
-    assert given_back.back[-1] == "x"
-
-
-def test_leases_that_ended_early_do_not_pile_up(given_back: Given) -> None:
-    given_back.grant(BLUE, "k", 5)
-    for _ in range(10 * MIN_STALE_ENTRIES):
-        given_back.leases.release(RED, given_back.grant(RED, "a", 10))
-    assert len(given_back.leases._expiry) <= MIN_STALE_ENTRIES + 4
-    assert given_back.leases.expire(now_ns=5) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from(["grant", "release", "forget", "expire"]), st.integers(0, 9)), max_size=60))

@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.store.blocks import open_puts
+from kvstore.store.blocks import open_puts as ended_puts
 from kvstore.store.blocks.block import DRAM
-from kvstore.store.blocks.open_puts import MAX_WHOLE, OpenBatch, OpenPut, OpenPuts
+from kvstore.store.blocks.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
+from kvstore.tiers.dram import DramTier
 from kvstore.tiers.tier import Slot
+from tests.store.integrity import check
 from tests.store.made import made
+from tests.store.tables import RemoteWriter
 
 RED, BLUE = object(), object()
 
@@ -25,24 +29,14 @@ def add(puts: OpenPuts, name: str, *, owner: object = RED, now_ns: int = 0) -> O
     block.set_slot(DRAM, Slot(ord(name), 1, 1))
     put = puts.add(block, owner, now_ns=now_ns)
     put.is_named = True
-    puts.check_integrity()
+    check(puts)
     return put
-
-
-def test_a_put_is_found_by_its_key_and_by_its_owners_id_only(puts: OpenPuts) -> None:
-    put = add(puts, "a")
-    assert puts.of_key("red", b"a") is put
-    assert puts.of_key("blue", b"a") is None
-    assert puts.get(put.put_id, RED) is put
-    assert puts.get(put.put_id, BLUE) is None
-    assert puts.get(put.put_id + 1, RED) is None
-    assert put.put_id != 0
 
 
 def test_many_puts_are_added_and_found_as_one_by_one(puts: OpenPuts) -> None:
     blocks = [made("red", b"%d" % number, 1, 1, dram=Slot(number, 1, 1)) for number in range(5)]
     many = puts.add_all(blocks, RED, now_ns=3)
-    puts.check_integrity()
+    check(puts)
     assert [put.block for put in many] == blocks
     assert {put.expires_ns for put in many} == {13}
     assert puts.add(made("red", b"x", 1, 1), RED, now_ns=3).put_id == many[-1].put_id + 1
@@ -68,35 +62,17 @@ def test_a_put_whose_number_nobody_was_told_is_found_by_nobody(puts: OpenPuts) -
     assert not puts.holds(put)
 
 
-def test_a_closed_put_is_open_no_more_and_does_not_expire(puts: OpenPuts) -> None:
-    put = add(puts, "a")
-    puts.close(put)
-    assert puts.of_key("red", b"a") is puts.get(put.put_id, RED) is None
-    assert len(puts) == 0
-    assert puts.expire(now_ns=99) == []
-    puts.check_integrity()
-
-
 def test_many_puts_are_closed_as_one_by_one(puts: OpenPuts) -> None:
     many = puts.add_all([made("red", b"%d" % number, 1, 1) for number in range(5)], RED, now_ns=3)
     other = puts.add(made("blue", b"1", 1, 1), RED, now_ns=3)
     puts.close_all(many[1:4])
-    puts.check_integrity()
+    check(puts)
     assert [put for put in [*many, other] if puts.holds(put)] == [many[0], many[4], other]
     assert puts.of_key("red", b"2") is None
     puts.close_all([many[0], many[4]])
-    puts.check_integrity()
+    check(puts)
     assert not puts.has_any("red", [b"%d" % number for number in range(5)])
     assert puts.expire(now_ns=99) == [other]
-
-
-def test_puts_expire_at_their_time_in_order(puts: OpenPuts) -> None:
-    first, second = add(puts, "a"), add(puts, "b", now_ns=5)
-    assert puts.expire(now_ns=9) == []
-    assert puts.expire(now_ns=10) == [first]
-    assert puts.of_key("red", b"a") is None
-    assert len(puts) == 1
-    assert puts.expire(now_ns=15) == [second]
 
 
 def test_so_many_expire_at_once_and_the_others_the_next_time(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,56 +80,17 @@ def test_so_many_expire_at_once_and_the_others_the_next_time(puts: OpenPuts, mon
     batch = add_batch(puts, "abc")
     last = add(puts, "d")
     first = puts.expire(now_ns=10)
-    puts.check_integrity()
+    check(puts)
     assert [put.block.key for put in first] == [b"a", b"b"]
     assert puts.expire(now_ns=10) == [batch.puts[2], last]
     assert puts.expire(now_ns=10) == []
-
-
-def test_so_many_of_a_writers_puts_are_named_at_once(puts: OpenPuts) -> None:
-    batch = add_batch(puts, "abc")
-    last = add(puts, "d")
-    assert puts.of_owner(RED, 2) == batch.puts[:2]
-    puts.close_all(batch.puts)
-    assert puts.of_owner(RED, 2) == [last]
-    puts.close(last)
-    assert puts.of_owner(RED) == []
-    puts.check_integrity()
-
-
-def test_entries_of_closed_puts_are_forgotten_before_their_time(puts: OpenPuts) -> None:
-    for _ in range(3):
-        puts.close(add(puts, "a"))
-    assert puts.expire(now_ns=1) == []
-    assert len(puts._expiry) == 0
-
-
-def test_an_expired_puts_slot_is_reclaimed_once_by_its_own_writer(puts: OpenPuts) -> None:
-    first, second = add(puts, "a"), add(puts, "b")
-    puts.expire(now_ns=10)
-    assert puts.reclaim(first.put_id, BLUE) is None
-    assert puts.reclaim(first.put_id, RED) is first
-    assert puts.reclaim(first.put_id, RED) is None
-    assert puts.stranded() == [RED]
-    assert puts.reclaim(second.put_id, RED) is second
-    assert puts.stranded() == []
-    assert puts.reclaim_all(RED) == []
-
-
-def test_the_end_of_a_writer_gives_back_all_its_expired_slots_and_names_its_open_puts(puts: OpenPuts) -> None:
-    expired = [add(puts, name) for name in "ab"]
-    puts.expire(now_ns=10)
-    mine, _other = add(puts, "c", now_ns=10), add(puts, "d", owner=BLUE, now_ns=10)
-    assert puts.of_owner(RED) == [mine]
-    assert puts.reclaim_all(RED) == expired
-    assert puts.reclaim_all(RED) == []
 
 
 def add_batch(puts: OpenPuts, names: str, *, tenant: str = "red", owner: object = RED, now_ns: int = 0) -> OpenBatch:
     blocks = [made(tenant, name.encode(), 1, 0, dram=Slot(ord(name), 1, 1)) for name in names]
     batch = puts.add_batch(blocks, owner, now_ns=now_ns)
     batch.is_named = True
-    puts.check_integrity()
+    check(puts)
     return batch
 
 
@@ -170,7 +107,7 @@ def test_a_batch_is_found_whole_by_all_of_its_owners_numbers_only(puts: OpenPuts
     assert puts.has_any("red", [b"x", b"e"])
     assert not puts.has_any("blue", [b"e"])
     puts.close_batch(first)
-    puts.check_integrity()
+    check(puts)
     assert puts.get_batch(first.ids, RED) is None
     assert puts.of_key("red", b"a") is None
     assert puts.expire(now_ns=0) == []
@@ -187,21 +124,10 @@ def test_who_asks_for_one_put_of_a_batch_has_them_each_by_itself(puts: OpenPuts)
         assert all(put.is_named and put.owner is RED for put in made)
         assert puts.get_all(batch.ids, RED) == made
         puts.close(made[1])
-        puts.check_integrity()
+        check(puts)
         assert puts.expire(now_ns=10) == [made[0], made[2]]
         assert puts.reclaim_all(RED) == [made[0], made[2]]
-        puts.check_integrity()
-
-
-def test_of_more_batches_than_are_searched_for_a_key_the_oldest_of_the_tenant_are_puts_by_themselves(puts: OpenPuts) -> None:
-    others = add_batch(puts, "ab", tenant="blue")
-    batches = [add_batch(puts, chr(0x100 + 2 * number) + chr(0x101 + 2 * number)) for number in range(MAX_WHOLE + 2)]
-    assert puts.get_batch(others.ids, RED) is others
-    assert [puts.get_batch(batch.ids, RED) is batch for batch in batches] == [False] * 2 + [True] * MAX_WHOLE
-    assert (puts.count_of("red"), puts.count_of("blue"), len(puts)) == (2 * MAX_WHOLE + 4, 2, 2 * MAX_WHOLE + 6)
-    for batch in batches:
-        assert puts.get_all(batch.ids, RED) == puts.puts_of(batch)
-        puts.check_integrity()
+        check(puts)
 
 
 class BatchesAgainstPuts(RuleBasedStateMachine):
@@ -268,8 +194,8 @@ class BatchesAgainstPuts(RuleBasedStateMachine):
     def agree(self) -> None:
         found = [(len(puts), puts.tenants(), puts.count_of("red"), puts.count_of("blue")) for puts in (self.batches, self.each)]
         assert found[0] == found[1]
-        self.batches.check_integrity()
-        self.each.check_integrity()
+        check(self.batches)
+        check(self.each)
 
 
 def same(put: OpenPut | None) -> tuple[object, ...] | None:
@@ -277,3 +203,72 @@ def same(put: OpenPut | None) -> tuple[object, ...] | None:
 
 
 TestBatchesAgainstPuts = BatchesAgainstPuts.TestCase
+
+
+class Puts:
+    def __init__(self) -> None:
+        self.tier = DramTier(1000, slab_bytes=100)
+        self.open = OpenPuts(ttl_ns=10)
+        self.ended = EndedPuts(self.open, self.tier)
+
+    def add(self, name: str, owner: object = "writer", *, is_remote: bool = False) -> OpenPut:
+        block = made("red", name.encode(), 100, 1)
+        block.set_slot(DRAM, self.tier.allocate(100, tenant="red"))
+        put = self.open.add(block, owner, now_ns=0)
+        put.grant = RemoteWriter(self.tier.view(put.slot)) if is_remote else None
+        return put
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Bytes used, and quarantined."""
+        check(self.ended)
+        return self.tier.used_bytes, self.tier.quarantined_bytes
+
+
+def test_an_expired_puts_slot_waits_for_its_writers_word_or_end() -> None:
+    puts = Puts()
+    first, _second = puts.add("a"), puts.add("b")
+    assert puts.ended.expire(now_ns=10) == 2
+    assert puts.room == (0, 200)
+    assert puts.ended.awaited() == ["writer"]
+    puts.ended.settle(first.put_id, "writer")
+    puts.ended.settle(first.put_id, "writer")
+    assert puts.room == (0, 100)
+    puts.add("c")
+    puts.ended.forget_owner("writer")
+    assert puts.room == (0, 0)
+    assert puts.ended.awaited() == []
+
+
+def test_a_slot_that_is_being_written_from_another_host_waits_for_the_last_byte() -> None:
+    puts = Puts()
+    writing, idle = puts.add("a", is_remote=True), puts.add("b", is_remote=True)
+    assert isinstance(writing.grant, RemoteWriter)
+    writing.grant.begin()
+    puts.ended.expire(now_ns=10)
+    assert idle.grant is not None
+    assert puts.room == (0, 100)
+    assert puts.ended.expire(now_ns=11) == 0
+    assert puts.room == (0, 100)
+    writing.grant.end()
+    puts.ended.expire(now_ns=12)
+    assert puts.room == (0, 0)
+
+
+def test_of_very_many_puts_of_a_writer_that_is_gone_some_end_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_puts, "MAX_ENDED", 2)
+    puts = Puts()
+    for name in "abc":
+        puts.add(name)
+    puts.ended.expire(now_ns=10)
+    for name in "de":
+        puts.add(name)
+    kept = puts.add("z", owner="another")
+    left = []
+    puts.ended.forget_owner("writer")
+    assert puts.ended.awaited() == [], "nobody waits for who is gone"
+    for _ in range(4):
+        left.append(puts.room)
+        puts.ended.go_on()
+    assert left == [(100, 300), (100, 100), (100, 0), (100, 0)]
+    assert puts.open.holds(kept)

@@ -7,10 +7,10 @@ import pytest
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import room
-from kvstore.store.blocks.block import DRAM, HBM, NVME
+from kvstore.store.blocks.block import NVME
 from kvstore.store.blocks.quotas import Use
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.opening import readable_blocks
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.tables import Store
 
@@ -37,28 +37,7 @@ def test_a_tenant_at_its_limit_makes_room_from_its_own_coldest_blocks_only(make_
     assert store.table.find("blue", b"z") is blue
     assert dropped_for_quota(store) == [1]
     assert store.dram.tenant_bytes == {"red": 300, "blue": 100}
-    store.table.check_integrity()
-
-
-def test_one_of_another_size_leaves_too(make_store: MakeStore) -> None:
-    store = make_store(1000, slab_bytes=100)
-    limit(store, dram_bytes=300)
-    for name in "abc":
-        store.put(name)
-    store.put("d", 200)
-    assert store.names() == "cd"
-
-
-def test_where_what_has_left_was_of_another_size_the_tenant_gives_up_a_slab_of_its_own(make_store: MakeStore) -> None:
-    store = make_store(600, slab_bytes=300)
-    for name in ("x", "y", "z"):
-        store.put(name, tenant="blue")
-    limit(store, dram_bytes=300)
-    for name in ("a", "b", "c"):
-        store.put(name)
-    store.read("red", b"c", 0)
-    store.put("d", 150)
-    assert store.names() == "dxyz"
+    check(store.table)
 
 
 def test_nothing_of_others_leaves_for_a_tenant_whose_own_blocks_cannot(make_store: MakeStore) -> None:
@@ -187,7 +166,7 @@ def test_what_is_above_a_lowered_limit_leaves_in_the_background_coldest_first(ma
         store.put(name)
     store.put("z", tenant="blue")
     limit(store, dram_bytes=150)
-    store.table.check_integrity()
+    check(store.table)
     store.table.relieve()
     store.table.relieve()
     moves = store.table.room.take_moves()
@@ -243,19 +222,6 @@ def test_nothing_is_lost_for_want_of_a_turn_where_the_limit_of_the_tier_below_wa
     assert store.names() == "hx"
 
 
-def test_what_cannot_leave_yet_leaves_later(make_store: MakeStore) -> None:
-    store = make_store(1000, slab_bytes=100)
-    block = store.put("a")
-    block.pinned = True
-    limit(store, dram_bytes=50)
-    store.table.relieve()
-    assert store.names() == "a"
-    block.pinned = False
-    store.table.expire(now_ns=0)
-    store.table.relieve()
-    assert store.names() == ""
-
-
 def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: MakeStore) -> None:
     store = make_store(400, slab_bytes=100)
     store.put("y", tenant="blue")
@@ -267,69 +233,74 @@ def test_whoever_is_above_its_limit_gives_way_before_anybody_else(make_store: Ma
     assert store.names() == "bxyz"
 
 
-def test_a_copy_up_that_is_over_quota_does_not_happen(make_store: MakeStore) -> None:
-    store = make_store(1000, hbm_bytes=1000, nvme_bytes=1000, slab_bytes=100)
-    limit(store, hbm_bytes=0, dram_bytes=100)
-    block = store.put("a")
-    for _ in range(3):
-        store.read("red", b"a", 0)
-    store.table.room.warm(block)
-    assert store.table.room.take_moves() == []
-    assert block.hbm is None
-    store.table.room.evict(block, store.table._landing)
-    store.settle()
-    store.put("b").pinned = True
-    assert store.table.begin_promotion(block) is None
+def test_a_place_is_made_by_the_coldest_of_all_where_only_all_together_are_limited(make_store: MakeStore) -> None:
+    store = make_store(1000, max_blocks=2, slab_bytes=100)
+    store.put("a", tenant="blue")
+    store.put("b")
+    assert store.table.slots.spare_slots("red", 100, 5) == []
+    store.put("c")
+    assert store.names() == "bc"
+    for block in store.table.blocks():
+        block.pinned = True
+    assert store.try_put("d") is None
 
 
-def test_a_batch_gets_no_more_slots_than_the_quota_has_room_for(make_store: MakeStore) -> None:
-    store = make_store(2000, slab_bytes=1000)
-    limit(store, dram_bytes=500)
-    store.put("a")
-    slots = store.table.slots.spare_slots("red", 100, 10)
-    assert len(slots) == 4
-    store.table.slots.give_back(slots)
-    slots = store.table.slots.free_slots("red", 100, 5)
-    assert len(slots) == 5
-    assert store.names() == ""
-    assert store.table.slots.free_slots("red", 100, 1) == []
-    store.table.slots.give_back(slots)
-    store.table.check_integrity()
+def test_a_hold_ends_where_nothing_else_can_leave_for_the_next(make_store: MakeStore) -> None:
+    store = make_store(1000, max_blocks=2, slab_bytes=100)
+    store.put("a").pinned = True
+    held = store.put("b")
+    assert store.holds.add("owner", "red", 1, [held], until_ns=10, now_ns=0) == [True]
+    store.put("c")
+    assert (store.names(), store.holds.yielded) == ("ac", 1)
 
 
-def test_what_an_earlier_process_left_counts_for_its_tenants(make_store: MakeStore) -> None:
-    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
-    for name, tenant in (("a", "red"), ("b", "red"), ("z", "blue")):
-        store.table.room.evict(store.put(name, tenant=tenant), store.table._landing)
-    store.settle()
-    store.tiers[NVME].close()
-    store = make_store(1000, nvme_bytes=1000, slab_bytes=100)
-    assert store.table.recover(readable_blocks(store.tiers[NVME], store.table.rows)) == 3
-    assert store.tiers[NVME].tenant_bytes == {"red": 200, "blue": 100}
-    limit(store, nvme_bytes=100)
+def test_surplus_blocks_of_a_tenant_leave_in_the_background_and_no_others(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    store.put("z", tenant="blue")
+    for name in "abcd":
+        store.put(name)
+    store.read("red", b"a", 0)
+    first = store.table.find("red", b"b")
+    assert first is not None
+    first.pinned = True
+    store.table.quotas.set(Quotas(tenants={"red": Quota(blocks=1), "blue": Quota(blocks=1)}))
     store.table.relieve()
     assert store.names() == "bz"
+    assert store.table.quotas.crowded == set()
+    assert store.table.slots.spare_slots("red", 100, 3) == []
 
 
-def test_use_is_told_by_tenant_and_tier(make_store: MakeStore) -> None:
-    store = make_store(1000, hbm_bytes=1000, slab_bytes=100)
-    block = store.put("a")
-    store.put("z", 200, tenant="blue")
-    for _ in range(3):
-        store.read("red", b"a", 0)
-    store.table.room.warm(block)
-    store.settle()
-    assert [block.slots[tier] is not None for tier in (HBM, DRAM)] == [True, True]
-    assert store.table.quotas.use() == {"red": Use((100, 100, 0), 1, (1, 1)), "blue": Use((0, 200, 0), 1, (0, 1))}
-    assert store.table.quotas.now.of("red") == Quota()
+def test_blocks_that_cannot_leave_keep_their_tenant_crowded(make_store: MakeStore) -> None:
+    store = make_store(1000, slab_bytes=100)
+    for name in "ab":
+        store.put(name).pinned = True
+    store.table.quotas.set(Quotas(Quota(blocks=1)))
+    store.table.relieve()
+    assert (store.names(), store.table.quotas.crowded) == ("ab", {"red"})
+    store.table.blocks_of("red")[0].pinned = False
+    store.table.relieve()
+    assert len(store.names()) == 2, "they are looked at once a tick"
+    store.table.expire(now_ns=0)
+    store.table.relieve()
+    assert (len(store.names()), store.table.quotas.crowded) == (1, set())
 
 
-def test_where_there_is_no_quota_any_more_none_is_in_the_way(make_store: MakeStore) -> None:
-    store = make_store(1000)
-    store.table.quotas.set(Quotas(Quota(dram_bytes=50, blocks=0)))
-    with pytest.raises(QuotaExceeded):
-        store.table.check_room(100, "red")
-    store.table.quotas.set(Quotas())
-    store.table.check_room(100, "red")
-    assert store.table.quotas.blocks_left("red") is None
-    store.put("a")
+def test_a_put_of_a_tenant_that_has_far_more_than_it_may_takes_so_many_in_a_turn_and_waits(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "EXTRA_BLOCKS", 3)
+    store = make_store(1000, slab_bytes=100)
+    for name in "abcdefg":
+        store.put(name)
+    store.table.quotas.set(Quotas(Quota(blocks=2)))
+    assert store.try_put("x") is None
+    assert store.names() == "defg"
+    assert store.try_put("x") is None
+    assert store.names() == "defg", "no more in this turn"
+    assert store.table.room.next_turn(), "somebody wants more"
+    assert store.try_put("x") is not None
+    assert store.names() == "gx"
+    for name in "pqrst":
+        store.put(name)
+    assert store.names() == "st", "one for one counts for nothing"
+    assert not store.table.room.next_turn()

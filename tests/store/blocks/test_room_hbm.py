@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from kvstore.store.blocks.block import DRAM, HBM, Block
+from tests.store.integrity import check
 from tests.store.tables import Store, value_of
 
 MakeStore = Callable[..., Store]
@@ -35,26 +36,6 @@ def test_a_block_read_twice_is_copied_to_hbm_without_anyone_waiting(make_store: 
     assert [(index, counts.promotions) for index, _, counts, _ in store.table.levels()] == [(HBM, 2), (DRAM, 0)]
 
 
-def test_without_an_hbm_tier_nothing_is_warmed(make_store: MakeStore) -> None:
-    store = make_store(300)
-    warmed(store, "a")
-    assert store.names() == "a"
-
-
-def test_hbm_full_of_blocks_that_are_nowhere_else_takes_no_more(make_store: MakeStore) -> None:
-    store = make_store(200, hbm_bytes=100)
-    first = warmed(store, "a")
-    store.put("b")
-    store.put("c")
-    assert first.tier_mask() == 1, "its copy in DRAM left, being elsewhere too"
-    other = store.table.find("red", b"c")
-    assert other is not None
-    for _ in range(2):
-        store.read("red", b"c", 0)
-    store.table.room.warm(other)
-    assert store.table.room.take_moves() == []
-
-
 def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in_both(make_store: MakeStore) -> None:
     store = make_store(200, hbm_bytes=100)
     block = warmed(store, "a")
@@ -69,7 +50,7 @@ def test_a_block_that_is_in_hbm_alone_is_copied_to_dram_by_a_reader_and_stays_in
     store.table.finish_move(block, HBM, DRAM, slot, is_done=True)
     store.table.copies.release(block)
     assert block.tier_mask() == 3
-    store.table.check_integrity()
+    check(store.table)
     dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
     assert dram.promotions == 1
 
@@ -90,16 +71,3 @@ def test_hbm_above_its_watermark_goes_down_to_dram_and_never_loses_a_block(make_
     store.table.room.relieve()
     store.settle()
     assert [one.tier_mask() for one in (first, *blocks)] == [2, 4, 2]
-
-
-def test_room_in_hbm_may_need_a_copy_down_first(make_store: MakeStore) -> None:
-    store = make_store(300, hbm_bytes=100)
-    first = warmed(store, "a")
-    store.table.copies.drop_copy(first, DRAM)
-    level = store.table._levels[HBM]
-    assert store.table.room.make(level, 100, "red") is None
-    store.settle()
-    assert first.tier_mask() == 2
-    slot = store.table.room.make(level, 100, "red")
-    assert slot is not None
-    store.tiers[HBM].free(slot)

@@ -3,20 +3,14 @@
 import gc
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.store.blocks import rows as module
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.columns import NOT_SHOWN, Loss
+from kvstore.store.blocks.block import DRAM, HBM, NOT_SHOWN, NVME, Block, Loss
 from kvstore.store.blocks.rows import (
     BlockRows,
-    are_any_gone,
     groups_in,
-    have_gone,
-    have_left,
     keys_of,
     places_of,
     read,
@@ -25,6 +19,7 @@ from kvstore.store.blocks.rows import (
     write,
 )
 from kvstore.tiers.tier import Slot
+from tests.store.integrity import check
 
 LARGEST = 2**64 - 1
 
@@ -83,7 +78,7 @@ def test_the_row_of_a_block_that_nobody_knows_is_the_next_ones_who_has_nothing_o
     later = make(rows)
     assert later == row
     assert is_as_new(later)
-    rows.check_integrity()
+    check(rows)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3000)), max_size=8))
@@ -97,7 +92,7 @@ def test_no_row_is_two_blocks(steps: list[tuple[bool, int]]) -> None:
             for key in list(here)[: count // 2]:
                 del here[key]
         assert len({int(block) for block in here.values()}) == len(here) == rows.in_use
-        rows.check_integrity()
+        check(rows)
     for key, block in here.items():
         assert (block.key, block.dram) == (b"key %d" % key, Slot(key << 21, key + 1, 100, key % 3))
 
@@ -113,29 +108,3 @@ def test_what_many_have_is_what_each_has() -> None:
     assert groups_in(columns, rows_of(blocks)).tolist() == [block.group_in(DRAM) for block in blocks]
     write(columns.checksums, rows_of(blocks), [LARGEST - number for number in range(20)])
     assert [block.checksum for block in blocks] == [LARGEST - number for number in range(20)]
-
-
-def test_many_that_leave_have_left_and_others_have_not() -> None:
-    rows = BlockRows()
-    blocks, others = many(rows, 5), many(rows, 5, 5)
-    assert not are_any_gone(blocks)
-    blocks[3].is_gone = True
-    assert are_any_gone(blocks)
-    have_gone(blocks[0].columns, rows_of(blocks))
-    have_left(blocks[0].columns, rows_of(blocks), DRAM)
-    assert all(block.is_gone and block.dram is None for block in blocks)
-    assert not any(block.is_gone or block.dram is None for block in others)
-    with pytest.raises(AssertionError):
-        places_of(blocks)
-    with pytest.raises(AssertionError):
-        slots_of(blocks)
-
-
-def test_names_without_end_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_NAMES", 3)
-    rows = BlockRows()
-    blocks = [rows.make("red", b"x", 1, number, f"ns {number}") for number in range(10)]
-    assert [block.namespace for block in blocks] == [f"ns {number}" for number in range(10)]
-    assert len(rows._named) <= 3
-    assert np.array_equal(read(blocks[0].columns.generations, rows_of(blocks)), np.arange(10))
-    rows.check_integrity()

@@ -62,17 +62,6 @@ def test_what_is_read_used_or_gone_since_is_no_spare(full: Store) -> None:
     pinned.pinned = False
 
 
-def test_the_coldest_are_those_that_would_leave_next_and_that_the_master_knows(full: Store) -> None:
-    full.put("k", SIZE)
-    group = group_of(full)
-    pinned = full.table.find("red", b"b")
-    assert pinned is not None
-    pinned.pinned = True
-    assert full.names(full.table.lowest.coldest(group)) == "cdefghijk"
-    assert full.table.lowest.coldest(group + 1) == []
-    pinned.pinned = False
-
-
 def block(name: str) -> Block:
     return made("red", name.encode(), SIZE, 1)
 
@@ -99,20 +88,6 @@ def test_questions_become_rare_where_no_other_node_has_anything_and_come_again_w
     assert evictions_until_due() == MAX_ASK_EVERY
 
 
-def test_a_group_may_be_asked_about_ahead_of_its_evictions_and_not_twice_at_once() -> None:
-    spares = Spares(DRAM)
-    assert spares.begin_asking(7)
-    assert not spares.begin_asking(7)
-    spares.next(7, lambda block: True)
-    assert spares.take_due() == set(), "it is asked already"
-    spares.told(7, [(block("a"), 0)], b"\1", now_ns=0)
-    assert len(spares) == 1
-    for _ in range(ASK_EVERY):
-        spares.next(7, lambda block: True)
-    assert spares.begin_asking(7)
-    assert spares.take_due() == set(), "what was due is asked by that"
-
-
 def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_master() -> None:
     spares, cold = Spares(DRAM), [(block("a"), 0)]
     spares.next(7, lambda block: True)
@@ -129,21 +104,3 @@ def test_an_answer_is_believed_for_a_while_and_no_longer_than_the_link_to_the_ma
     spares.forget()
     spares.told(7, cold, b"\1", now_ns=0)
     assert (len(spares), spares.take_due()) == (0, set())
-
-
-def test_blocks_that_left_many_at_once_count_as_one_by_one() -> None:
-    spares, each = Spares(DRAM), Spares(DRAM)
-    one = made("red", b"a", SIZE, 1)
-    for told in (spares, each):
-        told.next(0, lambda _: True)
-        assert told.take_due() == {0}
-        told.told(0, [(one, 0)], b"\x01", now_ns=0)
-        assert told.has_any(0)
-        assert not told.has_any(1)
-    spares.have_left(0, ASK_EVERY - 1)
-    spares.have_left(0, 0)
-    assert spares.take_due() == set()
-    spares.have_left(0, 1)
-    for _ in range(ASK_EVERY):
-        each.next(0, lambda _: True)
-    assert spares.take_due() == each.take_due() == {0}

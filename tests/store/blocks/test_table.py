@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.store.blocks.block import DRAM, NVME
-from kvstore.store.blocks.memory import REMEMBERED_SHARE, TABLE_BYTES
-from kvstore.store.opening import readable_blocks
-from kvstore.tiers.policies.lru import LRU
+from kvstore.store.blocks.quotas import TABLE_BYTES
+from kvstore.store.storage import readable_blocks
+from tests.store.integrity import check
 from tests.store.tables import PUT_TTL_NS, Store, value_of
 
 MakeStore = Callable[..., Store]
@@ -30,26 +29,13 @@ def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
     put = store.open("a")
     assert put is not None
     assert store.table.find("red", b"a") is None
-    assert store.table.writer("red", b"a") is put
+    assert store.table.puts.of_key("red", b"a") is put
     block = store.commit(put)
     assert store.table.find("red", b"a") is block
     assert store.table.find("blue", b"a") is None
-    assert store.table.writer("red", b"a") is None
+    assert store.table.puts.of_key("red", b"a") is None
     assert store.bytes_of(block, DRAM) == value_of(block)
     assert kinds(store) == [(EVENT_COMMIT, "a", 2)]
-
-
-def test_a_claimed_block_is_visible_without_an_event_under_the_masters_generation(make_store: MakeStore) -> None:
-    store = make_store()
-    put = store.open("a")
-    assert put is not None
-    store.write(put)
-    store.table.commit_claimed(put, 7, 42)
-    store.table.enter_claimed(put.block)
-    assert store.read("red", b"a", 42) is put.block
-    store.table.check_integrity()
-    assert put.block.checksum == 7
-    assert store.events == []
 
 
 def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None:
@@ -60,16 +46,6 @@ def test_a_block_that_is_not_here_can_be_disowned(make_store: MakeStore) -> None
     store.table.disown(put.block, 42)
     assert kinds(store) == [(EVENT_GONE, "a", 0)]
     assert put.block.generation == 42
-
-
-def test_an_aborted_put_leaves_nothing(make_store: MakeStore) -> None:
-    store = make_store(100)
-    put = store.open("a")
-    assert put is not None
-    store.table.abort(put)
-    assert store.table.writer("red", b"a") is None
-    assert store.table.open_puts == 0
-    assert store.try_put("b") is not None
 
 
 @pytest.mark.parametrize("size_bytes", [1, 100, 4096, 5000])
@@ -91,26 +67,14 @@ def test_the_slot_of_an_expired_put_is_not_used_again_until_its_writer_is_gone(m
     assert put is not None
     assert store.table.expire(now_ns=PUT_TTL_NS - 1) == 0
     assert store.table.expire(now_ns=PUT_TTL_NS) == 1
-    assert not store.table.is_open(put)
-    assert store.table.writer("red", b"a") is None
+    assert not store.table.puts.holds(put)
+    assert store.table.puts.of_key("red", b"a") is None
     other = store.open("a", owner="quick", now_ns=PUT_TTL_NS)
     assert other is not None
     assert other.slot.index != put.slot.index
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is None
     store.table.forget_owner("slow")
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is not None
-
-
-def test_policies_hear_of_reads_when_time_passes_though_nothing_else_happens(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[bytes] = []
-    monkeypatch.setattr(LRU, "touch", lambda policy, key: told.append(key))
-    store = make_store()
-    store.table.hit(store.put("a"))
-    assert told == []
-    store.table.expire(now_ns=1)
-    assert told == [b"a"]
 
 
 def test_a_writer_that_is_done_with_its_expired_put_gives_the_slot_back(make_store: MakeStore) -> None:
@@ -137,7 +101,7 @@ def test_a_slot_written_from_another_host_is_not_used_again_while_bytes_may_stil
     else:
         store.table.forget_owner("far")
     assert writer.is_revoked
-    assert store.table.writer("red", b"a") is None, "another may write the key"
+    assert store.table.puts.of_key("red", b"a") is None, "another may write the key"
     store.table.expire(now_ns=PUT_TTL_NS)
     assert store.open("b", now_ns=PUT_TTL_NS) is None
     assert store.dram.quarantined_bytes == 100
@@ -164,41 +128,7 @@ def test_a_slot_that_nobody_writes_is_free_at_once_when_its_remote_put_ends(make
     assert store.try_put("b") is not None
 
 
-def test_a_writer_that_is_gone_takes_its_open_puts_along_and_no_others(make_store: MakeStore) -> None:
-    store = make_store(300)
-    store.open("a", owner="x")
-    kept = store.open("b", owner="y")
-    assert kept is not None
-    store.table.forget_owner("x")
-    assert store.table.open_puts == 1
-    assert store.table.is_open(kept)
-    kept.is_named = True
-    assert store.table.put(kept.put_id, "y") is kept
-    assert store.table.put(kept.put_id, "x") is None
-
-
-def test_a_value_larger_than_dram_is_refused(make_store: MakeStore) -> None:
-    store = make_store(100)
-    store.table.check_room(100, "red")
-    with pytest.raises(InvalidArgument, match="larger than this node's DRAM"):
-        store.table.check_room(101, "red")
-    with pytest.raises(InvalidArgument):
-        store.open("a", 101)
-
-
 # --- reads ---
-
-
-def test_a_hit_is_an_access_and_a_search_is_none(make_store: MakeStore) -> None:
-    store = make_store(200)
-    first, second = store.put("a"), store.put("b")
-    assert store.table.find("red", b"x") is store.table.find("blue", b"a") is None
-    store.table.hit(first)
-    store.table.hit(first)
-    assert store.table.find("red", b"b") is second
-    store.put("c")
-    assert store.names() == "ac", "b was read longest ago"
-    assert [(index, counts.hits, counts.evictions, blocks) for index, _, counts, blocks in store.table.levels()] == [(DRAM, 2, 1, 2)]
 
 
 def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_go(make_store: MakeStore) -> None:
@@ -213,15 +143,6 @@ def test_with_everything_pinned_or_read_there_is_no_room_until_something_is_let_
 
 
 # --- groups ---
-
-
-def test_another_size_gets_the_slab_that_holds_the_coldest_blocks(make_store: MakeStore) -> None:
-    store = make_store(4 * 4096, slab_bytes=4096)
-    for name in "abcd":
-        store.put(name, 4096)
-    store.read("red", b"a", 0)
-    store.put("small", 1024)
-    assert store.names() == "acdsmall"
 
 
 def test_a_newcomers_group_does_not_empty_slabs_that_would_stay_occupied(make_store: MakeStore) -> None:
@@ -248,24 +169,6 @@ def test_memory_follows_the_load_a_slab_at_a_time(make_store: MakeStore) -> None
     assert sum(block.tenant == "blue" for block in store.table.blocks()) == 40
 
 
-def test_a_slab_that_is_owed_but_occupied_is_not_taken(make_store: MakeStore) -> None:
-    store = make_store(2 * 200, slab_bytes=200)
-    pinned = store.put("a")
-    pinned.pinned = True
-    store.put("b")
-    for number in range(6):
-        store.put(str(number), tenant="blue")
-    assert store.names() == "45ab"
-
-
-def test_a_value_of_several_slabs_takes_them_together(make_store: MakeStore) -> None:
-    store = make_store(8 * 4096, slab_bytes=4096)
-    for name in "abcdefgh":
-        store.put(name, 4096)
-    store.put("LARGE", 3 * 4096)
-    assert store.names() == "LARGEdefgh"
-
-
 # --- the whole ---
 
 
@@ -279,17 +182,6 @@ def test_of_two_recovered_blocks_of_one_key_the_higher_generation_stays(make_sto
     assert store.tiers[NVME].used_bytes == 200
 
 
-def test_recovered_blocks_leave_oldest_first(make_store: MakeStore) -> None:
-    store = make_store(100, nvme_bytes=200)
-    blocks = [store.block(name) for name in "ab"]
-    for block in blocks:
-        block.set_slot(NVME, store.tiers[NVME].allocate(100))
-    store.table.recover(blocks)
-    store.put("c")
-    assert store.open("d") is None
-    assert store.names() == "bc"
-
-
 def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store: MakeStore) -> None:
     """Many more tenants than whole slabs: each has slabs of its own, which nobody else may map."""
     store = make_store(64 << 20)
@@ -297,7 +189,7 @@ def test_few_blocks_of_each_of_many_tenants_stay_while_there_is_room(make_store:
     assert [block.is_gone for block in blocks] == [False] * 300
     assert all(store.bytes_of(block, DRAM) == store.value_of(block) for block in blocks)
     assert len({store.dram.locate(slot)[0] for block in blocks if (slot := block.dram) is not None}) == 300
-    store.table.check_integrity()
+    check(store.table)
 
 
 # --- the table's own memory ---
@@ -314,16 +206,6 @@ def test_beyond_the_tables_memory_the_coldest_leaves_for_a_newcomer(make_store: 
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
 
 
-def test_what_is_remembered_of_blocks_that_left_is_the_tables_memory_too(make_store: MakeStore) -> None:
-    store = make_store(1 << 20, max_blocks=2000, policy="prefix")
-    for number in range(8000):
-        store.put(f"{number:05}", 1)
-    assert len(list(store.table.blocks())) == 2000
-    limit_bytes = 2000 * TABLE_BYTES / (1 - REMEMBERED_SHARE)
-    assert 0.95 * limit_bytes < store.table.table_bytes <= limit_bytes + 1
-    store.table.check_integrity()
-
-
 def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store: MakeStore) -> None:
     store = make_store(100_000, max_blocks=2)
     block = store.put("a")
@@ -334,19 +216,6 @@ def test_open_puts_count_and_where_nobody_can_leave_a_put_has_to_wait(make_store
     store.table.copies.release(block)
     assert store.open("c") is not None
     assert store.names() == ""
-
-
-def test_of_a_block_table_over_tiers_the_lowest_gives_way_first(make_store: MakeStore) -> None:
-    store = make_store(1000, nvme_bytes=10_000, max_blocks=3)
-    store.put("a")
-    low = store.put("b")
-    store.read("red", b"b", 0)
-    store.table.room.evict(low, store.table._landing)
-    store.settle()
-    assert low.nvme is not None
-    store.put("c")
-    store.put("d")
-    assert store.names() == "acd"
 
 
 def test_of_more_recovered_blocks_than_may_be_known_the_newest_stay(make_store: MakeStore) -> None:

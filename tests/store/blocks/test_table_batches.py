@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.protocol.event_messages import REMOVED, Events
 from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.undecided import UNDECIDED
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.tables import LocalClient, Store
 
@@ -45,7 +45,7 @@ def put_at_once(table: Table, blocks: list[Block]) -> None:
         assert table.table.are_new("red", [one.key for one in new])
         for one, slot in zip(new, slots, strict=True):
             one.set_slot(DRAM, slot)
-        puts = table.table.open_all(new, OWNER, now_ns=1) if new else []
+        puts = table.table.puts.add_all(new, OWNER, now_ns=1) if new else []
         assert not new or not table.table.are_new("red", [blocks[0].key, b"other"])
         if not puts:
             put = table.table.open(blocks[number], OWNER, now_ns=1)
@@ -72,8 +72,8 @@ def order(table: Table) -> list[bytes]:
 
 
 def state(table: Table) -> list[object]:
-    table.table.check_integrity()
-    table.showing.check_integrity()
+    check(table.table)
+    check(table.showing)
     return [
         sorted(
             (one.key, one.checksum, one.last_access, one.parent, table.local.find(one.key.decode()) is not None)
@@ -128,18 +128,6 @@ def test_many_blocks_at_once_are_the_same_blocks_one_after_the_other(steps: list
         each.close()
 
 
-def test_spare_slots_are_those_that_nobody_leaves_for(two: tuple[Table, Table]) -> None:
-    table, _ = two
-    put_each(table, [block(b"first")])
-    slots = table.table.slots.spare_slots("red", SIZE, 100)
-    assert len(slots) == 19, "of the slabs that are there, and of those that there is room for"
-    table.table.slots.give_back(slots)
-    table.table.check_integrity()
-    put_each(table, [block(b"%d" % number) for number in range(19)])
-    assert table.table.slots.spare_slots("red", SIZE, 5) == []
-    assert table.table.find("red", b"first") is not None
-
-
 def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(two: tuple[Table, Table]) -> None:
     table, other = two
     for one in two:
@@ -152,7 +140,7 @@ def test_for_slots_that_are_not_spare_those_leave_who_would_one_after_the_other(
     new = [block(b"new-%d" % number) for number in range(9)]
     for opened, slot in zip(new, slots, strict=True):
         opened.set_slot(DRAM, slot)
-    table.table.commit_all_undecided(table.table.open_all(new, OWNER, now_ns=1), range(9))
+    table.table.commit_all_undecided(table.table.puts.add_all(new, OWNER, now_ns=1), range(9))
     puts = [other.table.open(block(b"new-%d" % number), OWNER, now_ns=1) for number in range(9)]
     for number, put in enumerate(puts):
         assert put is not None
@@ -172,25 +160,7 @@ def test_no_more_leave_than_may_and_the_slots_of_those_are_had(two: tuple[Table,
     assert len(slots) == 5
     table.table.slots.give_back(slots)
     assert table.names() == "".join(sorted(str(number) for number in range(15)))
-    table.table.check_integrity()
-
-
-def test_no_more_slots_are_spare_than_blocks_may_be_known() -> None:
-    table = Table(max_blocks=5)
-    put_each(table, [block(b"a"), block(b"b")])
-    slots = table.table.slots.spare_slots("red", SIZE, 100)
-    assert len(slots) == 3
-    table.table.slots.give_back(slots)
-    put_each(table, [block(b"c"), block(b"d"), block(b"e")])
-    assert table.table.slots.spare_slots("red", SIZE, 1) == []
-    table.close()
-
-
-def test_nothing_at_once_is_nothing(two: tuple[Table, Table]) -> None:
-    table, _ = two
-    table.table.commit_all_undecided([], [])
-    assert table.table.slots.spare_slots("red", SIZE, 0) == []
-    assert state(table) == [[], (0, 0, 0)]
+    check(table.table)
 
 
 def test_blocks_of_several_namespaces_are_claimed_apart(two: tuple[Table, Table]) -> None:
@@ -202,23 +172,6 @@ def test_blocks_of_several_namespaces_are_claimed_apart(two: tuple[Table, Table]
     put_each(other, [block(key, namespace=namespace) for key, namespace in names])
     claims = [[{one.key for one in each.table.undecided.take(9)} for _ in range(4)] for each in two]
     assert sorted(map(sorted, claims[0])) == sorted(map(sorted, claims[1])) == [[], [b"a", b"c"], [b"b"], [b"first"]]
-
-
-def test_a_value_that_is_here_is_placed_and_kept(two: tuple[Table, Table]) -> None:
-    table, other = two
-    one = block(b"a", b"above")
-    slot = table.table.place(one)
-    assert slot is not None
-    one.checksum = 7
-    table.table.copies.show_placed(one, table.dram.fill(slot, memoryview(b"v" * SIZE)))
-    assert table.table.find("red", b"a") is one
-    assert table.local.find("a") is not None, "it is found before all is entered"
-    table.table.enter_placed(one)
-    put = other.table.open(block(b"a", b"above"), OWNER, now_ns=1)
-    assert put is not None
-    other.table.commit_undecided(put, 7)
-    assert state(table) == state(other)
-    assert bytes(table.dram.view(slot)) == b"v" * SIZE
 
 
 def test_what_clients_look_at_is_not_left_for_a_value_that_is_placed(two: tuple[Table, Table]) -> None:
@@ -269,7 +222,7 @@ class Crowded(Store):
         for slot in self.table.slots.free_slots(tenant, size_bytes, count):
             self.put_slots.append(slot.index)
             one = made(tenant, b"%d" % self.count, size_bytes, UNDECIDED, dram=slot)
-            self.table.commit_all_undecided(self.table.open_all([one], OWNER, now_ns=1), [self.count])
+            self.table.commit_all_undecided(self.table.puts.add_all([one], OWNER, now_ns=1), [self.count])
             if self.count % 2:
                 self.table.decide(one, self.count)
             self.count += 1
@@ -300,8 +253,8 @@ class Crowded(Store):
                 self.settle()
 
     def state(self) -> list[object]:
-        self.table.check_integrity()
-        self.showing.check_integrity()
+        check(self.table)
+        check(self.showing)
         level = self.table._landing
         groups = sorted(level.order._groups)
         return [
@@ -316,7 +269,7 @@ class Crowded(Store):
     def shut(self) -> None:
         for one in self.used:
             self.table.copies.release(one)
-        self.table.check_integrity()
+        check(self.table)
         self.close()
 
 
@@ -334,20 +287,6 @@ def test_those_that_leave_at_once_are_those_that_would_one_after_the_other(
     finally:
         at_once.shut()
         each.shut()
-
-
-def test_more_leave_at_once_than_go_in_one_go_and_recorders_hear_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.store.blocks.room.LEAVING_AT_ONCE", 3)
-    table = Crowded("lru", hbm_bytes=0, at_once=True)
-    table.make_room("red", SIZE, 20)
-    asked = Events(0, 100)
-    table.table.events.answer("recorder", "red", asked)
-    table.make_room("red", SIZE, 10)
-    assert table.names() == "".join(sorted(str(number) for number in range(10, 30)))
-    answer = table.table.events.answer("recorder", "red", Events(1, 100))
-    assert answer.keys == [b"%d" % number for number in range(10)]
-    assert set(answer.kinds) == {REMOVED}
-    table.shut()
 
 
 def test_a_client_that_looks_once_all_were_chosen_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,14 @@ import xxhash
 from kvstore.kvcache.codecs.schemes import NONE
 from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.columns import Loss
-from kvstore.store.opening import readable_blocks
+from kvstore.store.storage import readable_blocks
 from kvstore.tiers.value_codec import make_codec
+from tests.store.integrity import check
 from tests.store.tables import Store, value_of
 from tests.store.tensors import SHAPE, after, is_raw, tensor_value
 
 MakeStore = Callable[..., Store]
 SIZE = len(tensor_value(0))
-ENCODED = 64 + 8 * (16 * 32 + 4)
-"""Of such a value by fp8-head."""
-STORED = 2 * 4096
-"""What that takes of the NVMe tier: whole pages."""
 
 
 def demote(store: Store, *blocks: Block) -> None:
@@ -39,40 +35,11 @@ def promote(store: Store, block: Block) -> None:
     assert source is not None
     assert store.tiers[NVME].read_batch_into([source], [store.dram.view(slot)]) == [None]
     store.table.finish_move(block, NVME, DRAM, slot, is_done=True, loss=block.loss_of_copy(NVME))
-    store.table.check_integrity()
+    check(store.table)
 
 
 def digest(value: bytes) -> int:
     return xxhash.xxh3_64_intdigest(value)
-
-
-def test_the_tier_holds_as_many_blocks_as_their_encoded_bytes_have_room_for(make_store: MakeStore) -> None:
-    count = 12
-    store = make_store(2 * SIZE, nvme_bytes=count * STORED, codec="fp8-head")
-    for number in range(count):
-        block = store.put_tensor(str(number), tensor_value(number))
-        demote(store, block)
-        assert block.tier_mask() == 4
-    nvme = store.tiers[NVME]
-    assert (nvme.used_bytes, nvme.free_bytes) == (count * STORED, 0)
-    for block in store.table.blocks():
-        assert store.bytes_of(block, NVME) == after("fp8-head", tensor_value(int(block.key)))
-    totals = store.table.encoded(NVME)
-    assert (totals.value_bytes, totals.stored_bytes) == (count * SIZE, count * ENCODED)
-    assert (totals.payload_bytes, totals.elements) == (count * 8 * 16 * 32, count * 8 * 16 * 32)
-    demote(store, store.put_tensor("one more", tensor_value(99)))
-    assert len(list(store.table.blocks())) == count, "the coldest left for it"
-    assert store.table.encoded(NVME).stored_bytes == count * ENCODED
-
-
-def test_a_block_is_known_by_what_was_put_whatever_its_copies_give(make_store: MakeStore) -> None:
-    value = tensor_value(1)
-    store = make_store(2 * SIZE, nvme_bytes=1 << 20, codec="fp8-head")
-    block = store.put_tensor("a", value)
-    demote(store, block)
-    assert (block.size_bytes, block.checksum) == (SIZE, digest(value))
-    assert block.checksum_in(NVME) == digest(after("fp8-head", value)) != block.checksum
-    assert {(event.size_bytes, event.checksum) for _, event, _ in store.events} == {(SIZE, digest(value))}
 
 
 def test_a_promoted_block_is_as_it_was_read_and_leaves_dram_without_being_encoded_anew(make_store: MakeStore) -> None:
@@ -133,18 +100,6 @@ def test_while_dram_has_what_was_put_readers_get_that(make_store: MakeStore) -> 
     assert not block.lossy
 
 
-def test_hbm_gets_what_dram_has(make_store: MakeStore) -> None:
-    store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
-    block = store.put_tensor("a", tensor_value(1))
-    demote(store, block)
-    promote(store, block)
-    block.hits = 9
-    store.table.room.warm(block)
-    store.settle()
-    assert store.bytes_of(block, HBM) == after("fp8-head", tensor_value(1))
-    assert block.loss_in(HBM) == Loss(digest(after("fp8-head", tensor_value(1))))
-
-
 def test_what_is_no_raw_tensor_or_does_not_fit_the_scheme_goes_down_as_it_is(make_store: MakeStore) -> None:
     store = make_store(8 * SIZE, nvme_bytes=1 << 20, codec="int4/32")
     infinite = torch.zeros(SHAPE)
@@ -161,21 +116,6 @@ def test_what_is_no_raw_tensor_or_does_not_fit_the_scheme_goes_down_as_it_is(mak
         assert store.bytes_of(block, NVME) == store.value_of(block)
     assert not any(block.lossy for block in store.table.blocks())
     assert store.table.encoded(NVME).elements == 0
-
-
-def test_what_only_hbm_holds_goes_to_nvme_as_it_is(make_store: MakeStore) -> None:
-    """The node's loop cannot look into it. It happens while DRAM takes nothing."""
-    store = make_store(2 * SIZE, nvme_bytes=1 << 20, hbm_bytes=2 * SIZE, codec="fp8-head")
-    block = store.put_tensor("a", tensor_value(1))
-    block.hits = 9
-    store.table.room.warm(block)
-    store.settle()
-    store.table.copies.drop_copy(block, DRAM)
-    store.table.room.suspend(DRAM, is_suspended=True)
-    store.table.room.evict(block, store.table._levels[HBM])
-    store.settle()
-    assert block.tier_mask() == 4
-    assert store.bytes_of(block, NVME) == tensor_value(1)
 
 
 @pytest.mark.parametrize("codec", ["fp8-head", "int2/16", "none"])
@@ -196,7 +136,7 @@ def test_after_a_restart_by_whatever_codec_blocks_are_who_they_were_and_give_wha
     store.tiers[NVME].close()
     again = make_store(8 * SIZE, nvme_bytes=1 << 20, codec=codec)
     assert again.table.recover(readable_blocks(again.tiers[NVME], again.table.rows)) == 3
-    again.table.check_integrity()
+    check(again.table)
     assert {block.key: (block.size_bytes, block.checksum, block.generation, block.lossy) for block in again.table.blocks()} == was
     assert again.table.encoded(NVME) == totals
     for block in list(again.table.blocks()):

@@ -13,16 +13,16 @@ from kvstore.client.local.desk import Hazard
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.blocks import table as table_module
-from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, HBM, NVME, Block, Loss
 from kvstore.store.blocks.level import evictable_in
-from kvstore.store.blocks.move import TierMove
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.quotas import NO_USE
-from kvstore.store.moves.job import MoveJob
-from kvstore.store.reads.staging import stage
+from kvstore.store.blocks.room import TierMove
+from kvstore.store.moves.mover import MoveJob
+from kvstore.store.reads.request import stage
 from kvstore.tiers.tier import Slot
 from kvstore.tiers.value_codec import make_codec
+from tests.store.integrity import check
 from tests.store.tables import PUT_TTL_NS, LocalClient, RemoteWriter, Store
 from tests.store.tensors import after, tensor_value
 
@@ -178,7 +178,7 @@ class TableMachine(RuleBasedStateMachine):
                 assert (found is None) == (slot is None)
                 assert found is None or (found.size, found.checksum) == (block.size_bytes, block.checksum_in(DRAM))
         if hasattr(self, "store"):
-            self.store.showing.check_integrity()
+            check(self.store.showing)
 
     # --- writers ---
 
@@ -195,7 +195,7 @@ class TableMachine(RuleBasedStateMachine):
     def open(
         self, key: str, tenant: str, size_bytes: int, owner: str, is_remote: bool, is_tensor: bool, seed: int, may_drop: bool = False
     ) -> None:
-        if self.table.find(tenant, key.encode()) is None and self.table.writer(tenant, key.encode()) is None:
+        if self.table.find(tenant, key.encode()) is None and self.table.puts.of_key(tenant, key.encode()) is None:
             if is_tensor:
                 value = tensor_value(seed, TENSOR, dtype="float16")
                 self.store.next_value(value)
@@ -523,7 +523,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_add_up(self) -> None:
-        self.table.check_integrity()
+        check(self.table)
         dram = self.store.dram
         moves = [move for move, _ in self.moves] + self.table.room._moves
         held = {block for block, _, _ in self.readers} | {move.block for move in moves} | {block for block, *_ in self.promotions}

@@ -4,11 +4,11 @@ import pytest
 
 from kvstore.protocol.errors import ProtocolError
 from kvstore.protocol.wire import Writer
-from kvstore.store.blocks.block import DRAM, NVME, Block
-from kvstore.store.blocks.columns import Loss
+from kvstore.store.blocks.block import DRAM, NVME, Block, Loss
 from kvstore.store.blocks.tags import TAG_VERSION, from_recovered, tag_of
 from kvstore.tiers.tier import Recovered, Slot
 from kvstore.tiers.value_codec import Encoding
+from tests.store.integrity import check
 from tests.store.made import ROWS, made
 
 SLOT = Slot(7, 1, 100)
@@ -19,20 +19,6 @@ def block_in(*tiers: int) -> Block:
     for tier in tiers:
         block.set_slot(tier, SLOT)
     return block
-
-
-def test_a_block_comes_back_from_its_tag() -> None:
-    block = block_in(NVME)
-    found = from_recovered(Recovered(SLOT, checksum=9, tag=tag_of(block)), ROWS)
-    assert (found.tenant, found.key, found.generation, found.namespace, found.parent) == ("red", b"key", 5, "ns", b"parent")
-    assert (found.size_bytes, found.checksum, found.slots) == (100, 9, (None, None, SLOT))
-
-
-def test_a_tag_with_every_field_at_its_longest_is_within_its_bound() -> None:
-    block = made("t" * 128, b"k" * 255, 1, 2**64 - 1, "n" * 255, b"p" * 255)
-    assert len(tag_of(block)) <= 1100
-    assert from_recovered(Recovered(SLOT, 0, tag_of(block)), ROWS).generation == 2**64 - 1
-    assert len(tag_of(block, Loss(2**64 - 1))) <= 1151
 
 
 def test_the_form_of_a_tag() -> None:
@@ -50,7 +36,7 @@ def test_a_block_whose_copy_gives_other_bytes_comes_back_as_what_was_put_with_wh
     assert (found.size_bytes, found.checksum) == (block.size_bytes, 9), "its identity, not that of the bytes on the disk"
     assert found.loss_in(NVME) == Loss(77, encoding)
     assert (found.checksum_in(NVME), found.checksum_in(DRAM)) == (77, 9)
-    found.check_integrity()
+    check(found)
 
 
 @pytest.mark.parametrize(("size_bytes", "elements"), [(200, 0), (100, 5), (99, 0)], ids=["of nothing", "no smaller", "larger"])

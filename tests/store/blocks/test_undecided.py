@@ -6,11 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.rpc.tracing import MAX_LINKS
 from kvstore.store.blocks.block import Block
 from kvstore.store.blocks.partitioning import Partitioning
 from kvstore.store.blocks.undecided import UNDECIDED, Undecided
-from tests.rpc.traced import Part, Spans
+from tests.store.integrity import check
 from tests.store.made import made
 
 
@@ -21,7 +20,7 @@ def block(key: bytes, *, tenant: str = "red", namespace: str = "ns") -> Block:
 def added(undecided: Undecided, *blocks: Block) -> list[Block]:
     for one in blocks:
         undecided.add(one)
-    undecided.check_integrity()
+    check(undecided)
     return list(blocks)
 
 
@@ -29,7 +28,7 @@ def decide(undecided: Undecided, one: Block) -> None:
     """Granted, in the order in which the table does it."""
     one.generation = 5
     undecided.remove(one)
-    undecided.check_integrity()
+    check(undecided)
 
 
 def test_a_claim_is_of_one_tenant_and_namespace_in_the_order_of_the_puts_and_no_larger_than_a_message() -> None:
@@ -54,22 +53,6 @@ def test_claims_of_one_tenant_hold_up_nobody_else_and_nothing_is_claimed_of_noth
     assert undecided.claims == 1
 
 
-def test_many_are_decided_about_at_once_whatever_else_is_to_be_claimed() -> None:
-    undecided = Undecided(Partitioning())
-    a, b, c = added(undecided, block(b"a"), block(b"b"), block(b"c"))
-    assert undecided.take(2) == [a, b]
-    undecided.end([a, b])
-    for one in (a, b):
-        one.generation = 5
-    undecided.remove_all([a, b])
-    undecided.check_integrity()
-    assert list(undecided.blocks()) == [c]
-    c.generation = 5
-    undecided.remove_all([c])  # it was to be claimed
-    undecided.check_integrity()
-    assert (len(undecided), undecided.has_to_claim) == (0, False)
-
-
 def test_many_at_once_are_those_one_after_the_other() -> None:
     undecided = Undecided(Partitioning())
     assert not undecided.has_to_claim
@@ -80,7 +63,7 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
     waited: list[str] = []
     undecided.when_decided("red", lambda: waited.append("first"))
     undecided.add_all([a, b, c])
-    undecided.check_integrity()
+    check(undecided)
     assert undecided.has_to_claim
     decide(undecided, first)
     for callback in undecided.take_due():
@@ -88,49 +71,6 @@ def test_many_at_once_are_those_one_after_the_other() -> None:
     assert waited == ["first"], "those that came later are not waited for"
     assert [undecided.take(9) for _ in range(3)] == [[a, c], [b], []]
     assert (undecided.has_to_claim, undecided.claims) == (False, 3)
-
-
-def test_a_claim_is_for_the_traced_puts_of_its_namespace_and_for_who_waits_for_all_of_its_tenant() -> None:
-    undecided, spans = Undecided(Partitioning()), Spans()
-    one, other, flush, blue = (Part(spans, name) for name in ("one", "other", "flush", "blue"))
-    a, b, c = block(b"a"), block(b"b", namespace="other"), block(b"a", tenant="blue")
-    assert undecided.claimed_for(a) == []
-    undecided.put_by("red", "ns", one)
-    undecided.put_by("red", "other", other)
-    undecided.put_by("red", None, flush)
-    undecided.put_by("blue", "ns", blue)
-    undecided.put_by("red", "ns", None)
-    assert [undecided.claimed_for(each) for each in (a, a, b, c, c)] == [[one, flush], [], [other], [blue], []]
-
-
-def test_no_more_traced_puts_are_kept_than_a_message_names() -> None:
-    undecided, spans = Undecided(Partitioning()), Spans()
-    puts = [Part(spans, str(number)) for number in range(MAX_LINKS + 5)]
-    for put in puts:
-        undecided.put_by("red", "ns", put)
-    assert undecided.claimed_for(block(b"a")) == puts[4:]
-
-
-def test_it_says_whether_anybody_waits() -> None:
-    undecided = Undecided(Partitioning())
-    [a] = added(undecided, block(b"a"))
-    assert not undecided.is_awaited
-    undecided.when_decided("red", lambda: None)
-    assert undecided.is_awaited
-    decide(undecided, a)
-    assert not undecided.is_awaited
-
-
-def test_what_has_been_put_off_is_claimed_again_when_that_is_said() -> None:
-    undecided = Undecided(Partitioning())
-    [a] = added(undecided, block(b"a"))
-    assert undecided.take(9) == [a]
-    undecided.end([a])
-    undecided.put_off([a])
-    undecided.check_integrity()
-    assert undecided.take(9) == []
-    undecided.claim_again()
-    assert undecided.take(9) == [a]
 
 
 def test_a_block_that_has_left_is_not_claimed_and_waits_for_nothing() -> None:
@@ -250,7 +190,7 @@ class AgainstASet(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        self.undecided.check_integrity()
+        check(self.undecided)
         assert set(self.undecided.blocks()) == self.known
         for callback in self.undecided.take_due():
             callback()

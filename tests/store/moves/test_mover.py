@@ -12,11 +12,13 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.blocks.block import DRAM, HBM, NVME, Block
 from kvstore.store.blocks.room import EXTRA_BLOCKS
 from kvstore.store.moves.mover import SlowRead, TierMover
+from kvstore.store.tuning import NodeTuning
 from kvstore.tiers.tier import Record, TierFull
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import pump
 from tests.store.failing_tier import FailingHbm, FailingNvme
+from tests.store.integrity import check
 from tests.store.tables import Store, value_of
 
 
@@ -43,10 +45,7 @@ class Node:
             self.reactor,
             self.store.table,
             self.store.tiers,
-            batch_bytes=batch_bytes,
-            read_threads=2,
-            write_threads=write_threads,
-            tier_retry_s=retry_s,
+            tuning=NodeTuning(move_batch=batch_bytes, write_threads=write_threads, tier_retry_s=retry_s),
             on_room=self._on_room,
         )
 
@@ -80,7 +79,7 @@ class Node:
 
     def close(self) -> None:
         self.mover.close()
-        self.store.table.check_integrity()
+        check(self.store.table)
         self.store.close()
         self.reactor.close()
 
@@ -116,14 +115,6 @@ def test_several_batches_are_written_at_once(tmp_path: Path, monkeypatch: pytest
     node.close()
 
 
-def test_a_put_without_room_gets_it_from_the_mover(node: Node) -> None:
-    node.fill()
-    assert node.store.open("new") is None
-    node.mover.kick()
-    pump(node.reactor, lambda: node.rooms == 1)
-    assert node.store.open("new") is not None
-
-
 def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this_one(node: Node) -> None:
     room = node.store.table.room
     assert room.may_take(EXTRA_BLOCKS)
@@ -133,12 +124,6 @@ def test_who_waits_is_tried_again_in_the_next_turn_where_enough_had_left_in_this
     node.reactor.run_once(0)
     assert node.rooms == 1
     assert room.may_take(1)
-
-
-def test_with_nothing_to_copy_a_kick_does_nothing(node: Node) -> None:
-    node.mover.kick()
-    node.reactor.run_once(0)
-    assert node.rooms == 0
 
 
 @pytest.mark.parametrize("failure", [TierFull("no room"), TierFailed("EIO"), OSError("EIO"), RuntimeError("a bug")])
@@ -169,20 +154,6 @@ def test_a_tier_that_refused_is_tried_again_after_its_rest(tmp_path: Path) -> No
     node.close()
 
 
-def test_a_block_removed_before_its_copy_begins_costs_its_neighbours_nothing(node: Node) -> None:
-    blocks = node.fill()
-    for block in blocks:
-        node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    node.store.table.copies.drop(blocks[0])
-    node.store.table.copies.drop(blocks[2])
-    node.mover.kick()
-    pump(node.reactor, lambda: not blocks[1].moving)
-    assert [block.tier_mask() for block in blocks] == [0, 4, 0]
-    assert not node.store.table._levels[NVME].is_suspended
-    assert node.store.dram.free_bytes == 300
-    assert node.nvme.used_bytes == 100
-
-
 def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothing(node: Node) -> None:
     blocks = node.fill(2)
     for block in blocks:
@@ -194,37 +165,6 @@ def test_a_block_removed_while_its_copy_is_under_way_costs_its_neighbours_nothin
     assert not node.store.table._levels[NVME].is_suspended
     assert node.nvme.used_bytes == 100
     assert node.store.dram.free_bytes == 300
-
-
-def test_a_batch_of_removed_blocks_is_no_batch(node: Node) -> None:
-    (block,) = node.fill(1)
-    node.store.table.room.evict(block, node.store.table._levels[DRAM])
-    node.store.table.copies.drop(block)
-    node.mover.kick()
-    assert not block.moving
-    assert node.store.dram.free_bytes == 300
-
-
-def test_blocks_go_up_to_hbm_and_down_again(tmp_path: Path) -> None:
-    node = Node(tmp_path, hbm_bytes=300)
-    blocks = node.fill(2)
-    for block in blocks:
-        node.store.read("red", block.key, 0)
-        node.store.read("red", block.key, 0)
-        node.store.table.room.warm(block)
-    node.mover.kick()
-    pump(node.reactor, lambda: not any(block.moving for block in blocks))
-    assert [block.tier_mask() for block in blocks] == [3, 3]
-    for block in blocks:
-        node.store.table.copies.drop_copy(block, DRAM)
-    assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
-    for block in blocks:
-        node.store.table.room.evict(block, node.store.table._levels[HBM])
-    node.mover.kick()
-    pump(node.reactor, lambda: not any(block.moving for block in blocks))
-    assert [block.tier_mask() for block in blocks] == [2, 2]
-    assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
-    node.close()
 
 
 def test_a_copy_whose_source_cannot_be_read_is_given_up_and_its_neighbours_are_copied(tmp_path: Path) -> None:
@@ -257,23 +197,6 @@ def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
     answers, values = node.read(blocks)
     assert [type(answer) for answer in answers] == [type(None), ChecksumMismatch, type(None)]
     assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
-
-
-def test_reads_of_several_tiers_are_answered_together(tmp_path: Path) -> None:
-    node = Node(tmp_path, hbm_bytes=100)
-    blocks = node.fill(2)
-    for _ in range(2):
-        node.store.read("red", blocks[1].key, 0)
-    node.store.table.room.warm(blocks[1])
-    node.mover.kick()
-    pump(node.reactor, lambda: not blocks[1].moving)
-    node.store.table.copies.drop_copy(blocks[1], DRAM)
-    node.store.table.room.evict(blocks[0], node.store.table._levels[DRAM])
-    node.mover.kick()
-    pump(node.reactor, lambda: not blocks[0].moving)
-    assert [block.tier_mask() for block in blocks] == [4, 1]
-    assert node.read(blocks) == ([None, None], [value_of(block) for block in blocks])
-    node.close()
 
 
 def test_reads_and_copies_need_no_thread_that_was_not_there_from_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

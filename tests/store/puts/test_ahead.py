@@ -1,6 +1,8 @@
 """Promises of ahead.py, on real sockets: a value that lies in the slot which the connection was offered is stored by one message."""
 
 import os
+import select
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,22 +11,31 @@ import pytest
 
 from kvstore.client.local.puts import OfferedSlot
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED
-from kvstore.protocol.errors import Draining, InvalidArgument, TierFailed
+from kvstore.protocol.errors import Broken, Draining, InvalidArgument, TierFailed
 from kvstore.protocol.event_messages import STORED as TOLD_STORED
 from kvstore.protocol.event_messages import EventBatch, Events
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, OpenIndex, PutAhead
+from kvstore.protocol.node_messages import ASK_AGAIN, STORED, OpenAhead, OpenIndex, PutAhead
 from kvstore.protocol.session_messages import Flags
+from kvstore.protocol.writer_page import PAGE_BYTES
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.session import Session
 from kvstore.security.quotas.quota import Quota, Quotas
-from kvstore.store.blocks.slots_ahead import IDLE_NS
+from kvstore.store.blocks.free_slots import IDLE_NS
+from kvstore.store.puts.ahead import WriterPage, make_page
+from tests.store.integrity import check
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
-KIB = 1024
 VALUE = bytes(range(256)) * 16
+
 SIZE = len(VALUE)
+
 DRAM_BYTES = 16 * SIZE * 4
 """Four slots may be open ahead; there is room for 64."""
+
+KEPT, MOST_S = 1_000, 10.0
+"""It ends once a slot that was being written was in the way so often."""
+
+Sides = tuple[WriterPage, OfferedSlot]
 
 
 @pytest.fixture
@@ -101,7 +112,7 @@ def test_a_value_in_its_slot_is_stored_shown_and_entered(node: Served, client: C
     assert node.call(lambda: (node.in_place.in_bytes, node.in_place.ahead.puts, len(node.store.table.undecided))) == (SIZE, 1, 1)
     assert bytes(client.ask(Events(cursor, 100), EventBatch).kinds)[:1] == bytes([TOLD_STORED])
     assert node.call(lambda: len(node.store.table.ahead)) == 0
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
 
 
 @pytest.mark.usefixtures("way")
@@ -112,15 +123,6 @@ def test_the_answer_brings_the_slot_of_the_next(node: Served, client: Client, wr
         number = writer.write(writer.enter())
     assert client.read(*"abcd")[1] == [VALUE] * 4
     assert node.call(lambda: (len(node.store.table.ahead), node.store.dram.used_bytes)) == (1, 5 * SIZE)
-
-
-@pytest.mark.usefixtures("way")
-def test_a_key_that_is_there_is_a_success_and_the_slot_stays(node: Served, client: Client, writer: Writer) -> None:
-    client.put({"a": b"other"})
-    number = writer.write(writer.open())
-    assert writer.put(number, "a") == ALREADY_THERE
-    assert client.read("a")[1] == [b"other"]
-    assert writer.put(number, "b") == STORED
 
 
 @pytest.mark.usefixtures("way")
@@ -158,13 +160,6 @@ def test_what_is_not_about_one_unreserved_block_is_refused(client: Client, write
     assert writer.put(number, "a") == STORED
 
 
-def test_only_a_writer_of_this_host_is_offered_a_slot(node: Served) -> None:
-    far = node.connect(tcp=True)
-    with pytest.raises(InvalidArgument, match="Unix socket"):
-        far.channel.call_for_fds(OpenAhead(SIZE), Deadline(TIMEOUT_S))
-    far.close()
-
-
 def test_a_node_that_ends_opens_and_stores_nothing(node: Served, writer: Writer) -> None:
     number = writer.write(writer.open())
     node.call(lambda: node.leaving.drain(DRAIN_CLOSED))
@@ -175,17 +170,6 @@ def test_a_node_that_ends_opens_and_stores_nothing(node: Served, writer: Writer)
     until(node, lambda: not node.store.table.find("red", b"a"))
 
 
-def test_without_memory_for_the_page_the_writer_is_told(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise TierFailed("no memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("kvstore.store.puts.ahead.make_page", refuse)
-        with pytest.raises(TierFailed):
-            client.channel.call_for_fds(OpenAhead(SIZE), Deadline(TIMEOUT_S))
-    Writer(client).store("a")
-
-
 def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     number = writer.write(writer.open())
     with monkeypatch.context() as patch:
@@ -193,13 +177,7 @@ def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, writer
         with pytest.raises(Exception, match="connection"):
             writer.put(number, "a")
     assert node.call(lambda: len(node.store.table.undecided)) == 1
-    node.call(node.store.table.check_integrity)
-
-
-def test_an_answer_that_the_socket_does_not_take_at_once_comes_later(node: Served, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = writer.write(writer.open())
-    monkeypatch.setattr(Session, "send_now", lambda session, data: data)
-    assert writer.put(number, "a") == STORED
+    node.call(lambda: check(node.store.table))
 
 
 def test_an_idle_slot_goes_back_and_one_in_use_does_not(node: Served, writer: Writer) -> None:
@@ -241,14 +219,6 @@ def test_a_put_without_room_has_that_of_an_idle_slot(node: Served, client: Clien
     other.close()
 
 
-def test_nobody_is_offered_what_others_of_the_tenant_wait_for(node: Served, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = writer.write(writer.open())
-    monkeypatch.setattr(node.waiting, "has", lambda line: line == "red")
-    assert writer.put(number, "a", next_bytes=SIZE) == STORED
-    assert writer.enter() is None
-    assert writer.open() is None
-
-
 def test_the_end_of_a_connection_frees_its_slot(node: Served) -> None:
     writer = Writer(node.connect())
     assert writer.open() is not None
@@ -266,3 +236,81 @@ def test_slots_ahead_count_for_the_tenants_quota(node: Served, client: Client, w
     assert writer.put(number, "b", next_bytes=SIZE) == STORED
     assert node.call(lambda: node.store.dram.tenant_bytes["red"]) == 2 * SIZE, "the coldest of its own has left for the next slot"
     assert client.read("a", "b")[1] == [None, VALUE]
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    """The node's and the client's."""
+    page, fd = make_page()
+    try:
+        yield page, OfferedSlot(fd, PAGE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def test_what_is_no_page_is_refused() -> None:
+    fd = os.memfd_create("other")
+    try:
+        os.ftruncate(fd, 2 * PAGE_BYTES)
+        for size in (PAGE_BYTES, 2 * PAGE_BYTES):
+            with pytest.raises(Broken):
+                OfferedSlot(fd, size)
+    finally:
+        os.close(fd)
+
+
+def test_a_system_without_memory_or_descriptors_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("memfd_create", "ftruncate"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse)
+            with pytest.raises(TierFailed, match="Too many open files"):
+                make_page()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_slot_is_written_that_was_taken_back(sides: Sides) -> None:
+    """Two processes at once. The writer leaves the number of the slot that it writes in memory of their own; who takes a slot back finds
+    that word empty."""
+    page, offered = sides
+    reader, writer = os.pipe()
+    shared_fd = os.memfd_create("shared")
+    os.ftruncate(shared_fd, 4096)
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os._exit(_write_slots(offered, shared_fd, reader))
+    os.close(reader)
+    wrong, kept, number, until_s = 0, 0, 0, time.monotonic() + MOST_S
+    with os.fdopen(writer, "wb"):
+        while kept < KEPT and time.monotonic() < until_s:
+            number += 1
+            page.offer(number, 0, 0, 100)
+            for _ in range(number % 30):  # now sooner, now later
+                os.pread(shared_fd, 8, 0)
+            kept += not page.withdraw(number)
+            while not page.withdraw(number):
+                os.sched_yield()
+            for _ in range(10):  # nor is one begun to be written later
+                wrong += bool(int.from_bytes(os.pread(shared_fd, 8, 0), "little"))
+    _, status = os.waitpid(child, 0)
+    os.close(shared_fd)
+    assert os.waitstatus_to_exitcode(status) == 0, "nothing was ever written"
+    assert kept
+    assert not wrong
+
+
+def _write_slots(offered: OfferedSlot, shared_fd: int, until_closed: int) -> int:
+    """The writer's process: 0 if it has written some, once the pipe is closed."""
+    written = 0
+    while not select.select([until_closed], (), (), 0)[0]:
+        entered = offered.enter(100)
+        if entered is not None:
+            os.pwrite(shared_fd, entered[0].to_bytes(8, "little"), 0)
+            written += 1
+            os.pwrite(shared_fd, bytes(8), 0)
+            offered.leave()
+    return 0 if written else 1

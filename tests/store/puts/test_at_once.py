@@ -6,19 +6,17 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, Claim
-from kvstore.protocol.errors import DeadlineExceeded, Draining, KVStoreError, TierFailed, Unavailable
-from kvstore.protocol.event_messages import STORED as TOLD_STORED
-from kvstore.protocol.event_messages import EventBatch, Events
+from kvstore.protocol.errors import DeadlineExceeded, Draining, KVStoreError, Unavailable
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, Abort, OpenIndex, Put
-from kvstore.protocol.session_messages import Flags, Ok
+from kvstore.protocol.session_messages import Ok
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.session import Session
 from kvstore.security.identity import Role
-from kvstore.store.blocks.block import Block
 from kvstore.tiers.tier import Slot
 from tests.rpc.wires import frame
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
@@ -71,7 +69,7 @@ def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Clie
     assert block.shown >= 0
     assert (block.namespace, block.checksum, block.generation) == ("ns", digest(b"x" * 5000), 0)
     assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
 
 
 def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +81,7 @@ def test_a_block_whose_answer_fails_is_entered_all_the_same(node: Served, client
     other = node.connect()
     assert other.read("a")[1] == [b"value"]
     assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5, 1)
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     other.close()
 
 
@@ -102,11 +100,6 @@ def test_it_is_found_when_the_answer_goes_out_and_all_is_entered_when_anything_e
     assert put(client, "a", b"value") == STORED
     assert seen == [(True, 0)]
     assert node.call(lambda: len(node.store.table.undecided)) == 1
-
-
-def test_an_answer_that_the_socket_takes_in_part_is_sent_whole(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "send_now", lambda _session, data: data)
-    assert put(client, "a", b"value") == STORED
 
 
 @pytest.mark.parametrize(
@@ -162,24 +155,8 @@ def test_one_that_the_master_answers_is_counted_until_then(node: Served, client:
     assert results == [STORED]
     assert node.call(lambda: node.service.loads.of("red")) == (1, 0)
     assert client.read("a", generations=[9])[1] == [b"value"]
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     assert node.call(lambda: node.sent.in_bytes) == 5
-
-
-def test_without_a_master_it_is_to_be_asked_again_and_leaves_nothing(node: Served, client: Client, shown: Shown) -> None:
-    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
-    Master(node).answer_at_once = Unavailable("the link broke")
-    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
-    assert shown.all() == [True, True]
-    assert is_empty(node)
-
-
-def test_a_master_that_cannot_be_asked_is_the_answer_and_leaves_nothing(node: Served, client: Client) -> None:
-    Master(node).fault = RuntimeError("a bug")
-    with pytest.raises(KVStoreError, match="internal error"):
-        put(client, "a", b"value", ACK_CLUSTER)
-    assert is_empty(node)
-    assert node.call(lambda: (len(node.answers), node.service.loads.of("red"))) == (0, (1, 0))
 
 
 def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted(
@@ -218,40 +195,6 @@ def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
         node.call(lambda: node.store.table.undecided.end([made("red", b"a", 5, 0)]))
 
 
-@pytest.mark.parametrize("opens", [False, True])
-def test_one_for_the_master_without_room_is_not_served_at_once(
-    node: Served, client: Client, shown: Shown, monkeypatch: pytest.MonkeyPatch, opens: bool
-) -> None:
-    Master(node)
-
-    def fail(*_: object, **__: object) -> None:
-        if not opens:
-            raise TierFailed("no memory")
-
-    data = memoryview(frame(message("a", b"value", ack=ACK_CLUSTER), 7, b"value"))
-    client.read("a")
-    monkeypatch.setattr(node.store.table, "open", fail)
-    assert not node.call(lambda: node.sent.at_once.frame(next(iter(node.server.sessions)), "red", data))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        frame(message("a", b"value"), 7, b"value")[:-1],
-        frame(message("a", b"value"), 7, b"value") + b"k",
-        frame(message("a", b"value"), 0, b"value"),
-        frame(message("a", b""), 7),
-        frame(Flags(b"1"), 7),
-        b"HT" + frame(message("a", b"value"), 7, b"value")[2:],
-        b"kV\2" + frame(message("a", b"value"), 7, b"value")[3:],
-    ],
-)
-def test_what_is_no_whole_put_is_read_as_ever(node: Served, data: bytes) -> None:
-    assert not node.call(lambda: node.sent.at_once.frame(session_of(node), "red", memoryview(data)))
-    assert is_empty(node)
-
-
 def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
     other = node.connect()
     other.open({"a": 5})
@@ -270,13 +213,6 @@ def test_without_room_nothing_is_served_at_once(node: Served, client: Client, sh
     writer.close()
 
 
-def test_put_that_waits_for_nothing_is_kept_like_any(node: Served, client: Client, shown: Shown) -> None:
-    assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
-    assert put(client, "a", b"value", ACK_NODE_NOW) == ALREADY_THERE
-    assert shown.all() == [True, True]
-    assert node.call(lambda: len(node.store.table.undecided)) == 1
-
-
 def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client: Client) -> None:
     writer, waiter = node.connect(), node.connect()
     opened = writer.open({"held": 16 * KIB})
@@ -288,38 +224,9 @@ def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client
     thread.join(TIMEOUT_S)
     assert results == [STORED]
     assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     writer.close()
     waiter.close()
-
-
-def test_batch_that_waits_for_nothing_is_stored_as_far_as_there_is_room(node: Served, client: Client) -> None:
-    values = [bytes([number]) * (4 * KIB) for number in range(3)]
-    columns = [b"a", b"b", b"c"], [4 * KIB] * 3, [0] * 3, [digest(value) for value in values], [b""] * 3
-    message = Put("ns", *columns, ACK_NODE_NOW)
-    writer = node.connect()
-    writer.open({"held": 4 * KIB, "more": 4 * KIB})
-    assert list(client.ask(message, Flags, payload=values).flags) == [STORED, STORED, ASK_AGAIN]
-    node.call(node.store.table.check_integrity)
-    writer.close()
-
-
-def test_a_failing_tier_is_told_as_ever(node: Served, client: Client, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = node.store.table.place
-
-    def fail(_block: Block) -> None:
-        monkeypatch.setattr(node.store.table, "place", place)
-        raise TierFailed("no memory")
-
-    monkeypatch.setattr(node.store.table, "place", fail)
-    assert put(client, "a", b"value") == STORED, "which the usual way had room for"
-    assert shown.all() == [False]
-
-
-def test_a_recorder_hears_of_it(node: Served, client: Client) -> None:
-    cursor = client.ask(Events(0, 100), EventBatch).next_cursor
-    assert put(client, "a", b"value") == STORED
-    assert bytes(client.ask(Events(cursor, 100), EventBatch).kinds) == bytes([TOLD_STORED])
 
 
 def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: Shown) -> None:
@@ -346,5 +253,5 @@ def session_of(node: Served) -> Session:
 
 
 def is_empty(node: Served) -> bool:
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)

@@ -1,7 +1,7 @@
 """Promises of checking.py, and of the puts whose values are checked: the loop does not wait, and what ends meanwhile leaves nothing."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,14 +9,11 @@ import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED
-from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.puts.checking import AT_ONCE_BYTES, Checker
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.testing.waiting import PATIENCE_S
-from tests.no_threads import no_more_threads
 from tests.store.engines import LOOPBACK, FarClient
-from tests.store.made import made
-from tests.store.served import Client, Served, digest, in_background, served, until
+from tests.store.served import Client, Served, in_background, served, until
 from tests.store.tables import PUT_TTL_NS
 
 LARGE = b"L" * (AT_ONCE_BYTES + 1)
@@ -67,56 +64,6 @@ def hang_up(node: Served) -> None:
 
 def is_waiting(node: Served) -> bool:
     return node.checker._threads._work_queue.qsize() > 0
-
-
-def test_small_values_are_checked_at_once_and_large_ones_elsewhere(node: Served) -> None:
-    found: list[list[int]] = []
-    threads: list[str] = []
-
-    def check(*values: bytes) -> int:
-        def done(sums: Sequence[int]) -> None:
-            found.append(list(sums))
-            threads.append(threading.current_thread().name)
-
-        puts, writer = list[OpenPut](), object()
-        for number, value in enumerate(values):
-            put = node.store.table.open(made("red", b"%d" % number, len(value), 1), writer, now_ns=0)
-            assert put is not None
-            node.store.dram.view(put.slot)[:] = value
-            puts.append(put)
-        node.checker.check(puts, [node.store.dram.view(put.slot) for put in puts], done)
-        at_once = len(found)
-        for put in puts:
-            node.store.table.abort(put)
-        return at_once
-
-    assert node.call(lambda: check(b"a", LARGE[2:])) == 1
-    assert node.call(lambda: check(b"a", LARGE)) == 1
-    until(node, lambda: len(found) == 2)
-    assert found == [[digest(b"a"), digest(LARGE[2:])], [digest(b"a"), digest(LARGE)]]
-    assert threads == ["served", "served"], "the loop's, whoever hashed"
-
-
-def test_others_are_served_while_a_large_value_is_checked(node: Served, client: Client) -> None:
-    other = node.connect()
-    other.put({"small": b"x"})
-    with held(node.checker):
-        writer, flags = in_background(lambda: client.put({"large": LARGE}))
-        until(node, lambda: is_waiting(node))
-        assert other.read("small", "large")[1] == [b"x", None]
-        assert other.put({"another": b"y"}) == [STORED]
-    writer.join()
-    assert flags == [[STORED]]
-    assert other.read("large")[1] == [LARGE]
-    other.close()
-
-
-def test_a_large_value_needs_no_thread_that_was_not_there_from_the_start(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_more_threads(monkeypatch)
-    assert client.put({"large": LARGE}) == [STORED]
-    assert client.read("large")[1] == [LARGE]
 
 
 def test_a_large_value_that_is_damaged_is_refused_and_its_slot_is_free(node: Served, client: Client) -> None:

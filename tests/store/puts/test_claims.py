@@ -12,11 +12,12 @@ from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SY
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import Events
 from kvstore.protocol.master_messages import Grants
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.blocks.block import Block
 from tests.rpc.wires import frame, read_frame
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served, until
 from tests.store.tables import PUT_TTL_NS
@@ -103,30 +104,8 @@ def test_one_small_value_is_claimed_however_it_arrives(node: Served, master: Mas
     slot = block.dram
     assert slot is not None
     assert node.call(lambda: bytes(node.store.dram.view(slot))) == b"value"
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     sock.close()
-
-
-def test_a_key_whose_former_block_is_being_decided_about_is_asked_for_again(node: Served, client: Client, master: Master) -> None:
-    """The former one has left: what the master says of it next must not be taken for a word about this one."""
-    former = made("red", b"a", 1, 0)
-    node.call(lambda: node.store.table.undecided.begin([former]))
-    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
-    assert (master.asked, node.call(lambda: node.store.dram.used_bytes)) == ([], 0)
-    node.call(lambda: node.store.table.undecided.end([former]))
-    thread, results = put(client, a=b"a")
-    master.decide(grants(GRANTED))
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED]]
-
-
-def test_what_is_not_granted_leaves_nothing(node: Served, client: Client, master: Master) -> None:
-    thread, results = put(client, a=b"a", b=b"b", c=b"c")
-    master.decide(grants(PRESENT, BUSY, GRANTED))
-    thread.join(TIMEOUT_S)
-    assert results == [[ALREADY_THERE, ASK_AGAIN, STORED]]
-    assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("c", 0, 1)
-    assert node.sent.in_bytes == 1, "of what is stored"
 
 
 def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, client: Client, master: Master) -> None:
@@ -162,15 +141,6 @@ def test_what_is_there_and_not_durable_is_asked_for_again_of_a_master_that_is_go
         assert results == [[flag, ASK_AGAIN]]
     reserved.join(TIMEOUT_S)
     writer.close()
-
-
-def test_a_link_that_shows_itself_broken_as_events_are_sent_is_no_master(
-    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was to be published goes out before the claim, and its sending is what finds the connection broken."""
-    monkeypatch.setattr(node.publisher, "flush_now", node.claims.link_down)
-    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
-    assert node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts)) == (0, 0)
 
 
 def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
@@ -262,17 +232,6 @@ def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, c
     assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
 
 
-def test_a_put_that_expired_and_is_not_granted_gives_its_slot_back(node: Served, client: Client, master: Master) -> None:
-    thread, results = put(client, a=b"a")
-    until(node, lambda: bool(master.asked))
-    later_ns = node.reactor.now_ns() + PUT_TTL_NS
-    node.call(lambda: node.store.table.expire(now_ns=later_ns))
-    master.decide(grants(BUSY))
-    thread.join(TIMEOUT_S)
-    assert results == [[ASK_AGAIN]]
-    assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
-
-
 def test_a_fault_in_the_decision_is_the_answer_and_leaves_nothing_open(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,16 +244,6 @@ def test_a_fault_in_the_decision_is_the_answer_and_leaves_nothing_open(
     thread.join(TIMEOUT_S)
     assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, len(node.answers))) == ("", 0, 0)
-
-
-def test_a_question_that_cannot_be_asked_leaves_nothing_open(node: Served, client: Client) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    node.call(lambda: node.claims.link_up(fail, 7))
-    with pytest.raises(KVStoreError, match="internal error"):
-        client.put({"a": b"a"}, generation=0)
-    assert node.call(lambda: (node.store.table.open_puts, len(node.answers))) == (0, 0)
 
 
 def test_a_writer_that_hangs_up_while_the_master_decides_leaves_nothing(node: Served, master: Master) -> None:
@@ -316,7 +265,7 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     sock.settimeout(TIMEOUT_S)
     sock.sendall(frame(Put("ns", [b"a"], [1], [0], [digest(b"x")], [b""]), 1, b"x"))
     until(node, lambda: bool(master.asked))
-    put = node.call(lambda: node.store.table.writer("red", b"a"))
+    put = node.call(lambda: node.store.table.puts.of_key("red", b"a"))
     assert put is not None
     if is_expired:
         node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
@@ -325,7 +274,7 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", not is_expired)
     master.decide(grants(GRANTED))
     assert read_frame(sock)[1] == Flags(bytes([ASK_AGAIN if is_expired else STORED]))
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
     sock.close()
 
@@ -354,17 +303,6 @@ def test_the_master_of_each_partition_decides_about_its_own_keys(node: Served, c
         node.call(partial(answer, grants(*[status] * len(claim.keys))))
     thread.join(TIMEOUT_S)
     assert results == [[ALREADY_THERE if node.partitioning.of(name.encode()) == 1 else STORED for name in names]]
-
-
-def test_of_a_partition_without_a_master_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
-    node.call(lambda: node.partitioning.tell(2))
-    node.call(node.publishers.cut)
-    names = [f"key-{number}" for number in range(12)]
-    thread, results = put(client, **dict.fromkeys(names, b"v"))
-    ours = [name for name in names if not node.partitioning.of(name.encode())]
-    master.decide(grants(*[GRANTED] * len(ours)))
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED if name in ours else ASK_AGAIN for name in names]]
 
 
 def test_what_one_master_has_decided_is_carried_out_while_another_one_decides(node: Served, client: Client) -> None:

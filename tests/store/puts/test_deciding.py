@@ -1,6 +1,5 @@
 """Promises of deciding.py, on real sockets: a put for the node is answered before the master knows, and what it then says is done."""
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.catalog_messages import EVENT_GONE, Claim
-from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, InvalidArgument, KVStoreError
+from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, KVStoreError
 from kvstore.protocol.master_messages import Grants
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Flush, Put
-from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
+from kvstore.protocol.session_messages import Flags
 from kvstore.store.puts import deciding
-from tests.rpc.wires import frame
+from tests.store.integrity import check
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, served, until
 
 KIB = 1024
@@ -47,7 +46,7 @@ class Master:
             pairs: list[Any] = list(decisions)
             reply = Grants(bytes(status for status, _ in pairs), [5] * len(pairs), [generation for _, generation in pairs])
         self.node.call(lambda: answer(reply))
-        self.node.call(self.node.store.table.check_integrity)
+        self.node.call(lambda: check(self.node.store.table))
         return claim
 
 
@@ -104,15 +103,6 @@ def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_gen
     assert (events, node.call(lambda: len(node.store.table.undecided))) == ([], 0), "the master knows from the claim"
 
 
-def test_a_value_written_into_a_slot_without_a_reservation_is_stored_at_once_too(node: Served, master: Master, client: Client) -> None:
-    opened = client.open({"a": 64 * KIB}, generation=0)
-    client.write(opened, 0, b"x" * 64 * KIB)
-    assert client.commit(opened, [b"x" * 64 * KIB]) == [STORED]
-    assert client.read("a")[1] == [b"x" * 64 * KIB]
-    master.decide((GRANTED, 42))
-    assert generation_of(node, "a") == 42
-
-
 def test_what_comes_while_claims_are_under_way_is_claimed_in_one_message(node: Served, master: Master, client: Client) -> None:
     for number in range(deciding.MAX_IN_FLIGHT):
         put(client, {f"first-{number}": b"x"})
@@ -154,16 +144,6 @@ def test_a_lone_block_is_claimed_after_half_of_the_interval_and_one_of_several_a
         assert not node.call(lambda: list(master.asked)), "more has come meanwhile, and more may"
         node.call(node.deciding._come_due)
         master.claims("b", "c")
-        client.close()
-
-
-def test_what_was_put_is_claimed_once_the_interval_is_over(tmp_path: Path) -> None:
-    with served(tmp_path, claim_interval_s=0.01) as node:
-        master, client = Master(node), node.connect()
-        for name, generation in (("a", 1), ("b", 2)):
-            put(client, {name: b"x"})
-            master.claims(name)
-            master.decide((GRANTED, generation))
         client.close()
 
 
@@ -294,21 +274,6 @@ def test_flush_is_answered_when_all_that_was_there_is_decided_about(node: Served
     other.close()
 
 
-def test_answers_of_a_connection_that_is_gone_are_kept_no_longer(node: Served, client: Client) -> None:
-    """Nobody decides: those who come and go would be as many as they like until their deadlines."""
-    put(client, {"a": b"1"})
-    thread, _results = in_background(lambda: client.ask(Flush(), Flags))
-    until(node, lambda: len(node.answers) == 1)
-    other = socket.socket(socket.AF_UNIX)
-    other.connect(node.unix)
-    other.sendall(frame(Hello(ROLE_CLIENT, "red"), 1) + frame(Flush(), 2) + frame(Flush(), 3))
-    until(node, lambda: len(node.answers) == 3)
-    other.close()
-    until(node, lambda: len(node.answers) == 1)
-    node.call(lambda: node.answers.expire(now_ns=1 << 62))
-    thread.join(TIMEOUT_S)
-
-
 def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     thread, results = in_background(lambda: client.ask(Flush(), Flags))
@@ -317,13 +282,6 @@ def test_flush_without_a_decision_ends_with_its_deadline_and_the_blocks_stay(nod
     thread.join(TIMEOUT_S)
     assert isinstance(results[0], DeadlineExceeded)
     assert client.read("a")[1] == [b"1"]
-
-
-def test_another_tenants_blocks_are_not_waited_for(node: Served, master: Master, client: Client) -> None:
-    put(client, {"a": b"1"})
-    blue = node.connect(tenant="blue")
-    assert blue.ask(Flush(), Flags).flags == b""
-    blue.close()
 
 
 def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks_again(
@@ -335,20 +293,6 @@ def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks
     assert client.put({"a": b"1"}, generation=0) == [ASK_AGAIN]
     master.decide((GRANTED, 42))
     assert client.put({"a": b"1"}, generation=9) == [ALREADY_THERE]
-
-
-def test_a_put_for_the_cluster_does_not_overtake_the_decision_about_a_block_that_left(node: Served, master: Master, client: Client) -> None:
-    put(client, {"a": b"1"})
-    master.claims("a")
-    evict(node, b"a")
-    assert client.put({"a": b"1"}, generation=9) == [ASK_AGAIN]
-    master.decide((GRANTED, 42))
-    assert client.put({"a": b"1"}, generation=43) == [STORED]
-
-
-def test_reserved_puts_are_not_answered_early(client: Client, master: Master) -> None:
-    with pytest.raises(InvalidArgument, match="reserved"):
-        put(client, {"a": b"1"}, generation=1)
 
 
 def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided(tmp_path: Path) -> None:
@@ -371,44 +315,6 @@ def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided
         assert client.read(*"abcde")[1] == [name.encode() * KIB for name in "abcde"]
         for one in (client, other):
             one.close()
-
-
-def test_without_a_lower_tier_what_is_undecided_leaves_like_any_other_block(tmp_path: Path) -> None:
-    with served(tmp_path, dram_bytes=4 * KIB) as node:
-        Master(node)
-        client = node.connect()
-        for name in "abcde":
-            assert put(client, {name: name.encode() * KIB}) == [STORED]
-        assert node.call(node.store.names) == "bcde"
-        client.close()
-
-
-@pytest.mark.parametrize(("what", "second"), [("decide_all", (GRANTED, 43)), ("decide", (BUSY, 0))])
-def test_a_fault_in_carrying_out_a_decision_leaves_nothing_unclaimed(
-    node: Served, master: Master, client: Client, monkeypatch: pytest.MonkeyPatch, what: str, second: tuple[int, int]
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    put(client, {"a": b"1", "b": b"2"})
-    master.claims("a", "b")
-    with monkeypatch.context() as patch:
-        patch.setattr(node.store.table, what, fail)
-        master.decide((GRANTED, 42), second)
-    assert master.decide((PRESENT, 42), (PRESENT, 43)).keys == [b"a", b"b"]
-    assert (generation_of(node, "a"), generation_of(node, "b")) == (42, 43)
-
-
-def test_a_question_that_cannot_be_asked_is_asked_again(node: Served, client: Client) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    node.call(lambda: node.deciding.link_up(fail, 7))
-    assert put(client, {"a": b"1"}) == [STORED]
-    node.settled()
-    master = Master(node)
-    master.decide((GRANTED, 42))
-    assert generation_of(node, "a") == 42
 
 
 def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of_another_link(node: Served, client: Client) -> None:
@@ -437,4 +343,4 @@ def test_each_partitions_master_decides_about_its_own_blocks_whatever_becomes_of
     node.call(partial(answer, Grants(bytes([GRANTED]) * len(claim.keys), [5] * len(claim.keys), [9] * len(claim.keys))))
     left = {block.key for block in node.call(lambda: list(node.store.table.undecided.blocks()))}
     assert left == set(asked[1][0][0].keys)
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))

@@ -60,16 +60,6 @@ def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, clie
     assert set(client.open(dict.fromkeys(values, 100), generation=0).statuses) == {PRESENT}
 
 
-def test_of_a_batch_what_is_not_open_is_not_committed(node: Served, client: Client) -> None:
-    values = {f"key{number}": bytes([number]) * 100 for number in range(20)}
-    opened = client.open(dict.fromkeys(values, 100), generation=0)
-    for index, value in enumerate(values.values()):
-        client.write(opened, index, value)
-    assert client.ask(Abort(opened.put_ids[5:6]), Ok) == Ok()
-    assert client.commit(opened, list(values.values())) == [STORED] * 5 + [ASK_AGAIN] + [STORED] * 14
-    assert client.read(*values)[1] == [value if name != "key5" else None for name, value in values.items()]
-
-
 def test_a_present_key_and_one_being_written_are_not_granted(node: Served, client: Client) -> None:
     client.put({"there": b"x"})
     other = node.connect()
@@ -78,39 +68,6 @@ def test_a_present_key_and_one_being_written_are_not_granted(node: Served, clien
     assert list(opened.statuses) == [PRESENT, BUSY, GRANTED]
     assert [bool(put_id) for put_id in opened.put_ids] == [False, False, True]
     other.close()
-
-
-def test_a_key_twice_in_one_request_has_one_writer(client: Client) -> None:
-    opened = client.ask(Open("ns", [b"a", b"a"], [10, 10], [1, 1], [b"", b""]), Opened)
-    assert list(opened.statuses) == [GRANTED, BUSY]
-
-
-def test_a_request_of_nothing_is_answered_with_nothing(client: Client) -> None:
-    assert list(client.open({}).statuses) == []
-    assert client.ask(Commit([], []), Flags).flags == b""
-
-
-def test_a_writer_hears_of_a_slab_ahead_of_need_once_a_slab(node: Served, client: Client) -> None:
-    while node.store.dram.prefault_step(1 << 20):
-        pass
-    opened = client.open({"a": KIB})
-    assert len(opened.ahead) == 2
-    assert client.slabs(opened.ahead)[0] == [4 * KIB] * 2
-    assert list(client.open({"b": KIB}).ahead) == []
-
-
-def test_another_writer_hears_of_slabs_that_are_there_already(node: Served, client: Client) -> None:
-    while node.store.dram.prefault_step(1 << 20):
-        pass
-    ahead = list(client.open({"a": KIB}).ahead)
-    other = node.connect()
-    assert list(other.open({"b": KIB}).ahead) == ahead
-    other.close()
-
-
-def test_slabs_that_the_node_has_not_touched_are_not_named_ahead(client: Client) -> None:
-    """A client that maps them would be charged for their pages."""
-    assert list(client.open({"a": KIB}).ahead) == []
 
 
 def test_open_needs_shared_memory(node: Served) -> None:
@@ -175,20 +132,6 @@ def test_what_is_sent_through_the_socket_can_be_read(node: Served, tcp: bool) ->
     client.close()
 
 
-def test_a_present_keys_bytes_are_read_and_thrown_away(node: Served, client: Client) -> None:
-    client.put({"a": b"first"})
-    other = b"y" * (3 << 10)
-    assert client.put({"a": b"again", "b": other}, generation=2) == [ALREADY_THERE, STORED]
-    assert client.read("a", "b")[1] == [b"first", other]
-
-
-def test_a_key_that_another_is_writing_is_to_be_asked_for_again(node: Served, client: Client) -> None:
-    other = node.connect()
-    other.open({"a": 10})
-    assert client.put({"a": b"0123456789"}) == [ASK_AGAIN]
-    other.close()
-
-
 def test_a_value_damaged_on_its_way_is_refused_and_nothing_of_its_request_is_visible(node: Served, client: Client) -> None:
     with pytest.raises(ChecksumMismatch, match="send it again"):
         client.put({"a": b"good", "b": b"bad"}, checksums=[digest(b"good"), digest(b"bat")])
@@ -242,13 +185,6 @@ def test_a_put_that_expires_while_its_bytes_stay_away_gives_its_slots_back_to_ot
     sock.close()
 
 
-def test_slots_that_a_writer_fills_itself_wait_for_him_whatever_he_sends_meanwhile(node: Served, client: Client) -> None:
-    client.open({"a": 10})
-    node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
-    node.call(node.sent.expire)
-    assert node.call(lambda: node.store.dram.quarantined_bytes) > 0
-
-
 def test_a_connection_that_breaks_within_a_value_leaves_nothing(node: Served) -> None:
     client = node.connect()
     sock = client.channel.detach()
@@ -271,13 +207,6 @@ def test_a_connection_that_breaks_within_a_value_leaves_nothing(node: Served) ->
 def test_sizes_that_do_not_add_up_are_refused_and_the_connection_lives_on(client: Client, message: Put, payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         client.ask(message, Flags, payload=[payload] if payload else [])
-    assert client.put({"a": b"abc"}) == [STORED]
-
-
-@pytest.mark.parametrize("size", [0, (1 << 30) + 1, 17 * KIB])
-def test_a_size_that_can_never_be_stored_is_refused_at_once(client: Client, size: int) -> None:
-    with pytest.raises(InvalidArgument):
-        client.open({"a": size})
     assert client.put({"a": b"abc"}) == [STORED]
 
 

@@ -7,14 +7,14 @@ from typing import cast
 import pytest
 
 from kvstore.protocol.errors import Full, InvalidArgument, StaleHandle
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT
+from kvstore.protocol.message import GRANTED
 from kvstore.protocol.node_messages import ASK_AGAIN, STORED, Abort, Opened
 from kvstore.protocol.session_messages import Ok
 from kvstore.store.regions import WriteGrant
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
 from tests.store.engines import LOOPBACK, FarClient, eventually, stalled_writer
-from tests.store.served import TIMEOUT_S, Client, Served, in_background, served, until
+from tests.store.served import Client, Served, served
 from tests.store.tables import PUT_TTL_NS
 
 KIB = 1024
@@ -57,7 +57,7 @@ def region_of(node: Served, opened: Opened) -> Region:
     """The node's side of the first put's slot."""
 
     def find() -> Region:
-        [put] = [put for put in node.store.table._puts._puts.values() if put.put_id == opened.put_ids[0]]
+        [put] = [put for put in node.store.table.puts._puts.values() if put.put_id == opened.put_ids[0]]
         return cast(WriteGrant, put.grant)._region
 
     return node.call(find)
@@ -90,22 +90,6 @@ def test_what_the_engine_wrote_is_visible_from_the_commit_on(node: Served, clien
     assert node.call(lambda: node.in_place.in_bytes) == 5100
 
 
-def test_only_what_is_granted_has_a_region(node: Served, client: Client) -> None:
-    client.put({"there": b"x"})
-    other = node.connect()
-    other.open({"busy": 10})
-    opened = client.open({"there": 1, "busy": 10, "new": 10}, engine=1)
-    assert list(opened.statuses) == [PRESENT, BUSY, GRANTED]
-    assert [bool(region) for region in opened.regions] == [False, False, True]
-    other.close()
-
-
-def test_a_writer_that_maps_is_told_no_regions(node: Served, client: Client) -> None:
-    local = node.connect()
-    assert list(local.open({"a": 100}).regions) == [b""]
-    local.close()
-
-
 def test_a_node_without_an_engine_refuses_its_use(tmp_path: Path) -> None:
     with served(tmp_path) as node:
         client = node.connect(tcp=True)
@@ -134,17 +118,6 @@ def test_a_value_that_is_not_what_its_writer_says_is_not_stored_and_its_slot_fre
     assert free_bytes(node) == SIZE
     with pytest.raises(StaleHandle):
         write(far, opened, [b"a" * SIZE])
-
-
-def test_a_value_that_was_never_written_is_not_stored(client: Client) -> None:
-    opened = client.open({"a": SIZE}, engine=1)
-    assert client.commit(opened, [b"a" * SIZE]) == [ASK_AGAIN]
-
-
-def test_of_a_batch_the_whole_values_are_stored(client: Client, far: FarClient) -> None:
-    opened = client.open({"a": 100, "b": 100, "c": 100}, engine=1)
-    write(far, opened, [b"a" * 100, b"X" * 100, b"c" * 100])
-    assert client.commit(opened, [b"a" * 100, b"b" * 100, b"c" * 100]) == [STORED, ASK_AGAIN, STORED]
 
 
 @pytest.mark.parametrize("ending", ["commit", "abort", "hang up", "expiry"])
@@ -226,16 +199,3 @@ def test_a_slot_that_the_engine_cannot_show_fails_the_request_and_leaves_nothing
     assert node.call(lambda: node.store.table.open_puts) == 0
     assert free_bytes(node) == SIZE
     assert shown[0].is_closed
-
-
-def test_a_writer_waits_for_room_as_others_do(node: Served, client: Client, far: FarClient) -> None:
-    holder = node.connect()
-    held = holder.open({"x": SIZE})
-    thread, results = in_background(lambda: client.open({"a": SIZE}, engine=1))
-    until(node, lambda: len(node.waiting) == 1)
-    holder.ask(Abort(list(held.put_ids)), Ok)
-    thread.join(TIMEOUT_S)
-    [opened] = results
-    write(far, opened, [b"a" * SIZE])
-    assert client.commit(opened, [b"a" * SIZE]) == [STORED]
-    holder.close()

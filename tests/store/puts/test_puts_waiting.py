@@ -7,28 +7,19 @@ import pytest
 from kvstore.protocol.errors import (
     DeadlineExceeded,
     Full,
-    KVStoreError,
     TierFailed,
-    Unavailable,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Commit, Open, Put
-from kvstore.protocol.session_messages import Flags, Ok
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.open_puts import OpenPut
+from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, Abort, Open, Put
+from kvstore.protocol.session_messages import Ok
 from tests.rpc.traced import Spans, sampled
-from tests.rpc.wires import frame, read_frame
-from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
+from tests.rpc.wires import frame
+from tests.store.served import TIMEOUT_S, Client, Served, in_background, until
 
 KIB = 1024
 
 
 # --- waiting ---
-
-
-def test_a_request_larger_than_the_room_is_granted_in_part(client: Client) -> None:
-    opened = client.open(dict.fromkeys("abcdef", 4 * KIB))
-    assert list(opened.statuses) == [GRANTED] * 4 + [BUSY] * 2
 
 
 @pytest.mark.parametrize("through_socket", [False, True])
@@ -67,18 +58,6 @@ def test_a_put_that_is_traced_tells_how_long_it_waited_for_room(node: Served) ->
     assert spans.parts == [("kvstore.node.wait_for_room", {})]
     client.close()
     other.close()
-
-
-def test_a_put_waits_for_a_reader_to_let_go(node: Served, client: Client) -> None:
-    client.put({"a": bytes(16 * KIB)})
-    reader = node.connect()
-    blocks = reader.ask_blocks("a")
-    thread, results = in_background(lambda: client.put({"b": bytes(16 * KIB)}))
-    until(node, lambda: len(node.waiting) == 1)
-    reader.release(blocks.lease)
-    thread.join(TIMEOUT_S)
-    assert results == [[STORED]]
-    reader.close()
 
 
 def test_a_put_that_waits_in_vain_fails_as_full_and_the_connection_lives_on(node: Served, client: Client) -> None:
@@ -190,25 +169,6 @@ def test_a_system_without_memory_fails_the_request_and_leaves_nothing_open(
     other.close()
 
 
-def test_who_waits_hears_of_a_failure_that_comes_meanwhile(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = node.connect()
-    held = other.open({"a": 16 * KIB})
-
-    def refuse(slab: int, slot_bytes: int, count: int, tenant: str) -> int:
-        raise TierFailed("no descriptor is left")
-
-    for ask in (lambda: client.open({"b": KIB}), lambda: client.put({"b": bytes(KIB)})):
-        thread, results = in_background(ask)
-        until(node, lambda: len(node.waiting) == 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(node.store.dram._pool, "acquire", refuse)
-            other.ask(Abort(list(held.put_ids)), Ok)
-            thread.join(TIMEOUT_S)
-        assert isinstance(results[0], TierFailed)
-        held = other.open({"a": 16 * KIB})
-    other.close()
-
-
 # --- faults of ours ---
 
 
@@ -238,25 +198,9 @@ def test_a_fault_in_a_put_is_its_answer_and_leaves_nothing_open(
             thread, results = in_background(lambda: client.put({"b": bytes(KIB)}) if through_socket else client.open({"b": KIB}))
             thread.join(TIMEOUT_S)
     assert [str(result) for result in results] == ["internal error: RuntimeError: a bug"]
-    assert node.call(lambda: node.store.table.writer("red", b"b" if held is None else b"a")) is None
+    assert node.call(lambda: node.store.table.puts.of_key("red", b"b" if held is None else b"a")) is None
     assert client.put({"c": b"c"}) == [STORED]
     other.close()
-
-
-def test_a_fault_while_values_are_shown_is_the_answer_and_leaves_nothing_open(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = node.store.table.commit
-
-    def second_fails(put: OpenPut, checksum: int) -> Block:
-        if put.block.key == b"b":
-            raise RuntimeError("a bug")
-        return commit(put, checksum)
-
-    monkeypatch.setattr(node.store.table, "commit", second_fails)
-    with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
-        client.put({"a": b"a", "b": b"b", "c": b"c"})
-    assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("a", 0)
 
 
 # --- publication ---
@@ -272,26 +216,6 @@ def test_a_put_is_answered_when_the_master_has_it_not_before(node: Served, clien
     assert results == [[STORED]]
 
 
-def test_a_put_of_a_key_whose_publication_is_under_way_waits_for_it(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    first, first_results = in_background(lambda: client.put({"a": b"x"}))
-    until(node, lambda: len(node.unanswered) == 1)
-    other = node.connect()
-    second, second_results = in_background(lambda: other.put({"a": b"x"}))
-    until(node, lambda: len(node.publisher._waiters) == 2)
-    node.call(lambda: node.unanswered.pop()(None))
-    first.join(TIMEOUT_S)
-    second.join(TIMEOUT_S)
-    assert (first_results, second_results) == ([[STORED]], [[ALREADY_THERE]])
-    other.close()
-
-
-def test_a_commit_that_stores_nothing_waits_for_nobody(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    node.call(lambda: node.store.put("other"))
-    assert client.ask(Commit([99], [0]), Flags).flags == bytes([ASK_AGAIN])
-
-
 def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(node: Served, client: Client) -> None:
     node.acknowledges = False
     thread, results = in_background(lambda: client.put({"a": b"x"}))
@@ -304,22 +228,3 @@ def test_a_master_that_stays_away_is_told_as_a_deadline_and_the_block_is_kept(no
     node.call(lambda: node.unanswered.pop()(None))
     assert client.put({"a": b"x"}) == [ALREADY_THERE]
     assert client.read("a")[1] == [b"x"]
-
-
-def test_a_node_that_stops_tells_who_waits_for_the_master(node: Served, client: Client) -> None:
-    node.acknowledges = False
-    thread, results = in_background(lambda: client.put({"a": b"x"}))
-    until(node, lambda: len(node.unanswered) == 1)
-    node.call(node.publisher.close)
-    thread.join(TIMEOUT_S)
-    assert isinstance(results[0], Unavailable)
-
-
-def test_a_request_without_a_deadline_gets_a_default_one(node: Served) -> None:
-    client = node.connect()
-    sock = client.channel.detach()
-    sock.settimeout(TIMEOUT_S)
-    sock.sendall(frame(Put("ns", [b"a"], [1], [1], [digest(b"x")], [b""]), payload=b"x"))
-    answer = read_frame(sock)[1]
-    assert isinstance(answer, Flags)
-    sock.close()

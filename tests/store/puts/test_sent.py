@@ -3,15 +3,11 @@ master is asked: test_claims.py."""
 
 import pytest
 
-from kvstore.protocol.errors import ChecksumMismatch, Denied, Full, InvalidArgument, KVStoreError, ProtocolError
-from kvstore.protocol.event_messages import STORED as TOLD_STORED
-from kvstore.protocol.event_messages import EventBatch, Events
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put
-from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
-from kvstore.rpc.address import parse_address
-from kvstore.rpc.channel import Channel
-from kvstore.rpc.deadline import Deadline
+from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, KVStoreError, ProtocolError
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ALREADY_THERE, STORED, Put
+from kvstore.protocol.session_messages import Flags
 from tests.rpc.wires import frame, read_frame
+from tests.store.integrity import check
 from tests.store.served import TIMEOUT_S, Client, Served, digest, in_background, until
 
 KIB = 1024
@@ -29,7 +25,7 @@ def put(client: Client, name: str, value: bytes) -> int:
 
 
 def is_empty(node: Served) -> bool:
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
     return node.call(lambda: (node.store.dram.used_bytes, node.store.table.open_puts, len(list(node.store.table.blocks())))) == (0, 0, 0)
 
 
@@ -41,7 +37,7 @@ def test_it_is_stored_and_can_be_read_and_is_there_the_next_time(node: Served, c
     assert block is not None
     assert (block.namespace, block.parent, block.checksum, block.generation) == ("ns", b"above", digest(b"x" * 5000), 0)
     assert node.call(lambda: (node.sent.in_bytes, len(node.store.table.undecided))) == (5000, 1)
-    node.call(node.store.table.check_integrity)
+    node.call(lambda: check(node.store.table))
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -86,27 +82,6 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(node: Served, client: Clien
     assert put(client, "a", b"value") == STORED, "the connection lives on"
 
 
-def test_a_value_larger_than_the_tier_is_refused(node: Served, client: Client) -> None:
-    with pytest.raises(InvalidArgument, match="DRAM tier"):
-        put(client, "a", bytes(17 * KIB))
-    assert is_empty(node)
-
-
-def test_another_node_may_put_nothing(node: Served) -> None:
-    other = Client(Channel.open(parse_address(f"unix:{node.unix}"), Hello(ROLE_NODE, "red"), Deadline(TIMEOUT_S)))
-    with pytest.raises(Denied):
-        put(other, "a", b"value")
-    other.close()
-
-
-@pytest.mark.parametrize("ack", [ACK_NODE, ACK_CLUSTER])
-def test_a_key_that_another_is_writing_is_to_be_asked_for_again(node: Served, client: Client, ack: int) -> None:
-    other = node.connect()
-    other.open({"a": 10})
-    assert client.ask(message("a", b"0123456789", ack=ack), Flags, payload=[b"0123456789"]).flags[0] == ASK_AGAIN
-    other.close()
-
-
 def test_without_room_it_waits_and_those_behind_it_do_not_overtake(node: Served, client: Client) -> None:
     writer, other = node.connect(), node.connect()
     writer.open({"held": 16 * KIB})
@@ -119,33 +94,3 @@ def test_without_room_it_waits_and_those_behind_it_do_not_overtake(node: Served,
         thread.join(TIMEOUT_S)
     assert (results, later) == ([STORED], [STORED])
     other.close()
-
-
-@pytest.mark.parametrize("ack", [ACK_NODE, ACK_CLUSTER])
-def test_without_room_until_its_deadline_it_fails(node: Served, client: Client, ack: int) -> None:
-    writer = node.connect()
-    writer.open({"held": 16 * KIB})
-
-    def ask() -> object:
-        return client.ask(message("a", b"1", ack=ack), Flags, timeout_s=0.5, payload=[b"1"])
-
-    thread, results = in_background(ask)
-    until(node, lambda: len(node.waiting) == 1)
-    node.call(lambda: node.waiting.expire(now_ns=node.reactor.now_ns() + 10**12))
-    thread.join(TIMEOUT_S)
-    assert [type(result) for result in results] == [Full]
-    writer.close()
-
-
-def test_it_makes_room_as_every_put_does(node: Served, client: Client) -> None:
-    for number in range(20):
-        assert put(client, f"{number}", bytes(4 * KIB)) == STORED
-    node.call(node.store.table.check_integrity)
-    assert node.call(lambda: node.store.dram.used_bytes) == 16 * KIB
-
-
-def test_recorders_are_told_of_it(client: Client) -> None:
-    cursor = client.ask(Events(0, 100), EventBatch).next_cursor
-    put(client, "a", b"value")
-    told = client.ask(Events(cursor, 100), EventBatch)
-    assert (list(told.kinds), told.keys, list(told.sizes)) == ([TOLD_STORED], [b"a"], [5])

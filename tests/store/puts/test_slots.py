@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,12 +13,13 @@ from kvstore.protocol.frames import Header
 from kvstore.protocol.message import BUSY, GRANTED
 from kvstore.protocol.node_messages import Open
 from kvstore.security.identity import Identity, Kind
+from kvstore.store.admission import Caller
 from kvstore.store.blocks.open_puts import OpenPut
 from kvstore.store.blocks.undecided import UNDECIDED
-from kvstore.store.caller import Caller
 from kvstore.store.puts import slots as slots_module
 from kvstore.store.puts.slots import Opening, SlotRequest, Slots
 from kvstore.store.waiting import WaitingRoom
+from tests.store.integrity import check
 from tests.store.tables import Store
 
 SIZE = 500
@@ -59,7 +59,7 @@ class Node:
         return [put for put in opening.puts if put is not None]
 
     def state(self) -> list[object]:
-        self.table.check_integrity()
+        check(self.table)
         blocks = sorted((block.key, block.generation, block.parent, block.size_bytes) for block in self.table.blocks())
         return [blocks, self.store.dram.used_bytes, self.table.open_puts]
 
@@ -97,7 +97,7 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             for node, opening in zip((whole, each), found, strict=True):
                 if opening is not None and opening.batch is not None and then == "commit":
                     opening.batch.is_named = True
-                    assert node.table.batch_of(opening.batch.ids, node.session) is opening.batch
+                    assert node.table.puts.get_batch(opening.batch.ids, node.session) is opening.batch
                     node.table.commit_batch_undecided(opening.batch, [1] * len(keys))
                     continue
                 for put in node.puts(opening):
@@ -109,19 +109,6 @@ def test_a_batch_as_a_whole_gets_what_its_keys_get_one_by_one(batches: list[tupl
             if found[0] is not None and found[1] is not None:
                 assert found[0].statuses == found[1].statuses
             assert whole.state() == each.state()
-
-
-def test_only_what_is_written_in_place_and_is_not_reserved_is_opened_without_a_put_each() -> None:
-    with nodes() as (whole, _):
-        first = whole.open(message([1, 2]))
-        reserved, by_engine = whole.open(message([3, 4], generation=7)), whole.open(replace(message([5, 6]), engine=1))
-        assert first is not None
-        assert first.batch is not None
-        assert (list(first.statuses), list(first.puts)) == ([GRANTED] * 2, [])
-        for opening in (reserved, by_engine):
-            assert opening is not None
-            assert (opening.batch, len(opening.puts)) == (None, 2)
-        assert whole.state()[1:] == [6 * SIZE, 6]
 
 
 def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
@@ -138,14 +125,6 @@ def test_what_a_writer_is_not_told_of_is_open_no_more() -> None:
         with patch.object(slots_module, "MIN_WHOLE", 1), pytest.raises(KeyError):
             request.begin()
         assert whole.state() == [[], 0, 0]
-
-
-def test_a_batch_for_which_there_is_not_room_for_all_is_opened_in_part() -> None:
-    with nodes() as (whole, _):
-        opening = whole.open(message(list(range(25))))
-        assert opening is not None
-        assert list(opening.statuses) == [GRANTED] * 20 + [BUSY] * 5
-        assert whole.state()[1:] == [20 * SIZE, 20]
 
 
 @pytest.mark.parametrize("generation", [UNDECIDED, 7])

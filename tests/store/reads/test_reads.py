@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, TierFailed, Unavailable
+from kvstore.protocol.errors import KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.event_messages import EventBatch, Events
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, Read
@@ -14,7 +14,7 @@ from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.session import Session
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.table import STAGED_SHARE
 from kvstore.store.moves.mover import SlowRead
 from tests.rpc.traced import Spans, sampled
@@ -65,43 +65,10 @@ def test_values_larger_than_asked_for_inline_come_mapped_under_one_lease(node: S
     assert readers(node, "b", "c") == [0, 0]
 
 
-def test_a_lease_lasts_as_long_as_asked_for_and_no_longer_than_allowed(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 100})
-    before_ns = node.reactor.now_ns()
-    short, long = client.ask_blocks("a", lease_ms=1000), client.ask_blocks("a", lease_ms=2**32 - 1)
-    after_ns = node.reactor.now_ns()
-    assert before_ns + 10**9 <= short.lease_until_ns <= after_ns + 10**9
-    assert before_ns + MAX_LEASE_NS <= long.lease_until_ns <= after_ns + MAX_LEASE_NS
-    assert readers(node, "a") == [2]
-    node.call(lambda: node.leases.expire(now_ns=short.lease_until_ns))
-    assert readers(node, "a") == [1]
-
-
-def test_without_shared_memory_every_value_is_sent_and_let_go(node: Served) -> None:
-    client = node.connect(tcp=True)
-    client.put({"a": b"a" * 5000})
-    blocks, values = client.read("a", inline_bytes=0)
-    assert (list(blocks.statuses), blocks.lease, values) == ([INLINE], 0, [b"a" * 5000])
-    client.read("x")
-    assert readers(node, "a") == [0]
-    client.close()
-
-
 def test_a_generation_that_is_not_the_blocks_is_a_miss(client: Client) -> None:
     client.put({"a": b"a"}, generation=7)
     assert client.read("a", "a", "a", generations=[7, 6, 8])[1] == [b"a", None, None]
     assert [client.read("a", generations=[generation])[1] for generation in (7, 6, 8, 0)] == [[b"a"], [None], [None], [b"a"]]
-
-
-def test_a_value_that_comes_alone_is_counted_as_any_other(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 100, "b": b"b" * 100})
-    for names in (["a"], ["a", "b"], ["x"], ["a"]):
-        client.read(*names, inline_bytes=100)
-    assert (find(node, "a").hits, find(node, "b").hits) == (3, 1)
-    assert find(node, "a").last_access > find(node, "b").last_access
-    counts = node.call(lambda: [counts.hits for _, _, counts, _ in node.store.table.levels()])
-    assert (counts[0], node.call(lambda: node.store.table.misses), node.call(lambda: node.reads.out_bytes)) == (4, 1, 400)
-    assert readers(node, "a", "b") == [0, 0]
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
@@ -127,19 +94,6 @@ def test_a_read_is_recorded_before_its_answer_is_sent(
     client.read(*names, inline_bytes=100)
     assert order == ["recorded", "answered"]
     recorder.close()
-
-
-def test_a_foreign_or_repeated_release_is_ignored(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 100})
-    lease = client.ask_blocks("a").lease
-    other = node.connect()
-    other.release(lease, 99)
-    other.read("x")
-    assert readers(node, "a") == [1]
-    client.release(lease, lease)
-    client.read("x")
-    assert readers(node, "a") == [0]
-    other.close()
 
 
 def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Client) -> None:
@@ -194,7 +148,7 @@ def test_a_cold_value_is_read_into_dram_for_its_reader_alone(roomy: Served) -> N
     client.release(blocks.lease)
     until(roomy, lambda: roomy.store.dram.quarantined_bytes == 0)
     until(roomy, lambda: not any(find_here(roomy, name).readers for name in values))
-    assert roomy.call(lambda: roomy.turns.held_bytes) == 0
+    assert roomy.call(lambda: roomy.reads._turns.held_bytes) == 0
     client.close()
 
 
@@ -247,13 +201,6 @@ def test_who_hangs_up_while_its_value_is_staged_holds_nothing(roomy: Served, mon
     client.close()
 
 
-def test_one_key_twice_in_a_request_is_promoted_once_and_answered_twice(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 3000})
-    node.demote("a")
-    assert client.read("a", "a", "a")[1] == [b"a" * 3000] * 3
-    client.channel.close()
-
-
 def test_a_damaged_value_is_a_miss_and_its_copy_is_given_up(tmp_path: Path) -> None:
     with served(tmp_path, nvme_bytes=1 << 20) as node:
         client = node.connect()
@@ -270,22 +217,6 @@ def test_a_damaged_value_is_a_miss_and_its_copy_is_given_up(tmp_path: Path) -> N
         client.close()
 
 
-def test_a_damaged_value_met_by_a_promotion_is_a_miss_and_leaves_no_slot(tmp_path: Path) -> None:
-    with served(tmp_path, nvme_bytes=1 << 20) as node:
-        client = node.connect()
-        client.put({"a": b"a" * 3000})
-        node.demote("a")
-        block = find(node, "a")
-        block.hits = 5
-        with (tmp_path / "nvme" / "values").open("r+b") as file:
-            at = file.read().index(b"a" * 3000)
-            file.seek(at)
-            file.write(b"!")
-        assert client.read("a")[1] == [None]
-        assert node.call(lambda: node.store.dram.used_bytes) == 0
-        client.close()
-
-
 def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Served, client: Client) -> None:
     client.put({"a": b"a" * 3000, "b": b"b"})
     node.demote("a")
@@ -295,20 +226,6 @@ def test_a_tier_that_cannot_be_read_now_is_a_miss_and_keeps_its_blocks(node: Ser
     assert client.read("a", "b")[1] == [None, b"b"]
     nvme.read_failure = None
     assert client.read("a")[1] == [b"a" * 3000]
-
-
-def test_reads_that_fail_alone_give_their_turns_back(node: Served, client: Client) -> None:
-    """Else the node would read nothing from NVMe any more once as much had failed as may be on its way."""
-    client.put({"a": b"a" * 3000, "b": b"b" * 3000})
-    node.demote("a", "b")
-    nvme = node.store.tiers[NVME]
-    assert isinstance(nvme, FailingNvme)
-    nvme.read_failure = TierFailed("EIO")
-    assert client.read("a")[1] == [None]
-    assert client.read("a", "b")[1] == [None, None]
-    assert node.call(lambda: node.turns.held_bytes) == 0
-    nvme.read_failure = None
-    assert client.read("a", "b")[1] == [b"a" * 3000, b"b" * 3000]
 
 
 @pytest.mark.parametrize("hits", [0, 5])
@@ -351,15 +268,6 @@ def test_who_hangs_up_while_its_blocks_are_fetched_holds_nothing(node: Served, c
     assert readers(node, "a", "b") == [0, 0]
 
 
-def test_a_connection_that_ends_gives_its_leases_back(node: Served, client: Client) -> None:
-    client.put({"a": b"a" * 3000})
-    other = node.connect()
-    other.ask_blocks("a")
-    assert readers(node, "a") == [1]
-    other.close()
-    until(node, lambda: not find_here(node, "a").readers)
-
-
 def test_what_is_more_than_one_answer_carries_is_to_be_asked_for_again_and_not_held(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20, limits=SendLimits(queued_bytes=7000)) as node:
         client = node.connect()
@@ -376,16 +284,6 @@ def test_what_is_more_than_one_answer_carries_is_to_be_asked_for_again_and_not_h
         until(node, lambda: not find_here(node, "a").readers + find_here(node, "b").readers + find_here(node, "c").readers)
 
 
-def test_a_value_larger_than_the_limit_goes_alone(tmp_path: Path) -> None:
-    with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20, limits=SendLimits(queued_bytes=1000), read_bytes=1000) as node:
-        client = node.connect(tcp=True)
-        client.put({"a": b"a" * 3000, "b": b"b" * 3000})
-        node.demote("a", "b")
-        assert client.read("a")[1] == [b"a" * 3000]
-        assert list(client.ask_blocks("b", "a").statuses) == [INLINE, LATER]
-        client.close()
-
-
 class Held:
     """A node that has room for one value of 3,000 bytes on its way from NVMe, which a reader takes that does not read; and another
     connection's read, which waits for its turn."""
@@ -397,11 +295,11 @@ class Held:
         node.demote("big", "a")
         self.idle = node.connect(tcp=True).channel.detach()
         self.idle.sendall(frame(Read([b"big"], [0], 1 << 30, 1000)))
-        until(node, lambda: node.turns.held_bytes > 6 << 20)
+        until(node, lambda: node.reads._turns.held_bytes > 6 << 20)
 
     def ask(self) -> tuple[threading.Thread, list[object]]:
         found = in_background(lambda: self.client.read("a")[1])
-        until(self.node, lambda: len(self.node.waiting_reads) == 1)
+        until(self.node, lambda: len(self.node.reads._waiting) == 1)
         assert readers(self.node, "a") == [0], "it holds nothing"
         assert find(self.node, "a").hits == 0
         return found
@@ -425,7 +323,7 @@ def test_a_read_from_nvme_waits_for_its_turn_and_one_from_dram_does_not(held: He
     held.idle.close()
     thread.join(TIMEOUT_S)
     assert results == [[b"a" * 3000]]
-    until(held.node, lambda: held.node.turns.held_bytes == 0)
+    until(held.node, lambda: held.node.reads._turns.held_bytes == 0)
 
 
 def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_path: Path) -> None:
@@ -439,7 +337,7 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
                 return held.client.read("a", inline_bytes=5000)[1]
 
         thread, results = in_background(read)
-        until(node, lambda: len(node.waiting_reads) == 1)
+        until(node, lambda: len(node.reads._waiting) == 1)
         assert spans.parts == []
         held.idle.close()
         thread.join(TIMEOUT_S)
@@ -450,14 +348,6 @@ def test_a_read_that_is_traced_tells_how_long_its_turn_and_its_tier_took(tmp_pat
         held.client.close()
 
 
-def test_a_read_whose_turn_does_not_come_is_told_so(held: Held) -> None:
-    thread, results = held.ask()
-    held.node.call(lambda: held.node.reads.expire(now_ns=held.node.reactor.now_ns() + 3600 * 10**9))
-    thread.join(TIMEOUT_S)
-    assert isinstance(results[0], DeadlineExceeded)
-    assert held.client.put({"c": b"c"}) == [1], "and its connection lives on"
-
-
 def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connection(held: Held) -> None:
     sock = held.client.channel.detach()
     sock.settimeout(TIMEOUT_S)
@@ -466,7 +356,7 @@ def test_who_leaves_before_its_turn_is_forgotten_and_so_many_wait_of_one_connect
     assert isinstance(answer, Failure)
     assert (header.request_id, answer.code) == (MAX_WAITING + 1, Unavailable.code)
     sock.close()
-    until(held.node, lambda: len(held.node.waiting_reads) == 0)
+    until(held.node, lambda: len(held.node.reads._waiting) == 0)
 
 
 def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
@@ -487,23 +377,8 @@ def test_a_fault_while_a_read_is_answered_is_its_answer_and_leaves_nothing_held(
             with pytest.raises(KVStoreError, match="internal error: RuntimeError: a bug"):
                 client.read("b", "a")
         assert readers(node, "a", "b") == [0, 0]
-        assert node.call(lambda: node.turns.held_bytes) == 0
+        assert node.call(lambda: node.reads._turns.held_bytes) == 0
     assert client.read("b", "a")[1] == [b"b" * 3000, b"a" * 3000]
-
-
-def test_a_block_is_warmed_by_its_readers(tmp_path: Path) -> None:
-    with served(tmp_path, hbm_bytes=16 * KIB) as node:
-        client = node.connect()
-        client.put({"a": b"a" * 3000})
-        for _ in range(2):
-            client.read("a", inline_bytes=4000)
-        node.settled()
-        block = find(node, "a")
-        assert block.tier_mask() == 3
-        node.call(lambda: node.store.table.copies.drop_copy(block, DRAM))
-        blocks, values = client.read("a")
-        assert (list(blocks.tiers), values) == ([TIER_BITS["hbm"]], [b"a" * 3000])
-        client.close()
 
 
 def test_a_large_answer_to_a_slow_reader_keeps_its_blocks_until_it_is_sent(tmp_path: Path) -> None:

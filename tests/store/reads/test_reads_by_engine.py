@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.catalog_messages import Revoke
-from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle, Unauthorized
+from kvstore.protocol.errors import Denied, InvalidArgument, StaleHandle
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, RegionList, Regions
 from kvstore.protocol.session_messages import ROLE_NODE, Count, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.caller import MAX_SLABS
+from kvstore.store.admission import MAX_SLABS
 from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.peer import PeerRegion
 from tests.store.engines import LOOPBACK, FarClient
-from tests.store.served import MAX_LEASE_NS, TIMEOUT_S, Client, Master, Served, served
+from tests.store.served import TIMEOUT_S, Client, Master, Served, served
 
 KIB = 1024
 SIZE = 16 * KIB
@@ -76,34 +76,6 @@ def test_large_values_are_pointed_at_under_a_lease_and_small_ones_sent(node: Ser
     client.release(blocks.lease)
     client.read("x")
     assert readers(node, "a") == 0
-
-
-def test_a_lease_is_told_as_a_length_of_time_and_no_longer_than_allowed(client: Client) -> None:
-    client.put({"a": b"a" * 100})
-    assert client.ask_blocks("a", lease_ms=5, engine=1).lease_ms == 5
-    assert client.ask_blocks("a", lease_ms=2**32 - 1, engine=1).lease_ms == MAX_LEASE_NS // 1_000_000
-    assert client.ask_blocks("x", engine=1).lease_ms == 0
-
-
-def test_a_reader_that_does_not_ask_for_it_and_a_node_without_an_engine_send_values(client: Client, tmp_path: Path) -> None:
-    client.put({"a": b"a" * 5000})
-    assert list(client.ask_blocks("a").statuses) == [INLINE]
-    with served(tmp_path / "other") as without:
-        other = without.connect(tcp=True)
-        other.put({"a": b"a" * 5000})
-        assert list(other.ask_blocks("a", engine=1).statuses) == [INLINE]
-        other.close()
-
-
-def test_what_is_on_nvme_is_sent_and_pointed_at_on_its_second_hit(node: Served, client: Client, far: FarClient) -> None:
-    client.put({"a": b"a" * 3000})
-    node.demote("a")
-    assert list(client.ask_blocks("a", engine=1).statuses) == [INLINE]
-    client.channel.read_into([memoryview(bytearray(3000))], Deadline(TIMEOUT_S))
-    blocks = client.ask_blocks("a", engine=1)
-    assert list(blocks.statuses) == [MAPPED]
-    [description] = shown(client, blocks.slabs[0])
-    assert far.read(far.imported(description), blocks.offsets[0], 3000) == b"a" * 3000
 
 
 def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Client, far: FarClient) -> None:
@@ -173,16 +145,6 @@ def test_a_node_with_a_pass_is_shown_the_slabs_in_which_its_blocks_lie_and_no_ot
             shown(reader, slabs[1])
         reader.close()
         writer.close()
-
-
-def test_nobody_is_shown_anything_without_a_hello(node: Served, client: Client) -> None:
-    def forget_hello() -> None:
-        for session in node.server.sessions:
-            session.context = None
-
-    node.call(forget_hello)
-    with pytest.raises(Unauthorized, match="a pass of a node"):
-        shown(client, 0)
 
 
 def test_another_tenant_cannot_guess_its_way_into_a_slab(node: Served, client: Client, far: FarClient) -> None:

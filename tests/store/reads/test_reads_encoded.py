@@ -1,15 +1,11 @@
 """Promises of reads.py, moves/mover.py and replicas/fetching.py about values that NVMe holds encoded, through real sockets."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from kvstore.kvcache.codecs.schemes import NONE
-from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import INLINE, MAPPED, MISS
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
@@ -17,10 +13,10 @@ from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
-from kvstore.tiers.extents import PAGE_BYTES
 from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.placements import PAGE_BYTES
 from tests.store.served import TIMEOUT_S, Client, Served, digest, served
-from tests.store.tensors import SHAPE, after, tensor_value
+from tests.store.tensors import after, tensor_value
 
 VALUES = {name: tensor_value(seed) for seed, name in enumerate("abcd")}
 LOSSY = {name: after("fp8-head", value) for name, value in VALUES.items()}
@@ -72,10 +68,6 @@ def test_what_comes_from_nvme_is_decoded_has_its_own_checksum_and_is_the_same_at
     client.close()
 
 
-def test_while_dram_has_it_what_was_put_is_read(node: Served, client: Client) -> None:
-    assert client.read(*VALUES)[1] == list(VALUES.values())
-
-
 def test_damaged_encoded_bytes_are_a_miss_and_their_copy_is_given_up(node: Served, client: Client, tmp_path: Path) -> None:
     node.demote("a", "b")
     slot = block_of(node, "a").nvme
@@ -101,38 +93,6 @@ def test_what_decodes_to_other_bytes_than_it_did_is_a_miss_and_never_given(node:
     node.call(lambda: block.set_loss(NVME, loss._replace(checksum=loss.checksum ^ 1)))
     assert client.read("a")[1] == [None]
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
-
-
-def test_what_cannot_be_encoded_goes_down_as_it_is_once_the_codec_has_said_so(node: Served, client: Client) -> None:
-    numbers = torch.zeros(SHAPE)
-    numbers[0, 0, 0, 0, 0] = float("nan")
-    value = bytes(encode_value(numbers, NONE))
-    client.put({"nan": value})
-    block = block_of(node, "nan")
-    for _ in range(2):
-        node.call(lambda: node.store.table.room.evict(block, node.store.table._landing))
-        node.settled()
-    assert (block.tier_mask(), block.stays_raw) == (4, True)
-    assert client.read("nan")[1] == [value]
-
-
-def test_a_codec_that_fails_costs_no_value_and_not_the_tier(
-    node: Served, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(value: memoryview) -> None:
-        raise RuntimeError("out of memory")
-
-    with caplog.at_level(logging.ERROR), monkeypatch.context() as patch:
-        patch.setattr("kvstore.tiers.value_codec.ValueCodec.encode", lambda self, value: fail(value))
-        block = block_of(node, "a")
-        for _ in range(2):
-            node.call(lambda: node.store.table.room.evict(block, node.store.table._landing))
-            node.settled()
-    assert "could not be encoded; it is stored as it is" in caplog.text
-    assert block.tier_mask() == 4
-    assert client.read("a")[1] == [VALUES["a"]]
-    node.demote("b")
-    assert client.read("b")[1] == [LOSSY["b"]]
 
 
 # --- for another node ---

@@ -22,10 +22,7 @@ from kvstore.protocol.node_messages import INLINE, MAPPED, MISS, Blocks
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Hello, Welcome
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.frame_writer import SendLimits
-from kvstore.store.regions import SharedRegions
 from kvstore.store.replicas.fetching import ENGINE_MIN_BYTES, Source, Wanted, fetch
-from kvstore.tiers.dram import DramTier
 from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
 from tests.store.engines import LOOPBACK
@@ -81,13 +78,6 @@ def test_values_come_as_they_are_over_either_socket(node: Served, host: str | No
     assert not node.call(lambda: len(node.leases))
 
 
-def test_what_left_dram_comes_from_below(node: Served) -> None:
-    node.demote("a")
-    room = Room("a", "b")
-    assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a", "b")
-    assert room.values() == [VALUES["a"], VALUES["b"]]
-
-
 def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:
@@ -97,23 +87,6 @@ def test_a_socket_where_another_node_listens_by_now_is_not_asked(node: Served, t
         assert fetch(moved, HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
         with pytest.raises(Unavailable, match="there is 'node', not node 5"):
             fetch(source_of(node, unix="", tcp=other.tcp), HELLO, room.wanted, Deadline(TIMEOUT_S))
-
-
-def test_what_is_more_than_one_answer_carries_comes_in_several(tmp_path: Path) -> None:
-    with served(tmp_path, limits=SendLimits(queued_bytes=1200)) as node:
-        client = node.connect()
-        client.put(VALUES)
-        client.close()
-        room = Room(*VALUES)
-        assert fetch(source_of(node), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests(*VALUES)
-        assert room.values() == list(VALUES.values())
-
-
-@pytest.mark.parametrize("unix", ["/nowhere", ""], ids=["refused", "none"])
-def test_where_the_hosts_own_socket_is_not_to_be_had_tcp_does(node: Served, unix: str) -> None:
-    room = Room("a")
-    assert fetch(source_of(node, unix=unix), HELLO, room.wanted, Deadline(TIMEOUT_S)) == digests("a")
-    assert room.values() == [VALUES["a"]]
 
 
 def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_one(node: Served) -> None:
@@ -132,11 +105,6 @@ def test_another_version_a_block_that_is_gone_and_wrong_bytes_are_told_one_by_on
 def test_a_value_of_another_size_than_its_room_is_not_read(node: Served) -> None:
     with pytest.raises(ProtocolError, match="node 5 has 1000 bytes for a block of 999"):
         fetch(source_of(node), HELLO, Room("a", size_bytes=999).wanted, Deadline(TIMEOUT_S))
-
-
-def test_a_source_that_is_not_there_is_unavailable(node: Served) -> None:
-    with pytest.raises(Unavailable):
-        fetch(source_of(node, unix="/nowhere", tcp=NOWHERE), HELLO, Room("a").wanted, Deadline(TIMEOUT_S))
 
 
 def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order(tmp_path: Path) -> None:
@@ -268,20 +236,6 @@ def test_many_bytes_come_by_the_engine_past_the_loop_of_the_source(far: tuple[Se
     assert engine.served_bytes == without
 
 
-def test_over_the_hosts_own_socket_and_few_bytes_come_by_message(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
-    node, engine = far
-    memory, wanted = large_room()
-    here = Source(5, socket_id(node.unix), node.unix, node.tcp, engine.describe())
-    assert fetch(here, HELLO, wanted, Deadline(TIMEOUT_S), near) == [digest(value) for value in LARGE.values()]
-    assert memory == list(LARGE.values())
-    client = node.connect()
-    client.put(VALUES)
-    client.close()
-    there = Source(5, "another", "", node.tcp, engine.describe())
-    assert fetch(there, HELLO, Room(*VALUES).wanted, Deadline(TIMEOUT_S), near) == digests(*VALUES)
-    assert engine.served_bytes == 0
-
-
 @pytest.mark.parametrize("transfer", [b"of a later release", "gone"], ids=["nonsense", "unreachable"])
 def test_where_the_engine_cannot_be_used_all_comes_by_message(
     far: tuple[Served, TransferEngine], near: TransferEngine, transfer: bytes | str, caplog: pytest.LogCaptureFixture
@@ -293,13 +247,3 @@ def test_where_the_engine_cannot_be_used_all_comes_by_message(
     by_engine(node, transfer, near)
     assert engine.served_bytes == 0
     assert "blocks of node 5 come by message" in caplog.text
-
-
-def test_a_slab_that_is_not_shown_leaves_its_blocks_to_a_message(far: tuple[Served, TransferEngine], near: TransferEngine) -> None:
-    node, engine = far
-    assert node.regions is not None
-    other = DramTier(1 << 20)
-    node.service._regions = SharedRegions(other, engine)  # another node's, which has no such slab
-    by_engine(node, engine.describe(), near)
-    assert engine.served_bytes == 0
-    other.close()

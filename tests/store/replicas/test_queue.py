@@ -2,7 +2,6 @@
 the way, nothing is left behind, and one line says what it was."""
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,9 +20,9 @@ from kvstore.store.blocks.block import DRAM, Block
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.replicas import queue as copies
 from kvstore.store.replicas.fetching import Source, Wanted, fetch
-from tests.no_threads import no_more_threads
 from tests.rpc.traced import PLACE, Part, Spans
 from tests.store.engines import eventually
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.served import Client, Master, Served, digest, in_background, served
 from tests.store.tensors import after, tensor_value
@@ -120,7 +119,7 @@ class Pair:
         target, store = self.target, self.target.store
 
         def is_over() -> bool:
-            store.table.check_integrity()
+            check(store.table)
             return (len(target.copies), store.table.open_puts, len(target.leases), len(target.waiting)) == (0, 0, 0, 0)
 
         def bytes_held_by_no_block() -> tuple[int, int]:
@@ -176,40 +175,6 @@ def test_blocks_come_as_they_are_under_their_generation_batch_by_batch(pair: Pai
     assert [key for report in pair.ruler.reports for key in report.keys] == [name.encode() for name in names], "in the order asked for"
     assert {(report.epoch, report.tenant) for report in pair.ruler.reports} == {(EPOCH, "red")}
     assert len(pair.ruler.reports) > 3, "a batch has 16 KiB here"
-
-
-def test_copies_need_no_thread_that_was_not_there_from_the_start(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_more_threads(monkeypatch)
-    assert pair.copy("k1") == [1]
-    assert pair.arrived() == {b"k1": 1}
-
-
-def test_a_block_larger_than_a_batch_comes_alone(pair: Pair) -> None:
-    value = b"x" * 40 * KIB
-    client = pair.source.connect()
-    client.put({"big": value})
-    client.close()
-    order = pair.order(["k0", "k1"])
-    order.keys.insert(1, b"big")
-    order.sizes = [len(VALUES["k0"]), len(value), len(VALUES["k1"])]
-    order.checksums = [digest(VALUES["k0"]), digest(value), digest(VALUES["k1"])]
-    order.generations, order.parents = [1, 1, 1], [b"", b"", b""]
-    assert pair.send(order) == [1, 1, 1]
-    pair.settle()
-    assert [report.keys for report in pair.ruler.reports] == [[b"k0"], [b"big"], [b"k1"]]
-    assert set(pair.blocks()) == {"k0", "k1", "big"}
-
-
-def test_batches_have_no_more_blocks_than_the_limit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "BATCH_BLOCKS", 2)
-    pair.copy("k0", "k1", "k2")
-    assert [len(report.keys) for report in pair.ruler.reports] == [2, 1]
-
-
-def test_no_event_tells_the_master_what_it_has_said_itself(pair: Pair) -> None:
-    before = pair.target.call(lambda: pair.target.publisher.last_seq)
-    pair.copy("k0")
-    assert pair.target.call(lambda: pair.target.publisher.last_seq) == before
 
 
 def test_nothing_is_seen_before_the_master_has_said_so(pair: Pair, client: Client) -> None:
@@ -268,24 +233,6 @@ def test_a_block_removed_or_replaced_meanwhile_is_forgotten(pair: Pair, lines: C
     assert set(pair.blocks()) == {"k0", "k2"}
     assert pair.counters()[2] == 1
     assert lines() == ["1 of 3 blocks copied from node 5 are dropped: removed or replaced meanwhile"]
-
-
-def test_a_source_that_gave_the_block_up_or_has_another_version_is_said_of_that_block_alone(
-    pair: Pair, lines: Callable[[], list[str]]
-) -> None:
-    def drop() -> None:
-        block = pair.source.store.table.find("red", b"k1")
-        assert block is not None
-        pair.source.store.table.copies.drop(block)
-
-    pair.source.call(drop)
-    pair.copy("k0", "k1", "k2")
-    assert pair.arrived() == {b"k0": 1, b"k1": 0, b"k2": 1}
-    assert set(pair.blocks()) == {"k0", "k2"}
-    pair.copy("k3", generation=2)
-    assert set(pair.blocks()) == {"k0", "k2"}
-    gone = "StaleHandle: node 5 does not have the block in this generation any more"
-    assert lines() == [f"1 of 3 blocks not copied from node 5: {gone}", f"1 of 1 blocks not copied from node 5: {gone}"]
 
 
 def test_bytes_that_arrive_damaged_are_not_kept(pair: Pair, lines: Callable[[], list[str]]) -> None:
@@ -358,17 +305,6 @@ def test_orders_end_with_the_link_by_which_they_came(pair: Pair, monkeypatch: py
     assert pair.ruler.reports[0].epoch == EPOCH + 1
 
 
-def test_a_link_that_breaks_before_the_master_has_spoken_leaves_nothing(pair: Pair) -> None:
-    pair.ruler.is_silent = True
-    pair.send(pair.order(["k0"]))
-    pair.until(lambda: bool(pair.ruler.waiting))
-    pair.ruler.failure = Unavailable("the connection broke")
-    pair.target.call(pair.target.copies.link_down)
-    pair.target.call(pair.ruler.decide)
-    pair.settle()
-    assert not pair.blocks()
-
-
 # --- time ---
 
 
@@ -426,13 +362,6 @@ def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) ->
 # --- room ---
 
 
-def test_copies_make_room_as_puts_do(pair: Pair, client: Client) -> None:
-    for number in range(30):
-        client.put({f"old{number}": bytes(9 * KIB)})
-    pair.copy(*VALUES)
-    assert set(VALUES) <= set(pair.blocks())
-
-
 def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too_in_their_turn(
     pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
 ) -> None:
@@ -454,21 +383,6 @@ def test_without_room_an_order_is_given_up_after_a_while_and_those_behind_it_too
     assert set(pair.blocks()) == {"k2"}
     assert pair.arrived() == {b"k0": 0, b"k1": 0, b"k2": 1}
     assert lines() == ["2 of 2 blocks not copied from node 5: Full: no room was freed within 0 s"]
-
-
-def test_what_fits_of_a_batch_goes_before_the_rest(pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one slab left, for five; what came first makes room for what comes after, as blocks that are put do."""
-    names = [f"s{number}" for number in range(7)]
-    for name in names:
-        monkeypatch.setitem(VALUES, name, name.encode() * 400)
-    writer = pair.source.connect()
-    writer.put({name: VALUES[name] for name in names})
-    writer.close()
-    opened = client.open({f"p{number}": 4 * KIB for number in range(63)})
-    assert set(opened.statuses) == {0}
-    assert pair.copy(*names) == [1] * 7
-    assert [len(report.keys) for report in pair.ruler.reports] == [5, 2]
-    assert set(pair.blocks()) == set(names[2:])
 
 
 def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, client: Client) -> None:
@@ -503,52 +417,6 @@ def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
     assert set(pair.blocks()) == {"k2"}
 
 
-def test_however_many_orders_of_which_nothing_can_be_opened_are_answered_at_once_the_next_goes_on(
-    pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by a link that has ended and is still known."""
-    monkeypatch.setattr(pair.target.copies, "_queue_blocks", 1 << 16)
-    client.put({f"own{number}": b"o" * KIB for number in range(300)})
-    hello = Hello(ROLE_NODE, "red", "", "n", EPOCH)
-    pair.ruler.is_silent = True
-
-    def order_guests() -> None:
-        for _ in range(sys.getrecursionlimit() // 3):
-            order = pair.order(["k1"])
-            order.guests = 1
-            assert pair.target.copies.take(order, hello) == b"\1"
-
-    def end() -> None:
-        pair.ruler.is_silent, pair.ruler.failure = False, Unavailable("the connection broke")
-        pair.ruler.decide()
-
-    pair.target.call(order_guests)
-    pair.target.call(end)
-    pair.settle()
-    pair.ruler.failure = None
-    assert pair.copy("k1") == [1]
-    assert "k1" in pair.blocks()
-
-
-def test_a_fault_in_a_report_of_what_could_not_be_opened_holds_up_no_other(
-    pair: Pair, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    client.put({f"own{number}": b"o" * KIB for number in range(300)})
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    pair.target.call(lambda: pair.target.copies.link_up(fail, EPOCH))
-    order = pair.order(["k1"])
-    order.guests = 1
-    assert pair.send(order) == [1]
-    pair.settle()
-    assert "a bug" in caplog.text
-    pair.target.call(lambda: pair.target.copies.link_up(pair.ruler.ask, EPOCH))
-    assert pair.copy("k1") == [1]
-    assert "k1" in pair.blocks()
-
-
 def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
     opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
     assert set(opened.statuses) == {0}
@@ -563,26 +431,6 @@ def test_puts_that_wait_for_room_go_first(pair: Pair, client: Client) -> None:
     pair.target.call(pair.target.copies.step)
     pair.settle()
     assert set(pair.blocks()) == {"waits", "k0"}
-
-
-def test_a_block_that_can_never_fit_or_has_come_by_another_way_fails_alone(
-    pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
-) -> None:
-    gate = Gate(monkeypatch)
-    pair.send(pair.order(["k0"]))
-    gate.await_fetch()
-    order = pair.order(["k1", "k2", "k3"])
-    order.sizes = [len(VALUES["k1"]), 1 << 30, len(VALUES["k3"])]
-    assert pair.send(order) == [1, 1, 1]
-    client.put({"k1": b"mine"}, generation=5)
-    gate.open()
-    pair.settle()
-    assert pair.arrived() == {b"k0": 1, b"k1": 0, b"k2": 0, b"k3": 1}
-    assert pair.blocks()["k1"].generation == 5
-    assert lines() == [
-        "1 of 1 blocks not copied from node 5: StaleHandle: the block has been put here meanwhile",
-        "1 of 1 blocks not copied from node 5: InvalidArgument: 1 GiB never fit into a tier of 256 KiB",
-    ]
 
 
 def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
@@ -606,39 +454,6 @@ def test_a_block_that_is_undecided_here_comes_as_soon_as_the_cluster_is_said_to_
     pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
     pair.settle()
     assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
-
-
-def test_a_block_that_was_undecided_here_and_is_the_one_that_was_ordered_does_not_come(pair: Pair) -> None:
-    ours = put_undecided(pair, "k1", VALUES["k1"])
-    assert pair.send(pair.order(["k1"])) == [1]
-    pair.target.call(lambda: pair.target.store.table.decide(ours, 1))
-    pair.settle()
-    assert pair.arrived() == {b"k1": 0}
-    assert pair.blocks() == {"k1": ours}
-
-
-def test_what_waits_for_a_decision_counts_among_what_is_queued_and_ends_with_its_link(pair: Pair) -> None:
-    ours = put_undecided(pair, "k1", b"mine")
-    pair.target.copies._queue_blocks = 1
-    assert pair.send(pair.order(["k1", "k1", "k0"])) == [1, 0, 0]
-    pair.target.call(pair.target.copies.link_down)
-    pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
-    pair.settle()
-    assert not pair.blocks()
-    assert pair.counters() == (0, 0, 1)
-
-
-def test_an_order_of_which_nothing_is_left_to_fetch_is_reported_all_the_same(
-    pair: Pair, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate(monkeypatch)
-    pair.send(pair.order(["k0"]))
-    gate.await_fetch()
-    pair.send(pair.order(["k1"]))
-    client.put({"k1": b"mine"}, generation=5)
-    gate.open()
-    pair.settle()
-    assert pair.arrived() == {b"k0": 1, b"k1": 0}
 
 
 def test_a_tensor_of_which_the_source_has_only_the_quantised_copy_is_copied_as_that_and_stays_the_block_it_is(

@@ -1,6 +1,5 @@
 """A desk: what its client reads and looks at is known to the node, whatever nonsense stands there."""
 
-import gc
 import os
 from collections.abc import Iterator
 
@@ -9,16 +8,13 @@ import pytest
 
 from kvstore.client.local.desk import Hazard, LocalDesk
 from kvstore.client.local.index import IndexView
-from kvstore.protocol.errors import Broken
 from kvstore.protocol.shown_index import (
     ACCESSES,
     AT_ACCESSES,
-    AT_HAZARDS_USED,
     AT_HOLDS,
     AT_HOLDS_WRITTEN,
     AT_LOST,
     DESK_BYTES,
-    HAZARDS,
     HOLD_HEADER_WORDS,
     HOLD_WORDS,
     words_of,
@@ -67,29 +63,6 @@ def seat() -> Iterator[Seat]:
     seat.index.close()
 
 
-def test_what_was_read_is_taken_once_and_in_order(seat: Seat) -> None:
-    for number in (3, 1, 1, 4):
-        seat.read(number)
-    assert seat.node.has_accesses
-    assert seat.taken(most=3) == [b"key 3", b"key 1", b"key 1"]
-    seat.read(0)
-    assert seat.taken() == [b"key 4", b"key 0"]
-    assert not seat.node.has_accesses
-    assert seat.taken() == []
-    assert (seat.client.calls, seat.client.hits, seat.client.bytes_in) == (5, 5, 50)
-
-
-def test_batches_and_single_reads_share_the_ring_around_its_end(seat: Seat) -> None:
-    keys = [b"key %d" % (i % 5) for i in range(1000)]
-    batch = seat.view.find_batch(words_of(keys, 5), 5)
-    taken: list[bytes] = []
-    for _ in range(ACCESSES // 500):
-        seat.client.read_many(seat.view, batch)
-        seat.read(2)
-        taken += seat.taken() + seat.taken()
-    assert taken == (keys + [b"key 2"]) * (ACCESSES // 500)
-
-
 def test_of_accesses_beyond_a_full_ring_the_number_is_known(seat: Seat) -> None:
     keys = [b"key %d" % (i % 5) for i in range(1000)]
     batch = seat.view.find_batch(words_of(keys, 5), 5)
@@ -129,39 +102,6 @@ def test_the_node_sees_what_is_looked_at_and_until_when(seat: Seat) -> None:
     assert not any(seat.node.looks_at(100 + number) for number in range(5))
 
 
-def test_what_was_hidden_meanwhile_is_not_looked_at(seat: Seat) -> None:
-    found = seat.view.find(b"key 1")
-    assert found is not None
-    seat.index.hide(seat.blocks[1])
-    assert seat.client.look(seat.view, found) is None
-    assert not seat.node.looks_at(101)
-
-
-def test_as_much_can_be_looked_at_as_there_are_hazards(seat: Seat) -> None:
-    hazards = [seat.look(number % 5) for number in range(HAZARDS)]
-    assert all(hazards)
-    assert seat.look(0) is None
-    first = hazards[0]
-    assert first is not None
-    seat.client.look_away(first)
-    assert seat.look(0) is not None
-
-
-def test_a_hazard_that_is_lost_looks_at_nothing_and_another_one_takes_its_word(seat: Seat) -> None:
-    for number in range(2 * HAZARDS):
-        assert seat.look(number % 5) is not None  # and is dropped at once, as where a signal handler raised
-        gc.collect(0)  # where it would be, in a ring of objects: that of all others takes 20 ms
-        assert not seat.node.looks_at(100 + number % 5)
-    kept = [seat.look(4) for _ in range(HAZARDS)]
-    assert all(kept)
-    assert len(seat.node.looks_at(104)) == HAZARDS
-    while kept:
-        hazard = kept.pop()
-        assert hazard is not None
-        seat.client.look_away(hazard)
-    assert seat.client._words[AT_HAZARDS_USED] == 0
-
-
 def test_a_forked_child_cannot_end_what_its_parent_looks_at(seat: Seat) -> None:
     hazard = seat.look(2)
     assert hazard is not None
@@ -174,15 +114,6 @@ def test_a_node_that_hung_up_keeps_nothing(seat: Seat) -> None:
     seat.node.close()
     assert seat.client.is_over
     assert seat.look(1) is None
-
-
-def test_another_form_is_refused() -> None:
-    index = ShownIndex(1)
-    with pytest.raises(Broken, match="desk"):
-        LocalDesk(index.fd, index.size_bytes)
-    with pytest.raises(Broken, match="map"):
-        LocalDesk(index.fd, 1 << 40)
-    index.close()
 
 
 def test_hold_records_are_taken_once_and_in_order_around_the_ring(seat: Seat) -> None:
@@ -217,12 +148,6 @@ def test_nonsense_in_the_ring_of_holds_is_left_out(seat: Seat) -> None:
     assert seat.node.hold_records() == []
     assert seat.client.hold(3, 10, np.arange(3, dtype=np.uint64))
     assert [record.number for record in seat.node.hold_records()] == [3]
-
-
-def test_what_is_not_held_is_told(seat: Seat) -> None:
-    seat.node.not_held(3)
-    seat.node.not_held(2)
-    assert seat.client.unheld == 5
 
 
 def test_a_desk_that_is_over_or_a_parent_s_takes_no_holds(seat: Seat) -> None:

@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.shown_index import KEY_WORDS, MAX_KEY_BYTES, WAYS, hash_of, words_of
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
+from kvstore.store.blocks.block import NOT_SHOWN, Block
 from kvstore.store.shown import growth as growth_module
 from kvstore.store.shown import index as index_module
 from kvstore.store.shown.growth import PART_ENTRIES, Growth
 from kvstore.store.shown.index import PAGE_ENTRIES, ShownIndex
+from tests.store.integrity import check
 from tests.store.shown.test_index import block, view_of
 from tests.store.tables import Found, find, still
 
@@ -54,7 +54,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
         assert growth.go_on()
         steps += 1
     assert steps == -(-len(blocks) // PART_ENTRIES), "so many blocks at a time, and no more, whatever the size"
-    growth.check_integrity()
+    check(growth)
     new = view_of(growth.index)
     assert reader.is_over
     assert not new.is_over
@@ -68,33 +68,7 @@ def test_the_smaller_one_is_read_until_the_larger_one_shows_the_same_and_then_it
     assert old.count == 0
     assert not any(still(reader, place) or find(reader, one.key) for one, place in zip(blocks, before, strict=True))
     assert all(find(new, one.key) for one in blocks)
-    growth.index.check_integrity()
-    growth.close()
-
-
-def test_accesses_of_either_are_known_as_long_as_it_shows_the_block(old: ShownIndex) -> None:
-    [one] = filled(old, 1)
-    key = words_of([one.key], 16)
-    reader = view_of(old)
-    growth = Growth(old)
-    while growth.index is old:
-        growth.go_on()
-    words = [view.access_words(view.find_batch(key, 16)).tolist()[0] for view in (reader, view_of(growth.index))]
-    assert words[0] != words[1]
-    assert [growth.accessed(word) for word in words] == [one, one]
-    while growth.go_on():
-        pass
-    assert [growth.accessed(word) for word in words] == [None, one]
-    growth.close()
-
-
-def test_a_longer_key_is_not_shown(old: ShownIndex) -> None:
-    growth = Growth(old)
-    long = block(b"k" * (MAX_KEY_BYTES + 1))
-    growth.show(long, 0, 0, 0)
-    assert long.shown == NOT_SHOWN
-    assert growth.count == 0
-    assert old.pushed_out == [long]
+    check(growth.index)
     growth.close()
 
 
@@ -115,14 +89,7 @@ def test_keys_that_are_longer_are_shown_in_the_wider_one(old: ShownIndex, is_ful
     while growth.go_on():
         pass
     assert growth.index.sets == old.sets * (4 if is_full else 1)
-    growth.index.check_integrity()
-    growth.close()
-
-
-def test_it_takes_memory_for_what_it_shows_alone(old: ShownIndex) -> None:
-    filled(old, 1)
-    growth = Growth(old)
-    assert growth.memory_bytes - old.memory_bytes <= 2 * 4096
+    check(growth.index)
     growth.close()
 
 
@@ -244,7 +211,7 @@ class Growing(RuleBasedStateMachine):
 
     @invariant()
     def is_whole(self) -> None:
-        self.index.check_integrity()
+        check(self.index)
         shown = {one.shown for one, _ in self.blocks.values()} - {NOT_SHOWN}
         assert isinstance(self.index, Growth) or len(shown) == self.index.count
 

@@ -4,7 +4,6 @@ The reader is the client's own (client/local/index.py), on a mapping of its own.
 """
 
 import os
-import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +21,6 @@ from kvstore.protocol.shown_index import (
     KEY_WORDS,
     MASK,
     MAX_KEY_BYTES,
-    SLAB_SHIFT,
     WAYS,
     hash_of,
     index_bytes,
@@ -30,10 +28,9 @@ from kvstore.protocol.shown_index import (
     tag_of,
     words_of,
 )
-from kvstore.store.blocks.block import Block
-from kvstore.store.blocks.columns import NOT_SHOWN
-from kvstore.store.shown.index import FULL_SHARE, PAGE_ENTRIES, ShownIndex
-from kvstore.tiers.slabs import POSITION_BITS
+from kvstore.store.blocks.block import NOT_SHOWN, Block
+from kvstore.store.shown.index import ShownIndex
+from tests.store.integrity import check, shown
 from tests.store.made import made
 from tests.store.tables import Found, find, still
 
@@ -56,23 +53,15 @@ def view_of(index: ShownIndex) -> IndexView:
 def index() -> Iterator[ShownIndex]:
     index = ShownIndex(SETS, is_ordered=False)
     yield index
-    index.check_integrity()
+    check(index)
     index.close()
-
-
-def test_what_is_shown_is_found_with_all_that_was_said_of_it(index: ShownIndex) -> None:
-    index.show(block(b"k" * 16), 4096, 0xABC, 7 << SLAB_SHIFT | 33)
-    found = find(view_of(index), b"k" * 16)
-    assert found is not None
-    assert (found.slab, found.offset, found.size, found.checksum, found.slot) == (7, 4096, 101, 0xABC, 7 << SLAB_SHIFT | 33)
-    assert SLAB_SHIFT == POSITION_BITS
 
 
 @pytest.fixture
 def wide() -> Iterator[ShownIndex]:
     index = ShownIndex(SETS, key_words=KEY_WORDS[-1], is_ordered=False)
     yield index
-    index.check_integrity()
+    check(index)
     index.close()
 
 
@@ -90,36 +79,6 @@ def test_keys_of_all_lengths_are_told_apart(wide: ShownIndex) -> None:
         assert found is not None
         assert found.offset == len(key)
         index.hide(shown)
-
-
-@pytest.mark.parametrize("key_words", KEY_WORDS)
-def test_a_longer_key_is_neither_shown_nor_found(key_words: int) -> None:
-    index = ShownIndex(SETS, key_words=key_words, is_ordered=False)
-    view, longest = view_of(index), b"k" * index.max_key_bytes
-    index.show(block(longest), 0, 0, 0)
-    assert find(view, longest) is not None
-    for key in (longest + b"k", b"k" * 8 * (key_words + 1)):
-        long = block(key)
-        index.show(long, 0, 0, 0)
-        assert long.shown == NOT_SHOWN
-        assert index.count == 1
-        assert find(view, key) is None
-        words = words_of([key], len(key))
-        assert not len(view.find_batch(words, len(key)).which)
-        assert not view.exist_batch(words, len(key)).any()
-    index.close()
-
-
-def test_entries_are_used_from_the_first_on_and_again(index: ShownIndex) -> None:
-    blocks = [block(b"key-%d" % number) for number in range(40)]
-    for one in blocks[:20]:
-        index.show(one, 0, 0, 0)
-    assert [one.shown for one in blocks[:20]] == list(range(20))
-    index.hide_all(blocks[3:6])
-    index.hide(blocks[9])
-    assert index.show_all(blocks[20:25], [0] * 5, [0] * 5) == []
-    assert [one.shown for one in blocks[20:25]] == [9, 5, 4, 3, 20]
-    assert index.used == 21
 
 
 def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: ShownIndex) -> None:
@@ -150,23 +109,11 @@ def test_many_are_hidden_at_once_as_one_by_one(index: ShownIndex) -> None:
     for one in blocks[1][5:30]:
         one_by_one.hide(one)
     for which in (index, one_by_one):
-        which.check_integrity()
-    assert index.shown().keys() == one_by_one.shown().keys()
+        check(which)
+    assert shown(index).keys() == shown(one_by_one).keys()
     assert [one.shown for one in blocks[0]] == [one.shown for one in blocks[1]]
     assert (index._rows == one_by_one._rows).all()
     one_by_one.close()
-
-
-def test_a_full_set_shows_the_newest_and_the_one_pushed_out_is_not_found(index: ShownIndex) -> None:
-    view = view_of(index)
-    blocks = [block(b"%d" % i) for i in range(4 * SETS * WAYS)]
-    for one in blocks:
-        index.show(one, 0, 0, 0)
-        assert find(view, one.key) is not None
-    shown = [one for one in blocks if one.shown != NOT_SHOWN]
-    assert len(shown) == index.count <= SETS * WAYS
-    assert [find(view, one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
-    index.check_integrity()
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
@@ -194,53 +141,10 @@ def test_many_are_shown_at_once_as_one_by_one(key_bytes: int, is_ordered: bool) 
         for index, ours in zip((at_once, each), blocks, strict=True):
             for one in ours[::2] if turn < 2 else ours:
                 index.hide(one)
-        at_once.check_integrity()
-        each.check_integrity()
+        check(at_once)
+        check(each)
     at_once.close()
     each.close()
-
-
-def test_those_whose_sets_are_full_are_named_and_not_shown(index: ShownIndex) -> None:
-    blocks = [block(b"%04d" % i) for i in range(2 * SETS * WAYS)]
-    left = index.show_all(blocks, [0] * len(blocks), [0] * len(blocks))
-    assert left == [i for i, one in enumerate(blocks) if one.shown == NOT_SHOWN]
-    assert len(blocks) - len(left) == index.count <= SETS * WAYS
-    view = view_of(index)
-    assert [find(view, one.key) is not None for one in blocks] == [one.shown != NOT_SHOWN for one in blocks]
-    assert index.show_all([blocks[i] for i in left], [0] * len(left), [0] * len(left)) == list(range(len(left)))
-
-
-def test_sets_of_an_index_that_has_more_than_16_bits_number_are_told_apart() -> None:
-    """Two keys of one set each get an entry, with one of the set 65,536 further on between them."""
-    index = ShownIndex(1 << 17)
-    of_set: dict[int, list[bytes]] = {}
-    rng = random.Random(1)
-    for key in (rng.randbytes(16) for _ in range(20_000)):
-        of_set.setdefault(hash_of(key) >> 64 - 17, []).append(key)
-    found, other = next((number, number ^ 1 << 16) for number, keys in of_set.items() if len(keys) > 1 and number ^ 1 << 16 in of_set)
-    first, second = of_set[found][:2]
-    blocks = [block(key) for key in (first, of_set[other][0], second)]
-    assert index.show_all(blocks, [0] * 3, [0] * 3) == []
-    assert [int(index._places[one.shown]) // WAYS for one in blocks] == [found, other, found]
-    assert index.count == len({one.shown for one in blocks}) == 3
-    index.close()
-
-
-def test_one_and_many_are_found_alike(index: ShownIndex) -> None:
-    blocks = [block(b"key-%04d" % i, i) for i in range(SETS * WAYS // 2)]
-    for i, one in enumerate(blocks):
-        index.show(one, 64 * i, i * i, i)
-    view, keys = view_of(index), [one.key for one in blocks]
-    words = words_of(keys, 8)
-    batch, one_by_one = view.find_batch(words, 8), [find(view, key) for key in keys]
-    assert view.exist_batch(words, 8).tolist() == [found is not None for found in one_by_one]
-    assert batch.which.tolist() == [i for i, found in enumerate(one_by_one) if found is not None]
-    there = [found for found in one_by_one if found is not None]
-    assert batch.slabs.tolist() == [found.slab for found in there]
-    assert batch.offsets.tolist() == [found.offset for found in there]
-    assert batch.sizes.tolist() == [found.size for found in there]
-    assert batch.checksums.tolist() == [found.checksum for found in there]
-    assert [index.accessed(word) for word in view.access_words(batch).tolist()] == [one for one in blocks if one.shown != NOT_SHOWN]
 
 
 def test_keys_of_one_hash_are_not_taken_for_one_another(index: ShownIndex) -> None:
@@ -272,15 +176,6 @@ def test_a_key_that_is_in_two_entries_for_a_moment_is_not_taken_for_the_candidat
     index._tag_column[free] = 0
 
 
-def test_many_keys_are_looked_up_in_parts(index: ShownIndex) -> None:
-    index.show(block(b"%05d" % 9999), 77, 0, 0)
-    keys = [b"%05d" % i for i in range(10_000)]
-    words = words_of(keys, 5)
-    batch = view_of(index).find_batch(words, 5)
-    assert batch.which.tolist() == np.flatnonzero(view_of(index).exist_batch(words, 5)).tolist() == [9999]
-    assert batch.offsets.tolist() == [77]
-
-
 def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: ShownIndex) -> None:
     shown = block(b"key")
     index.show(shown, 0, 0, 0)
@@ -291,39 +186,6 @@ def test_an_access_of_what_is_hidden_since_or_of_nonsense_is_nobodys(index: Show
     assert index.accessed(word | 0xFFFF_FFFF) is None
     index.hide(shown)
     assert index.accessed(word) is None
-
-
-def test_an_index_is_full_long_before_its_sets_are(index: ShownIndex) -> None:
-    while not index.is_full:
-        index.show(block(os.urandom(16)), 0, 0, 0)
-    assert index.count == int(FULL_SHARE * SETS * WAYS) + 1
-    assert not index.pushed_out
-
-
-def test_an_index_takes_memory_only_for_what_it_shows() -> None:
-    index = ShownIndex(1 << 14)
-    empty = index.memory_bytes
-    index.show(block(b"key"), 0, 0, 0)
-    assert empty < index.memory_bytes < empty + (64 << 10)
-    view_of(index).find(b"key")
-    assert index.memory_bytes < index.size_bytes // 100
-    index.close()
-
-
-def test_one_that_is_closed_shows_nothing_and_says_so() -> None:
-    index = ShownIndex(4 * PAGE_ENTRIES // WAYS, is_ordered=False)
-    view = view_of(index)
-    blocks = [block(b"%d" % i) for i in range(1000)]
-    for one in blocks:
-        index.show(one, 0, 0, 0)
-    found = {one.key: find(view, one.key) for one in blocks}
-    index.close()
-    index.close()
-    assert view.is_over
-    for key, place in found.items():
-        assert place is not None
-        assert not still(view, place)
-        assert find(view, key) is None
 
 
 def test_nobody_can_write_what_a_reader_is_given(index: ShownIndex) -> None:
@@ -438,7 +300,7 @@ class Interleaved(RuleBasedStateMachine):
 
     @invariant()
     def is_whole(self) -> None:
-        self.index.check_integrity()
+        check(self.index)
 
 
 TestInterleaved = Interleaved.TestCase
@@ -469,16 +331,3 @@ def test_a_node_that_died_in_the_middle_of_showing_shows_nothing_wrong(stores: i
     index._tags[place], index._numbers[place] = tag, old.shown if old.shown != NOT_SHOWN else new.shown
     found = find(view, b"old")
     assert found is None or index._words[at + 1 : at + count].tolist() == before[1:]
-
-
-def test_many_words_mean_the_blocks_that_each_alone_does(index: ShownIndex) -> None:
-    blocks = [block(b"key %d" % number) for number in range(20)]
-    for number, one in enumerate(blocks):
-        index.show(one, 0, 0, number)
-    view = view_of(index)
-    places = [place for one in blocks if (place := view.find(one.key)) is not None]
-    words = [(place[0] - view.entries) // view.entry_words | (place[1] & 0xFFFF_FFFF) << 32 for place in places]
-    assert index.all_accessed(words) == blocks
-    index.hide(blocks[3])
-    assert index.all_accessed([*words, index.entries, 0xFFFF_FFFF]) == [one for one in blocks if one is not blocks[3]]
-    assert index.all_accessed([]) == []

@@ -9,26 +9,25 @@ import xxhash
 from kvstore.client.local.desk import LocalDesk
 from kvstore.client.local.index import IndexView
 from kvstore.protocol.event_messages import READ, Events
-from kvstore.protocol.shown_index import ACCESSES, AT_SETS, HEADER_BYTES, MAX_KEY_BYTES, WAYS
+from kvstore.protocol.shown_index import ACCESSES, MAX_KEY_BYTES, WAYS
 from kvstore.store.blocks.block import DRAM, Block
-from kvstore.store.blocks.columns import NOT_SHOWN, Loss
 from kvstore.store.blocks.undecided import UNDECIDED
 from kvstore.store.shown.desk import Desk
 from kvstore.store.shown.index import FIRST_SETS
-from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_A_TURN, SHOWN_AT_ONCE
+from kvstore.store.shown.showing import MIN_SHOWN_AT_ONCE, SHOWN_AT_ONCE
+from tests.store.integrity import check
 from tests.store.made import made
 from tests.store.tables import MAX_HOLD_NS, MAX_LOOK_NS, Store, value_of
 
 SIZE = 100
-MORE_THAN_A_TURN = SHOWN_A_TURN + 500
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
     store = Store(1 << 20)
     yield store
-    store.table.check_integrity()
-    store.showing.check_integrity()
+    check(store.table)
+    check(store.showing)
     store.close()
 
 
@@ -39,50 +38,11 @@ def test_a_client_finds_what_was_there_before_it_came_and_what_comes(store: Stor
     assert [client.read(name) for name in ("before", "after", "never")] == [value_of(before), value_of(after), None]
 
 
-def test_much_that_was_there_before_is_shown_turn_by_turn(store: Store) -> None:
-    blocks = [store.put(f"b{i}", 16) for i in range(MORE_THAN_A_TURN)]
-    client = store.client()
-    assert client.find("b0") is not None
-    assert client.find(f"b{MORE_THAN_A_TURN - 1}") is None
-    gone = blocks[-1]
-    store.table.copies.drop(gone)
-    blocks[-1] = store.put(gone.key.decode(), 16)  # shown as what is new
-    while store.showing.beat(1):
-        pass
-    assert [client.read(block.key.decode()) for block in blocks] == [value_of(block) for block in blocks]
-
-
-def test_what_was_there_before_is_shown_with_the_checksum_of_its_copy_also_where_that_is_lossy(store: Store) -> None:
-    blocks = [store.put(f"b{i}", 16) for i in range(2 * MIN_SHOWN_AT_ONCE)]
-    blocks[3].set_loss(DRAM, Loss(77))
-    client = store.client()
-    found = [client.find(block.key.decode()) for block in blocks]
-    assert [one and one.checksum for one in found] == [77 if block is blocks[3] else block.checksum for block in blocks]
-    blocks[3].set_loss(DRAM, None)
-
-
-@pytest.mark.parametrize(("key_bytes", "sets"), [(8, 2 * FIRST_SETS), (MAX_KEY_BYTES + 1, FIRST_SETS)])
-def test_a_new_index_has_room_for_what_can_be_shown(store: Store, key_bytes: int, sets: int) -> None:
-    for number in range(MORE_THAN_A_TURN):
-        store.put(f"{number:0{key_bytes}}", 16)
-    assert store.client().index.words[AT_SETS] == sets
-
-
 def test_tenants_have_indexes_of_their_own(store: Store) -> None:
     red, blue = store.client("red", "one"), store.client("blue", "two")
     store.put("key", tenant="red")
     assert red.find("key") is not None
     assert blue.find("key") is None
-
-
-def test_a_key_that_is_too_long_is_not_shown(store: Store) -> None:
-    client = store.client()
-    store.put("k")
-    block = store.put("k" * (MAX_KEY_BYTES + 1))
-    store.table.copies.drop(block)
-    assert client.find("k") is not None
-    assert not store.showing.beat(1)
-    assert not client.index.is_over
 
 
 def test_an_index_for_longer_keys_takes_the_place_of_the_first(store: Store) -> None:
@@ -99,15 +59,6 @@ def test_an_index_for_longer_keys_takes_the_place_of_the_first(store: Store) -> 
     client = store.client()
     assert all(client.find(name) for name in ("short", *names, "k" * MAX_KEY_BYTES))
     assert not store.showing.beat(2)
-
-
-def test_an_index_is_made_for_the_keys_that_are_there(store: Store) -> None:
-    store.put("k" * 33)
-    store.put("k" * (MAX_KEY_BYTES + 1))
-    client = store.client()
-    assert client.find("k" * 33) is not None
-    assert not store.showing.beat(1)
-    assert not client.index.is_over
 
 
 def test_an_index_grows_and_the_client_is_given_the_larger_one_with_the_same_desk(store: Store) -> None:
@@ -145,7 +96,7 @@ def test_while_an_index_grows_clients_find_what_is_there_and_nothing_else(store:
             there[name] = store.put(name, 16)
         if i % 50 == 0:
             store.showing.beat(i)
-            store.showing.check_integrity()
+            check(store.showing)
             for name in [f"b{j}" for j in range(i % 97, i, 97)]:
                 assert client.read(name) in (None, value_of(there[name]) if name in there else None)
             if client.index.is_over:
@@ -176,34 +127,13 @@ def test_a_batch_is_shown_whatever_its_size_and_while_the_index_grows(store: Sto
     for turn in range(3):
         names = [f"{turn}-{number:05d}" for number in range(count)]
         blocks = put_batch(store, names)
-        store.showing.check_integrity()
+        check(store.showing)
         while store.showing.beat(1):
             pass
         if client.index.is_over:
             client = store.client()
         assert [client.read(name) for name in names] == [value_of(block) for block in blocks]
-    store.table.check_integrity()
-
-
-def test_keys_of_several_lengths_and_keys_that_are_too_long_are_shown_as_far_as_they_can_be(store: Store) -> None:
-    client = store.client()
-    names = [character * length for length in (3, 20, MAX_KEY_BYTES + 1) for character in "abcdefghijklmnop"]
-    put_batch(store, names)
-    while store.showing.beat(1):
-        pass
-    client = store.client()
-    assert [name for name in names if client.find(name) is not None] == [name for name in names if len(name) <= MAX_KEY_BYTES]
-    long = [f"{number:070d}" for number in range(MIN_SHOWN_AT_ONCE)]
-    put_batch(store, long)
-    assert not any(client.find(name) for name in long)
-
-
-def test_a_batch_that_nobody_of_this_host_reads_is_shown_to_nobody(store: Store) -> None:
-    client = store.client("blue")
-    (one, *_others) = put_batch(store, [f"{number}" for number in range(2 * MIN_SHOWN_AT_ONCE)])
-    assert one.shown == NOT_SHOWN
-    assert client.find("0") is None
-    assert store.client().find("0") is not None
+    check(store.table)
 
 
 def slot_of(store: Store, name: str):  # type: ignore[no-untyped-def]
@@ -223,37 +153,6 @@ def test_what_is_read_unasked_is_an_access(store: Store) -> None:
     assert block.hits == 0
     assert not store.showing.take_accesses(store.table.read_unasked)
     assert block.hits == 3
-
-
-def test_more_accesses_than_a_turn_takes_are_taken_in_the_next_ones(store: Store) -> None:
-    client = store.client()
-    block = store.put("key")
-    found = client.find("key")
-    assert found is not None
-    for _ in range(10_000):
-        client.count(found)
-    turns = 1
-    while store.showing.take_accesses(store.table.read_unasked):
-        turns += 1
-    assert (block.hits, turns) == (10_000, 3)
-
-
-def test_what_a_client_read_before_it_hung_up_is_counted_wherever_its_ring_ends(store: Store) -> None:
-    client, stays = store.client(owner="one"), store.client(owner="other")
-    block = store.put("key")
-    found = client.find("key")
-    assert found is not None
-    client.count(found)
-    store.showing.take_accesses(store.table.read_unasked)
-    for _ in range(ACCESSES + 3):
-        client.count(found)
-    stays.count(found)
-    store.showing.take_last(store.table.read_unasked, "one")
-    store.showing.forget_owner("one")
-    assert (block.hits, sum(counts.hits for _, _, counts, _ in store.table.levels())) == (1 + ACCESSES, 1 + ACCESSES + 3)
-    store.showing.take_last(store.table.read_unasked, "one")
-    store.showing.take_last(store.table.read_unasked, "other")
-    assert block.hits == ACCESSES + 2
 
 
 def test_what_clients_read_is_recorded_and_what_is_not_known_of_is_missing(store: Store) -> None:
@@ -317,39 +216,6 @@ def test_desks_are_looked_at_a_few_times_for_a_whole_batch(monkeypatch: pytest.M
     assert len(looked) < 10
     store.table.slots.give_back(slots)
     store.close()
-
-
-def test_desks_are_looked_at_once_for_all_slots_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(5000)
-    client = store.client()
-    blocks = [store.put(f"a{number}") for number in range(20)]
-    hazards = [look[1] for number in range(20) if (look := client.look(f"a{number}")) is not None]
-    for block in blocks:
-        store.table.copies.drop(block)
-    assert store.showing.kept_slots == 20
-    looked, looks = list[Desk](), Desk.looks
-
-    def count(desk: Desk) -> list[int]:
-        looked.append(desk)
-        return looks(desk)
-
-    monkeypatch.setattr(Desk, "looks", count)
-    client.desk.look_away(hazards[7])
-    store.showing.sweep()
-    assert store.showing.kept_slots == 19
-    assert len(looked) == 1
-    store.close()
-
-
-def test_a_look_that_was_lost_leaves_nothing_to_be_looked_for(store: Store) -> None:
-    client = store.client()
-    store.put("a")
-    look = client.look("a")
-    assert look is not None
-    assert store.showing.looks_at_any("red")
-    del look
-    assert not store.showing.looks_at_any("red")
-    assert store.showing.who_looks("red") is None
 
 
 def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_looks() -> None:
@@ -419,53 +285,6 @@ def test_a_connection_that_ends_looks_at_nothing_any_more(store: Store) -> None:
     assert client.desk.is_over
 
 
-def test_a_client_that_is_hung_up_on_while_another_ends_is_no_trouble_to_that_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner in ("one", "two"):
-        store.client(owner=owner)
-    sweep, strays = store.showing.sweep, ["two"]
-
-    def hanging_up() -> None:
-        sweep()
-        while strays:
-            store.showing.forget_owner(strays.pop())
-
-    monkeypatch.setattr(store.showing, "sweep", hanging_up)
-    store.showing.forget_owner("one")
-    assert store.showing.memory_bytes == 0
-
-
-def test_an_index_of_which_nobody_knows_is_given_up(store: Store) -> None:
-    client = store.client(owner="one")
-    assert store.showing.memory_bytes > HEADER_BYTES
-    store.showing.forget_owner("one")
-    assert client.index.is_over
-    assert store.showing.memory_bytes == 0
-
-
-def test_slabs_that_are_given_up_are_told(store: Store) -> None:
-    client = store.client()
-    for i in range(8):
-        store.put(f"a{i}", 100_000)
-    before = client.index.slabs_gone
-    for block in list(store.table.blocks()):
-        store.table.copies.drop(block)
-    for i in range(8):
-        store.put(f"b{i}", 100_001)
-    store.showing.beat(5)
-    assert client.index.age_ns(12) == 7
-    assert client.index.slabs_gone > before
-
-
-def test_a_close_tells_every_client() -> None:
-    store = Store(1000)
-    client = store.client()
-    store.put("a")
-    store.close()
-    assert client.index.is_over
-    assert client.desk.is_over
-    assert client.find("a") is None
-
-
 def test_descriptors_come_in_pairs_and_are_the_callers(store: Store) -> None:
     before = len(os.listdir("/proc/self/fd"))
     sizes, fds = store.showing.attach("one", "red", list)
@@ -489,21 +308,6 @@ def test_a_search_for_a_victim_knows_what_was_held_a_moment_before() -> None:
     assert client.desk.release(1)
     store.put("c", SIZE)
     assert client.find("a0") is None
-    store.close()
-
-
-def test_a_hold_takes_no_block_that_has_left_and_no_more_than_may_be_held() -> None:
-    store = Store(20 * SIZE, slab_bytes=SIZE)
-    client = store.client()
-    blocks = [store.put(f"a{number}", SIZE) for number in range(5)]
-    client.hold([f"a{number}" for number in range(5)], 1, MAX_HOLD_NS)
-    store.table.copies.drop(blocks[0])
-    store.showing.take_holds("red")
-    store.showing.take_holds("blue")
-    assert ([bool(block.hold_bits) for block in blocks], client.desk.unheld) == ([False, True, True, False, False], 3)
-    assert store.holds.refused == 3
-    store.table.forget_owner("client")
-    assert not any(block.hold_bits for block in blocks)
     store.close()
 
 

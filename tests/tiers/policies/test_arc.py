@@ -5,8 +5,7 @@ import pytest
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.arc import ARC
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine, evictions_of_a_trace
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
 
 
 class NaiveARC(NaivePolicy):
@@ -82,13 +81,6 @@ def read_through(policy: ARC[int], key: int, capacity: int) -> None:
     policy.check_integrity()
 
 
-def test_keys_used_again_outlive_a_scan() -> None:
-    policy: ARC[int] = ARC()
-    for key in [*range(5), *range(5), *range(100, 200)]:
-        read_through(policy, key, 10)
-    assert all(key in policy for key in range(5))
-
-
 def test_keys_that_come_back_to_the_first_list_widen_it_and_to_the_second_narrow_it() -> None:
     policy: ARC[int] = ARC()
     for key in [*range(5), *range(5), *range(10, 16)]:
@@ -102,29 +94,6 @@ def test_keys_that_come_back_to_the_first_list_widen_it_and_to_the_second_narrow
     policy.remove(0)
     policy.insert(0)
     assert policy._once_target < widened
-
-
-def test_a_batch_that_makes_its_room_first_does_not_empty_the_list_of_keys_used_again() -> None:
-    policy: ARC[int] = ARC()
-    for key in [*range(10), *range(5)]:
-        read_through(policy, key, 10)
-    for start in range(100, 200, 5):
-        for _ in range(5):
-            victim = policy.victim()
-            assert victim is not None
-            policy.remove(victim)
-        for key in range(start, start + 5):
-            policy.insert(key)
-    assert all(key in policy for key in range(5))
-
-
-def test_it_remembers_no_more_keys_than_its_capacity() -> None:
-    policy: ARC[int] = ARC()
-    for key in range(200):
-        read_through(policy, key, 10)
-        read_through(policy, key - key % 3, 10)
-        assert len(policy._once) + len(policy._once_ghosts) <= 10
-        assert len(policy._once_ghosts) + len(policy._again_ghosts) <= 10
 
 
 def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:

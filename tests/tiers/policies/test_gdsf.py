@@ -57,13 +57,6 @@ TestGDSFAgainstNaive = pytest.mark.no_cover(GDSFAgainstNaive.TestCase)
 TestGDSFAgainstNaive.settings = MACHINE_SETTINGS
 
 
-def test_the_key_read_least_often_leaves_first() -> None:
-    policy: GDSF[str] = GDSF()
-    for key in "aabcc":
-        policy.insert(key)
-    assert policy.victim() == "b"
-
-
 def test_what_was_popular_long_ago_leaves_before_what_comes_now() -> None:
     policy: GDSF[int] = GDSF()
     for _ in range(5):

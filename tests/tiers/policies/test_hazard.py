@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S, HALF_LIFE, WIDTHS_S, ReuseHazard, bucket_of
+from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S, WIDTHS_S, ReuseHazard, bucket_of
 
 
 def watched(hazard: ReuseHazard, klass: int, *, count: int, read_at_s: float | None, until_s: float = 4000.0) -> None:
@@ -30,22 +30,6 @@ def test_growing_older_step_by_step_is_the_same_as_at_once() -> None:
     assert np.allclose(at_once._watched, stepwise._watched)
 
 
-def test_every_age_has_its_bucket() -> None:
-    for bucket, edge_s in enumerate(EDGES_S):
-        assert bucket_of(edge_s) == bucket
-        assert bucket_of(edge_s + 0.9 * WIDTHS_S[bucket]) == bucket
-    assert bucket_of(1e9) == BUCKETS - 1
-
-
-def test_what_is_read_soon_is_worth_more_than_what_is_read_late_or_never() -> None:
-    hazard = ReuseHazard(3)
-    watched(hazard, 0, count=200, read_at_s=3.0)
-    watched(hazard, 1, count=200, read_at_s=300.0)
-    watched(hazard, 2, count=200, read_at_s=None)
-    soon, late, never = hazard.worth(4000.0)[:, 0]
-    assert soon > 5 * late > 5 * never
-
-
 def test_what_has_not_been_read_at_the_usual_age_is_worth_little_from_then_on() -> None:
     hazard = ReuseHazard(1)
     watched(hazard, 0, count=500, read_at_s=50.0)
@@ -53,30 +37,6 @@ def test_what_has_not_been_read_at_the_usual_age_is_worth_little_from_then_on() 
     (worth,) = hazard.worth(4000.0)
     before, at, after = (worth[bucket_of(age_s)] for age_s in (5.0, 50.0, 150.0))
     assert at > before > 10 * after
-
-
-def test_watching_counts_while_it_lasts() -> None:
-    """Else what is young when worths are computed would look as if it were never read, or always."""
-    early, late = ReuseHazard(1), ReuseHazard(1)
-    for hazard in (early, late):
-        hazard.enter(0, 0, 100.0, 0.0)
-        hazard.leave(0, 0, 10.0, 0.0, 0.01, was_read=True)
-    assert early.worth(0.01)[0, 0] > 1.5 * late.worth(0.1)[0, 0]
-
-
-def test_a_class_with_few_readings_goes_by_the_others() -> None:
-    hazard = ReuseHazard(3)
-    watched(hazard, 0, count=1000, read_at_s=20.0)
-    watched(hazard, 1, count=1, read_at_s=None)
-    seen, hardly, unseen = hazard.worth(4000.0)[:, 0]
-    assert seen > unseen >= hardly > 0.3 * seen
-
-
-def test_old_observations_fade() -> None:
-    hazard, fresh = ReuseHazard(1), ReuseHazard(1)
-    watched(hazard, 0, count=1000, read_at_s=5.0)
-    hazard.age(int(20 * HALF_LIFE))
-    assert np.allclose(hazard.worth(4000.0), fresh.worth(4000.0), rtol=1e-2)
 
 
 def naive_worth(share: list[float]) -> list[float]:

@@ -88,10 +88,6 @@ def test_prompts_shrink_from_their_ends() -> None:
     assert evictions(inserted(["abc", "xyz"])) == ["abc", "ab", "a", "xyz", "xy", "x"]
 
 
-def test_a_block_that_two_prompts_share_stays_until_both_are_gone() -> None:
-    assert evictions(inserted(["sa", "sb"])) == ["sa", "sb", "s"]
-
-
 def test_a_touch_of_any_block_counts_when_it_becomes_a_leaf() -> None:
     policy = inserted(["ab", "xy"])
     policy.touch("a")
@@ -105,11 +101,6 @@ def test_a_parent_that_comes_back_is_no_leaf() -> None:
     policy.insert("a")
     policy.check_integrity()
     assert evictions(policy) == ["ab", "a"]
-
-
-def test_a_refused_leaf_keeps_what_is_above_it() -> None:
-    policy = inserted(["abc"])
-    assert policy.victim(lambda key: key != "abc") is None
 
 
 def test_keys_in_a_cycle_of_parents_are_evicted_like_others() -> None:

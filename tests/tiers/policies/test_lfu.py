@@ -47,16 +47,6 @@ TestLFUAgainstNaive = pytest.mark.no_cover(LFUAgainstNaive.TestCase)
 TestLFUAgainstNaive.settings = MACHINE_SETTINGS
 
 
-def test_the_key_read_least_often_leaves_first() -> None:
-    policy: LFU[str] = LFU()
-    for key in "abc":
-        policy.insert(key)
-    for key in "aabc":
-        policy.touch(key)
-    assert policy.victim(lambda key: key != "b") == "c"
-    assert policy.victim() == "b"
-
-
 def test_a_key_that_comes_back_starts_anew() -> None:
     policy: LFU[str] = LFU()
     for key in "aab":

@@ -43,21 +43,6 @@ TestLRUAgainstNaive = pytest.mark.no_cover(LRUAgainstNaive.TestCase)
 TestLRUAgainstNaive.settings = MACHINE_SETTINGS
 
 
-def test_the_key_read_longest_ago_leaves_first() -> None:
-    policy: LRU[str] = LRU()
-    for key in "abc":
-        policy.insert(key)
-    policy.touch("a")
-    assert policy.victim() == "b"
-
-
-def test_a_second_insert_counts_as_a_read() -> None:
-    policy: LRU[str] = LRU()
-    for key in "aba":
-        policy.insert(key)
-    assert policy.victim() == "b"
-
-
 def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
     policy: LRU[int] = LRU()
     evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)

@@ -1,8 +1,6 @@
 """The prefix-aware policy: only leaves leave, orphans first, and what is kept is what was learned to come back."""
 
 import itertools
-import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,13 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.kvcache.traces.named import generate
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies import prefix
-from kvstore.tiers.policies.cohort_order import CohortOrder
 from kvstore.tiers.policies.conformance import PolicyConformance
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
+from kvstore.tiers.policies.interface import MAX_SCAN, DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
-from kvstore.tiers.policies.node import Node
 from kvstore.tiers.policies.prefix import PrefixPolicy
-from kvstore.tiers.policies.states import DictStates
 
 
 class Clock:
@@ -152,13 +147,6 @@ def test_a_prompt_that_has_begun_to_shrink_goes_before_the_next_one_does() -> No
     assert gone[:6] in (["a2", "a1", "a0", "b2", "b1", "b0"], ["b2", "b1", "b0", "a2", "a1", "a0"])
 
 
-def test_the_prompt_under_way_is_not_cut_off_while_others_can_leave() -> None:
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    store(policy, words("old", 2))
-    store(policy, words("new", 5))
-    assert policy.victim() == "old1"
-
-
 def test_a_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
     policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
     parent = None
@@ -187,16 +175,6 @@ def test_orphans_leave_first_until_their_parent_is_back() -> None:
     policy.check_integrity()
     policy.insert("d", "a")
     assert policy.victim() == "d"
-
-
-def test_an_orphan_that_is_read_is_none() -> None:
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    store(policy, ["a", "b", "c"])
-    store(policy, ["x"])
-    store(policy, ["y"])
-    policy.remove("b")
-    policy.touch("c")
-    assert policy.victim() != "c"
 
 
 def test_blocks_may_come_before_their_parents_and_stay_after_them() -> None:
@@ -241,15 +219,6 @@ def test_where_every_leaf_is_in_use_a_look_passes_by_the_leaves_and_not_by_every
     assert Passing.passed == 1
     assert policy.victim(lambda key: key == prompts[0][10]) == prompts[0][10]
     assert Passing.passed <= 20
-
-
-def test_a_block_that_names_itself_as_its_parent_has_none() -> None:
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    policy.insert("own", "own")
-    policy.insert("b", "a")
-    policy.insert("a", "b")
-    policy.check_integrity()
-    assert sorted(evictions(policy)) == ["a", "b", "own"]
 
 
 def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
@@ -336,18 +305,6 @@ def test_a_batch_of_prompts_is_stored_as_if_its_blocks_came_one_by_one() -> None
     assert sorted(evictions(policy)) == sorted("abcxyzpq")
 
 
-def test_blocks_stored_alone_get_children_and_are_read_as_others() -> None:
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    policy.insert_all(words("p", 6))
-    policy.insert("child", "p2")
-    policy.touch("p3")
-    policy.remove("p4")
-    policy.check_integrity()
-    gone = evictions(policy)
-    assert gone.index("child") < gone.index("p2")
-    assert sorted(gone) == sorted(["p0", "p1", "p2", "p3", "p5", "child"])
-
-
 def test_blocks_stored_alone_leave_many_at_a_time_and_come_back_as_others() -> None:
     clock = Clock()
     many, singles = PrefixPolicy[str](clock=clock), PrefixPolicy[str](clock=clock)
@@ -410,15 +367,6 @@ def test_the_ghosts_of_those_that_left_first_are_forgotten_first() -> None:
     policy.check_integrity()
 
 
-def test_blocks_of_a_forgotten_cohort_can_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.tiers.policies.visits.MAX_COHORTS", 3)
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    for index in range(10):
-        store(policy, words(f"p{index}-", 2))
-    policy.check_integrity()
-    assert len(evictions(policy)) == 20
-
-
 def prefix_hits(policy: EvictionPolicy[int], clock: Clock, *, seed: int, requests: int, capacity: int) -> int:
     hits = 0
     for request in itertools.islice(generate(seed=seed), requests):
@@ -445,69 +393,3 @@ def test_on_conversations_it_hits_more_than_lru() -> None:
     clock = Clock()
     ours = prefix_hits(PrefixPolicy(clock=clock), clock, seed=11, requests=2500, capacity=2000)
     assert ours > 1.3 * prefix_hits(LRU(), clock, seed=11, requests=2500, capacity=2000)
-
-
-def test_an_integrity_check_finds_a_leaf_that_is_filed_nowhere() -> None:
-    policy: PrefixPolicy[str] = PrefixPolicy(clock=ticking())
-    store(policy, ["a"])
-    store(policy, ["b"])
-    policy._order = CohortOrder()
-    with pytest.raises(AssertionError):
-        policy.check_integrity()
-
-
-def test_a_cohort_whose_leaves_are_gone_keeps_no_room_for_them() -> None:
-    clock = Clock()
-    policy: PrefixPolicy[int] = PrefixPolicy(clock=clock)
-    for key in range(4000):
-        clock.now_s += 0.0005
-        policy.insert(key)
-        if key >= 500:
-            victim = policy.victim()
-            assert victim is not None
-            policy.remove(victim)
-    cohorts = [cohort for waiting in policy._log._by_bucket for cohort in waiting]
-    emptied = [leaves for cohort in cohorts for leaves in cohort.leaves if not leaves]
-    assert len(emptied) > 5
-    assert max(map(sys.getsizeof, emptied)) <= sys.getsizeof(OrderedDict())
-
-
-def test_what_it_knows_of_keys_is_kept_where_it_is_told_to() -> None:
-    policy, states = PrefixPolicy[str](clock=Clock()), DictStates[str, Any]()
-    policy.keep_in(states)
-    store(policy, ["a", "b"])
-    assert states.keys() == {"a", "b"}
-    assert len(policy) == 2
-    policy.remove("b")
-    assert states.keys() == {"a"}
-
-
-def test_blocks_stored_alone_one_by_one_are_one_run_until_one_is_read() -> None:
-    policy = PrefixPolicy[str](clock=Clock())
-    for key in "abcdef":
-        policy.insert(key)
-    policy.insert_all([*"ghi"])
-    policy.insert("j")  # ends the visit to the last one
-    states = policy._nodes
-    assert len({id(states.get(key)) for key in "abcdefghi"}) == 1
-    policy.touch("b")
-    assert isinstance(states.get("b"), Node)
-    policy.check_integrity()
-    policy.insert("k")
-    policy.insert("l")
-    assert states.get("k") is not states.get("a"), "what has left that run may come again"
-    for key in "acd":
-        policy.remove(key)
-    assert policy.victim() == "e"
-    policy.check_integrity()
-
-
-def test_the_last_block_stored_is_read_alone() -> None:
-    """The read ends its visit, with which it is filed."""
-    policy = PrefixPolicy[str](clock=Clock())
-    policy.insert("a")
-    policy.touch("a")
-    node = policy._nodes.get("a")
-    assert isinstance(node, Node)
-    assert node.visit is policy._visit
-    policy.check_integrity()

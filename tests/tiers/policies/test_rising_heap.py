@@ -49,21 +49,6 @@ TestAgainstScan = pytest.mark.no_cover(AgainstScan.TestCase)
 TestAgainstScan.settings = MACHINE_SETTINGS
 
 
-def test_it_asks_about_no_more_keys_than_it_may() -> None:
-    heap: RisingHeap[int] = RisingHeap()
-    for key in range(10):
-        heap.add(key, key)
-    asked: list[int] = []
-
-    def refuse(key: int) -> bool:
-        asked.append(key)
-        return False
-
-    assert heap.lowest(refuse, 3) is None
-    assert asked == [0, 1, 2]
-    assert heap.lowest(lambda key: True, 3) == 0
-
-
 def test_keys_that_come_and_go_leave_nothing_behind() -> None:
     heap: RisingHeap[str] = RisingHeap()
     heap.add("stays", 0)
@@ -90,28 +75,6 @@ def test_a_key_that_comes_back_with_the_rank_it_had_is_there_once() -> None:
 
     assert heap.lowest(refuse, 5) is None
     assert asked == ["a"]
-
-
-def test_a_key_may_come_back_with_a_lower_rank() -> None:
-    heap: RisingHeap[str] = RisingHeap()
-    heap.add("a", 5)
-    heap.add("b", 3)
-    heap.remove("a")
-    heap.add("a", 2)
-    heap.check_integrity()
-    assert heap.lowest(lambda key: True, 5) == "a"
-    heap.remove("a")
-    heap.remove("b")
-    assert heap.lowest(lambda key: True, 5) is None
-    heap.check_integrity()
-
-
-def test_its_check_finds_a_key_without_an_entry() -> None:
-    heap: RisingHeap[int] = RisingHeap()
-    heap.add(1, 1)
-    heap._heap.clear()
-    with pytest.raises(AssertionError):
-        heap.check_integrity()
 
 
 def test_a_key_that_has_risen_is_found_at_its_new_rank() -> None:

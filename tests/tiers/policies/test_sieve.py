@@ -83,14 +83,6 @@ def test_the_hand_goes_on_where_it_was() -> None:
     assert policy.victim() == "c"
 
 
-def test_after_a_scan_of_refused_keys_the_next_one_goes_on_behind_them() -> None:
-    policy: Sieve[int] = Sieve(max_scan=2)
-    for key in range(4):
-        policy.insert(key)
-    assert policy.victim(lambda key: key > 1) is None
-    assert policy.victim(lambda key: key > 1) == 2
-
-
 def test_a_trace_evicts_the_same_keys_as_the_naive_policy() -> None:
     policy: Sieve[int] = Sieve()
     evicted = evictions_of_a_trace(policy, seed=1, accesses=5000, capacity=64)

@@ -6,10 +6,8 @@ import pytest
 
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine
-from kvstore.tiers.policies.frequency_sketch import MAX_COUNT
-from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
-from kvstore.tiers.policies.observed_capacity import ObservedCapacity
-from kvstore.tiers.policies.tinylfu import WTinyLFU
+from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
+from kvstore.tiers.policies.tinylfu import MAX_COUNT, WTinyLFU
 
 
 class NaiveTinyLFU(NaivePolicy):
@@ -102,11 +100,6 @@ def replace_one(policy: WTinyLFU[int], newcomer: int) -> int:
     return victim
 
 
-def test_newcomers_used_once_leave_by_the_window() -> None:
-    policy = full(100)
-    assert [replace_one(policy, key) for key in range(100, 130)] == list(range(99, 129))
-
-
 def test_a_newcomer_used_more_often_than_the_oldest_of_main_takes_its_place() -> None:
     policy = full(100)
     replace_one(policy, 100)
@@ -117,12 +110,6 @@ def test_a_newcomer_used_more_often_than_the_oldest_of_main_takes_its_place() ->
     assert replace_one(policy, 102) == 101
 
 
-def test_a_key_that_comes_back_often_enough_gets_in() -> None:
-    policy = full(100)
-    evicted = [replace_one(policy, key) for key in (500, 101, 500, 102)]
-    assert evicted == [99, 500, 101, 0], "the second time it was used once more than the oldest of main"
-
-
 def test_keys_used_in_main_are_protected_up_to_their_share() -> None:
     policy = full(100)
     for key in range(90):
@@ -130,14 +117,6 @@ def test_keys_used_in_main_are_protected_up_to_their_share() -> None:
     assert len(policy._protected) == 79
     policy.check_integrity()
     assert policy.victim(lambda key: key not in range(90, 100)) == 0, "the first one protected is the first one to lose it"
-
-
-def test_a_protected_key_that_is_used_again_is_the_last_to_lose_it() -> None:
-    policy = full(100)
-    for key in (0, 1, 0):
-        policy.touch(key)
-    assert list(policy._protected) == [1, 0]
-    policy.check_integrity()
 
 
 def test_a_window_in_use_leaves_main_to_give_way_and_the_reverse() -> None:

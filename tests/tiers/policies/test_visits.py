@@ -3,24 +3,13 @@
 import pytest
 
 from kvstore.tiers.policies import visits
-from kvstore.tiers.policies.hazard import BUCKETS, EDGES_S
-from kvstore.tiers.policies.visits import CLASSES, FIRST_TURNS, LATER_TURNS, TICK_S, Visit, VisitLog
+from kvstore.tiers.policies.visits import Visit, VisitLog
 
 
 def visit(*, turn: int = 1, blocks: int = 8, new_blocks: int = 0, forks: int = 0, tip: str = "z") -> Visit[str]:
     made: Visit[str] = Visit()
     made.turn, made.blocks, made.new_blocks, made.forks, made.tip = turn, blocks, new_blocks, forks, tip
     return made
-
-
-def test_classes_are_distinct_and_all_there_are() -> None:
-    shared = [visit(forks=forks).classify() for forks in (4, 15, 16, 63, 64, 1000)]
-    assert shared == [0, 0, 1, 1, 2, 2]
-    first = [visit(blocks=blocks).classify() for blocks in (1, 4, 16, 64, 128)]
-    assert first == list(range(FIRST_TURNS, LATER_TURNS))
-    later = [visit(turn=turn, new_blocks=new).classify() for turn in (2, 3, 4, 5, 6) for new in (0, 3, 6)]
-    assert later == list(range(LATER_TURNS, CLASSES))
-    assert visit(turn=90, new_blocks=900).classify() == CLASSES - 1
 
 
 def test_the_rest_of_a_prompt_counts_what_came_before() -> None:
@@ -35,80 +24,6 @@ def test_the_rest_of_a_prompt_counts_what_came_before() -> None:
     assert more.classify() == visit(blocks=117).classify()
 
 
-def test_a_branch_is_a_turn_later_than_what_it_branches_from() -> None:
-    branch = visit()
-    branch.follow(visit(turn=7, tip="end"), "middle", 2, 1)
-    assert (branch.turn, branch.before) == (3, 0)
-
-
-def test_below_a_shared_prefix_something_new_begins() -> None:
-    new = visit()
-    new.follow(visit(turn=5, tip="prefix"), "prefix", 3, 4)
-    assert (new.turn, new.before) == (1, 0)
-
-
-def test_a_block_read_again_is_one_share_of_its_visit() -> None:
-    log: VisitLog[str] = VisitLog()
-    seen = visit(blocks=4, tip="d")
-    cohort = log.end(seen, 0.0)
-    before = log.hazard.worth(1.0)[cohort.klass]
-    for key in "abc":
-        log.read(seen, key, 0.05)
-    assert cohort.unread == pytest.approx(0.25)
-    assert (log.tips, log.tips_read) == (2, 1)
-    log.read(seen, "d", 0.05)
-    assert cohort.unread == pytest.approx(0.0)
-    assert (log.tips, log.tips_read) == (2, 2)
-    assert log.hazard.worth(1.0)[cohort.klass][0] > before[0]
-
-
-def test_the_end_of_a_shared_prefix_is_no_end_of_a_prompt() -> None:
-    log: VisitLog[str] = VisitLog()
-    seen = visit(blocks=2, forks=9, tip="b")
-    log.end(seen, 0.0)
-    log.read(seen, "b", 1.0)
-    assert (log.tips, log.tips_read) == (1, 1)
-
-
-def test_a_visit_under_way_teaches_nothing_yet() -> None:
-    log: VisitLog[str] = VisitLog()
-    under_way = visit()
-    log.read(under_way, "a", 1.0)
-    assert under_way.cohort is None
-    assert (len(log), log.tips) == (0, 1)
-
-
-def test_visits_of_one_class_and_tick_grow_older_together() -> None:
-    log: VisitLog[str] = VisitLog()
-    first = log.end(visit(), 10.0)
-    assert log.end(visit(), 10.0 + TICK_S / 2) is first
-    assert log.end(visit(turn=4), 10.0) is not first
-    assert log.end(visit(), 10.0 + TICK_S) is not first
-    assert log.cohort(first.klass, 10.0 + 2 * TICK_S) is not first
-    assert log.cohort(first.klass, 10.0 + 2 * TICK_S) is log.end(visit(), 10.0 + 2 * TICK_S)
-    assert first.unread == 2
-
-
-def test_what_has_grown_older_takes_nobody_in() -> None:
-    log: VisitLog[str] = VisitLog()
-    older = log.end(visit(), 0.0)
-    log.advance(EDGES_S[1])
-    assert log.end(visit(), 0.0) is not older
-
-
-def test_cohorts_grow_older_and_say_so_before() -> None:
-    told: list[tuple[int, int]] = []
-    log: VisitLog[str] = VisitLog(lambda cohort, bucket: told.append((cohort.bucket, bucket)))
-    cohort = log.end(visit(), 0.0)
-    log.advance(EDGES_S[1] / 2)
-    assert cohort.bucket == 0
-    log.advance(EDGES_S[3])
-    assert cohort.bucket == 3
-    assert told == [(0, 3)]
-    log.advance(1e9)
-    assert cohort.bucket == BUCKETS - 1
-
-
 def test_the_oldest_cohort_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visits, "MAX_COHORTS", 2)
     log: VisitLog[str] = VisitLog()
@@ -120,14 +35,6 @@ def test_the_oldest_cohort_is_forgotten_when_there_are_too_many(monkeypatch: pyt
     assert (first.is_watched, second.is_watched, third.is_watched) == (False, True, True)
     log.read(seen, "z", 20.0)
     assert first.unread == 1
-
-
-def test_a_forgotten_cohort_takes_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "MAX_COHORTS", 1)
-    log: VisitLog[str] = VisitLog()
-    forgotten = log.end(visit(), 0.0)
-    log.end(visit(turn=5), 0.0)
-    assert log.end(visit(), 0.0) is not forgotten
 
 
 def test_what_is_watched_adds_up() -> None:

@@ -1,10 +1,63 @@
-"""What the prefix policy (prefix.py) knows of a block: its place in the tree of prefixes, and the visit that came to it last."""
+"""The tree of prefixes as policies see it: links that close no cycle, children in little memory, the nodes of the prefix policy.
 
-from typing import Generic
+Parents as callers name them need not form a tree. Policies that evict leaves only refuse the link that would close a cycle: the keys of a
+cycle would each wait for the next one to be evicted, so none would ever leave. Hash chains make no cycle, a caller can.
+"""
 
-from kvstore.tiers.policies.children import Children, without_child
+from collections.abc import Callable
+from typing import Final, Generic
+
 from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.visits import Cohort, Visit
+
+FEW_CHILDREN: Final = 4
+"""Up to so many are a tuple, more of them a set."""
+
+Children = tuple[K, ...] | set[K]
+
+
+def closes_cycle(key: K, parent: K, parent_of: Callable[[K], K | None], max_steps: int) -> bool:
+    """Return whether `key`, which is absent, would be its own ancestor below `parent`.
+
+    `parent_of` gives the parent of a present key, and None for an absent one or one without a parent. True after `max_steps` ancestors,
+    too: without the link the key is evicted like the first block of a prompt, which is safe.
+    """
+    above: K | None = parent
+    for _ in range(max_steps):
+        if above is None:
+            return False
+        if above == key:
+            return True
+        above = parent_of(above)
+    return above is not None
+
+
+def has_cycle(key: K, parent_of: Callable[[K], K | None]) -> bool:
+    """Return whether `key` is its own ancestor. For tests."""
+    seen: set[K] = set()
+    above = parent_of(key)
+    while above is not None and above not in seen:
+        if above == key:
+            return True
+        seen.add(above)
+        above = parent_of(above)
+    return False
+
+
+def with_child(children: Children[K], key: K) -> Children[K]:
+    """The children and one more: a prefix that many share has thousands."""
+    if isinstance(children, set):
+        children.add(key)
+        return children
+    return (*children, key) if len(children) < FEW_CHILDREN else {*children, key}
+
+
+def without_child(children: Children[K], key: K) -> Children[K]:
+    """The others; a set is changed."""
+    if isinstance(children, set):
+        children.discard(key)
+        return children or ()
+    return tuple(child for child in children if child != key)
 
 
 class Node(Generic[K]):

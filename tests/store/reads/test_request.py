@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.store.blocks.block import DRAM, NVME, Block
+from kvstore.store.blocks.block import NVME, Block
 from kvstore.store.blocks.table import STAGED_SHARE
-from kvstore.store.reads.staging import stage
+from kvstore.store.reads.request import stage
+from tests.store.integrity import check
 from tests.store.tables import Store, value_of
 
 MakeStore = Callable[..., Store]
@@ -40,7 +41,7 @@ def test_a_staged_copy_is_its_readers_and_its_slot_is_free_once_it_is_released(s
     assert (block.tier_mask(), store.names(), len(store.table._landing)) == (1 << NVME, "a", 0)
     store.table.copies.release(staged.copy)
     assert (store.dram.used_bytes, store.dram.quarantined_bytes) == (0, 0)
-    store.table.check_integrity()
+    check(store.table)
 
 
 def test_no_more_than_a_share_of_dram_is_staged(store: Store) -> None:
@@ -59,22 +60,3 @@ def test_what_only_dram_holds_does_not_leave_for_a_staged_copy(store: Store) -> 
     assert store.dram.free_bytes == 0
     assert stage(store.table, store.dram, cold) is None
     assert store.table.room.take_moves() == [], "and nothing goes down for it"
-
-
-def test_a_copy_that_nvme_holds_too_gives_its_slot(store: Store) -> None:
-    cold, both = below(store, "cold"), below(store, "both")
-    slot = store.table.begin_promotion(both)
-    assert slot is not None
-    store.dram.view(slot)[:] = value_of(both)
-    store.table.finish_move(both, NVME, DRAM, slot, is_done=True)
-    for number in range(STAGED_SHARE - 1):
-        store.put(f"hot {number}")
-    assert stage(store.table, store.dram, cold) is not None
-    assert both.tier_mask() == 1 << NVME
-
-
-def test_a_block_that_dram_can_never_hold_is_not_staged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a recovered one may be, whose node had more DRAM once."""
-    block = store.block("a", DRAM_BYTES + 1)
-    monkeypatch.setattr("kvstore.store.blocks.table.STAGED_SHARE", 0.5)
-    assert stage(store.table, store.dram, block) is None
