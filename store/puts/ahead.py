@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import Broken, InvalidArgument, TierFailed
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, Header
 from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, OpenAhead, PutAhead, SlabFds

@@ -33,6 +33,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.tiers.value_codec import is_raw_tensor
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.batch import Copy, Span
 from kvstore.transfer.paths.path_chooser import Measured
 from kvstore.transfer.paths.peer import PeerRegion
 from kvstore.transfer.paths.transfers import Priority
