@@ -382,7 +382,6 @@ class Master:
             partition=partition.index,
             prefixes=self._prefixes if len(self.partitions) > 1 else None,
             blocks_elsewhere=lambda node_id: 0 if partition.index else self._blocks_elsewhere(node_id),
-            loans=lambda: [one.standing.loans() for one in self.partitions],
         )
 
     def _blocks_elsewhere(self, node_id: int) -> int:

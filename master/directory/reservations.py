@@ -6,7 +6,7 @@ is published all the same, and generations decide between two of one key.
 
 from collections.abc import Iterable, Sequence
 
-from kvstore.master.directory.shares import Share
+from kvstore.master.directory.quotas import Share
 from kvstore.master.directory.tenants import Reservation, Tenant
 from kvstore.protocol.errors import Full
 from kvstore.security.quotas.quota import RESERVATIONS

@@ -19,14 +19,13 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
-from kvstore.master.directory.lending import Lending, Loans
 from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.quotas import share_of
 from kvstore.master.directory.records import Description
 from kvstore.master.directory.weights import ReportedNamespace
 from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.frames.arrivals import Arrivals
-from kvstore.master.frames.borrowing import Borrowing
 from kvstore.master.frames.nodes import log_end
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
@@ -92,11 +91,9 @@ class Leading:
         partition: int = 0,
         prefixes: FindPrefixes | None = None,
         blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0,
-        loans: Callable[[], Sequence[Loans]] = tuple,
     ) -> None:
         """The owner of `partition` in epoch `epoch`, on the records that were `followed`. `loads` are this master's, and `prefixes` knows
-        all partitions, where there are several; `blocks_elsewhere`: see Arrivals; `loans` are those of all partitions (Lending). Raises
-        Corrupt."""
+        all partitions, where there are several; `blocks_elsewhere`: see Arrivals. Raises Corrupt."""
         self.epoch = epoch
         self._partition = partition
         self._is_first = not partition
@@ -128,7 +125,6 @@ class Leading:
         )
         if count > 1:
             followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
-        self.lending = Lending(partition, count, followed.loans, quota_of=lambda tenant: quotas.now.of(tenant), elsewhere=loans)
         self.directory = Directory(
             epoch,
             wall_ns=wall_ns,
@@ -136,7 +132,7 @@ class Leading:
             timing=timing,
             limits=limits,
             followed=followed,
-            share_of=self.lending.share_of,
+            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
             now_ns=reactor.now_ns(),
             recorded=settings.records,
         )
@@ -144,7 +140,6 @@ class Leading:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
         self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), blocks_elsewhere)
-        self._borrowing = Borrowing(self.directory, self.lending, self._committer, now_ns=reactor.now_ns)
         self.frames = FramesService(
             self.directory,
             self._committer,
@@ -156,7 +151,6 @@ class Leading:
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
             loads=loads,
             arrivals=self._arrivals,
-            borrowing=self._borrowing,
             newer=self.newer,
             trail=trail,
         )
@@ -180,7 +174,6 @@ class Leading:
         self._is_ended = True
         self._committer.end()
         self._arrivals.end(str(why))
-        self._borrowing.end(str(why))
         self.frames.heartbeats.end(why)
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
@@ -380,7 +373,7 @@ class Leading:
 
     def pin_all(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> "Future[int]":
         """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
-        with Unavailable at the end, and with QuotaExceeded where others give too little of the tenant's limit."""
+        with Unavailable at the end, and with QuotaExceeded beyond the tenant's limit."""
 
         def begin(then: Callable[[int], None], refuse: Refuse) -> None:
             pin_all = self.frames.clients.pin_all
