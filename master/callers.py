@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import grpc
 
-from kvstore.master.audit.change import LOGIN
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import LOGIN, AuditTrail
 from kvstore.master.control_crew import SEND_TIMEOUT_S, Crew
 from kvstore.master.control_lines import line_of
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed

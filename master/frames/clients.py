@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from kvstore.master.audit.change import Change
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail, Change
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning

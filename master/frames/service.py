@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.clients import ClientFrames, ClientPeer

@@ -11,9 +11,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kvstore.master.audit.change import Change
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail, Change
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
@@ -29,10 +28,8 @@ from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.nodes import log_end
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
-from kvstore.master.roles.node_status import node_status
-from kvstore.master.roles.weights_messages import retired_message
-from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
-from kvstore.master.scheduling.scheduling import FindPrefixes
+from kvstore.master.roles.status_messages import node_status, retired_message
+from kvstore.master.scheduling.scheduling import FindPrefixes, make_estimators, make_scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.partitions import partition_of

@@ -17,7 +17,7 @@ from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
-from kvstore.master.frames.standby import refusal
+from kvstore.master.frames.partition_router import refusal
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
 from kvstore.security.quotas.tables import NamedLimits
@@ -35,7 +35,7 @@ class Role(enum.StrEnum):
 
 
 class Standing:
-    """A catalog's Follower, called in the loop's thread (relay.py)."""
+    """A catalog's Follower, called in the loop's thread (partition.py)."""
 
     def __init__(
         self, address: str, lead: Callable[[int, Followed], Leading], *, on_change: Callable[[], None], what: str = "the catalog"

@@ -13,7 +13,7 @@ from kvstore.master.directory.membership import Member, NodeInfo
 from kvstore.master.directory.publishing import Plan
 from kvstore.master.directory.recording import ALL, MEMBERSHIP, OUTLIVING
 from kvstore.master.directory.records import Description, GrantedRecord, decode
-from kvstore.master.directory.removing import Removal
+from kvstore.master.directory.removals import Removal
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,

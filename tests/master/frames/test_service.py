@@ -681,7 +681,7 @@ def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkey
     monkeypatch.setattr(clients, "SLICE_ROWS", 3)
     quotas = tmp_path / "quotas.toml"
     quotas.write_text("[tenants.red]\npins = 4\n")
-    with master_in_thread(tmp_path, quotas=str(quotas)) as places:
+    with master_in_thread(tmp_path, quotas=str(quotas), command_timeout_s=0.1) as places:
         node, master = NodeSide(places), places.master
         assert master is not None
         node.sync(*(Event(bytes((key,))) for key in b"abcdefg"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.interface import BlockPuts, Owner
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
