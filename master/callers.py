@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import grpc
 
-from kvstore.master.audit.change import LOGIN
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.control_limits import SEND_TIMEOUT_S, CallExecutor
+from kvstore.master.audit_trail import LOGIN, AuditTrail
+from kvstore.master.control_limits import SEND_TIMEOUT_S
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.control_service import ControlServer
-from kvstore.master.permission_files import PermissionFiles
 from kvstore.master.roles.partition import Partition
 from kvstore.master.roles.sharing import Sharing
 from kvstore.master.roles.standing import Role
+from kvstore.master.sessions import PermissionFiles
 from kvstore.master.status import MasterStatus
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.quotas.limits import QuotasInForce

@@ -20,16 +20,13 @@ from kvstore.master.control_limits import UnauthenticatedConnections
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import TO_PEERS, Description
 from kvstore.master.directory.weights import REPORT_S
-from kvstore.master.grpc_calls import TimedCalls, abort, in_loop
+from kvstore.master.grpc_calls import TimedCalls, TracedCalls, abort, in_loop
 from kvstore.master.health import Health
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading, MasterSeen
-from kvstore.master.roles.node_status import node_topology
 from kvstore.master.roles.standing import Standing
-from kvstore.master.roles.weights_messages import table_messages
-from kvstore.master.seen_status import as_seen_by
+from kvstore.master.roles.status_messages import as_seen_by, node_topology, table_messages
 from kvstore.master.sessions import Sessions, token_tables
-from kvstore.master.traced_calls import TracedCalls
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import (
     ControlServicer,

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.watch import Watch
-from kvstore.master.audit.change import LOGIN, REQUEST, Change
-from kvstore.master.audit.forwarding import Forwarder, Parcel
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import LOGIN, REQUEST, AuditTrail, Change, Forwarder, Parcel
 from kvstore.master.callers import Callers
 from kvstore.master.catalogs.by_address import make_catalog
 from kvstore.master.catalogs.interface import Candidate, Catalog, Contact
@@ -27,22 +25,20 @@ from kvstore.master.clockwork import TICK_S, Clockwork
 from kvstore.master.config import MasterSettings
 from kvstore.master.control_service import ControlServer, ControlService
 from kvstore.master.directory.following import Followed
-from kvstore.master.directory.prefixes import Prefixes, prefixes
+from kvstore.master.directory.queries import Prefixes, prefixes
 from kvstore.master.directory.recording import ALL
 from kvstore.master.fellows import Fellows
-from kvstore.master.frames.reception import Reception
+from kvstore.master.frames.partition_router import Reception
 from kvstore.master.frames.service import Reachable
 from kvstore.master.measures import MasterMeasures
-from kvstore.master.permission_files import PermissionFiles
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.partition import Partition
 from kvstore.master.roles.sharing import Patience, Sharing
 from kvstore.master.roles.standing import Role
-from kvstore.master.scheduling.by_settings import make_estimators
+from kvstore.master.scheduling.scheduling import make_estimators
 from kvstore.master.scheduling.service import SchedulerService
-from kvstore.master.segments import add_segments
-from kvstore.master.sessions import Sessions
-from kvstore.master.status import MasterStatus, Told, told_of
+from kvstore.master.sessions import PermissionFiles, Sessions
+from kvstore.master.status import MasterStatus, Told, add_segments, told_of
 from kvstore.master.watched import Watched
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, ConfigError, Denied, KVStoreError
@@ -380,7 +376,6 @@ class Master:
             partition=partition.index,
             prefixes=self._prefixes if len(self.partitions) > 1 else None,
             blocks_elsewhere=lambda node_id: 0 if partition.index else self._blocks_elsewhere(node_id),
-            loans=lambda: [one.standing.loans() for one in self.partitions],
         )
 
     def _blocks_elsewhere(self, node_id: int) -> int:

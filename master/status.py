@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.interface import Owner
 from kvstore.master.config import MasterSettings
 from kvstore.master.measures import MasterMeasures
@@ -22,6 +22,8 @@ from kvstore.rpc.server import Server
 from kvstore.security.actor import kind_of
 from kvstore.security.guard import Guard
 from kvstore.security.tls.pem_files import CertificateEnds
+from kvstore.telemetry.http.access import Access
+from kvstore.telemetry.http.server import HttpServer, asked
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.tracing.config import spans_told
@@ -160,3 +162,17 @@ def _as_message(owner: Owner | None) -> pb.CatalogOwner:
 def _rss_bytes() -> int:
     """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def add_segments(server: HttpServer, nodes: Callable[[], Sequence[str]]) -> None:
+    """`nodes` returns the names; it is called in a thread, and may be a call of the master's loop."""
+
+    def add(server: HttpServer) -> None:
+        from aiohttp import web
+
+        async def handler(_request: web.Request) -> web.Response:
+            return web.Response(text="".join(f"{name}\n" for name in await asked(nodes)))
+
+        server.add("GET", "/get_all_segments", handler, needs=Access.READ)
+
+    server.later(add)

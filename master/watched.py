@@ -15,11 +15,11 @@ from kvstore.console.source import Look, MasterSeen
 from kvstore.master.control_service import IT_GOES_ON
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.fellows import Fellows
-from kvstore.master.frames.standby import refusal
+from kvstore.master.frames.partition_router import refusal
 from kvstore.master.roles.contents import contents
 from kvstore.master.roles.leading import Leading
-from kvstore.master.roles.node_status import node_topology
 from kvstore.master.roles.standing import Role, Standing
+from kvstore.master.roles.status_messages import node_topology
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, NoOwner, Unavailable
 from kvstore.protocol.merging import merged_status

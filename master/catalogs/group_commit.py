@@ -1,21 +1,42 @@
-"""Group commit: one thread makes durable, in one write, all that was queued during its previous write, then tells each caller.
-
-It knows neither LMDB nor etcd: `write` is one attempt to make changes durable. Under load groups grow by themselves, so
-that a slow disk or a distant etcd costs latency but not throughput. It takes commits between `admit` and `refuse` only, while this
-master owns the catalog.
-"""
+"""How long to wait before the next try: bounded exponential with jitter, so that peers which failed together do not return together."""
 
 import logging
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.interface import BlockPuts, Change, Done, Op, Written
+from kvstore.master.catalogs.interface import BlockPuts, Catalog, Change, Done, Op, Written
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, StaleEpoch
+from kvstore.rpc.reactor import Reactor
 from kvstore.telemetry.metrics.histogram import Histogram
+
+
+class Backoff:
+    """Delays that double from `first_s` to at most `longest_s`, each scaled by 0.5 to 1.0 at random.
+
+    `jitter` gives numbers in [0, 1). Not thread-safe: one loop of tries owns it.
+    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("equal jitter").
+    """
+
+    def __init__(self, *, first_s: float, longest_s: float, jitter: Callable[[], float] = random.random) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._jitter = jitter
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """The delay before the next try, in seconds."""
+        delay_s = self._ceiling_s * (0.5 + 0.5 * self._jitter())
+        self._ceiling_s = min(self._ceiling_s * 2, self._longest_s)
+        return delay_s
+
+    def reset(self) -> None:
+        """A try succeeded: the next failure starts from `first_s` again."""
+        self._ceiling_s = self._first_s
+
 
 LOG = logging.getLogger("kvstore.master")
 
@@ -277,3 +298,38 @@ def _tell(done: Done, error: KVStoreError | None) -> None:
         done(error)
     except Exception:
         LOG.exception("catalog: a commit's callback raised")
+
+
+class Committer:
+    """The commits of one epoch. Not thread-safe: the loop is the only caller."""
+
+    def __init__(self, reactor: Reactor, catalog: Catalog) -> None:
+        self._reactor = reactor
+        self._catalog = catalog
+        self._is_over = False
+
+    def commit(self, changes: Sequence[Change], then: Callable[[], None] = lambda: None) -> None:
+        """Call `then` in the loop when `changes`, and all that was committed before, are durable; never if they cannot be any more.
+
+        No changes are committed too: `then` keeps its place in the order. Does nothing after `end`.
+        """
+        if self._is_over:
+            return
+        loop_thread = threading.get_ident()
+
+        def done(error: KVStoreError | None) -> None:
+            if threading.get_ident() == loop_thread:
+                self._committed(error, then)  # the memory catalog answers at once
+            else:
+                self._reactor.call_soon(lambda: self._committed(error, then))
+
+        self._catalog.commit(changes, done)
+
+    def end(self) -> None:
+        """The epoch is over: nothing is committed any more, and nobody is told of what is under way. What is left of the epoch would else
+        be written under a later one, should this master be elected again."""
+        self._is_over = True
+
+    def _committed(self, error: KVStoreError | None, then: Callable[[], None]) -> None:
+        if error is None and not self._is_over:
+            then()

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 import lmdb
 
-from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.group_commit import GroupCommit
+from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
 from kvstore.master.catalogs.interface import IDENTITY_BYTES, Candidate, Catalog, Change, Done, Follower, Op, Written, check_partitions
 from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
 from kvstore.master.catalogs.segments.merging import Merging

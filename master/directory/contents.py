@@ -1,11 +1,15 @@
-"""A copy of the columns that say what is held, taken a slice at a time: whoever looks at all rows does so in a thread of its own.
+"""Contents of the directory for people: copies of its columns, usage by tenant and namespace, and the tree of prefixes.
 
-Between two slices rows may change, so a copy may tell of a block twice or not at all, and of a parent whose row is another block's by
-then. It is for people to look at.
-"""
+The columns are copied a slice at a time; the rest is pure and works on the copy, in a thread of its own. Between two slices rows may
+change, so a copy may tell of a block twice or not at all, and of a parent whose row is another block's by then.
 
+The tree of a million blocks takes some tenths of a second and no object a block: depths by doubling (the ancestors of ancestors), sizes of
+subtrees a level at a time from the deepest up, and loops of Python only over what is returned."""
+
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +17,7 @@ import numpy.typing as npt
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
+from kvstore.protocol.message import TIER_BITS
 
 Indexes = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint64]
@@ -110,3 +115,180 @@ def _mask(live: int, tiers: bytes) -> int:
     for one in set(tiers):
         mask |= one
     return mask
+
+
+FASTEST: Final = np.array([next((place for place, bit in enumerate(TIER_BITS.values()) if mask & bit), 3) for mask in range(256)])
+"""By a mask of tiers: which is the fastest of them, 0 for HBM; 3 for none that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Blocks, and their bytes by the fastest tier that has them: HBM, DRAM, NVMe, not known."""
+
+    blocks: int
+    tiers: tuple[int, int, int, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.tiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    tenant: str
+    namespace: str
+    held: Held
+    pinned: int
+    """Blocks of the tenant, in whatever namespace."""
+
+
+def usage(columns: Columns, tenant: str | None, *, limit: int) -> list[Usage]:
+    """Of one tenant or all (None), the largest first, `limit` at most. O(rows)."""
+    masks = columns.row_masks()
+    index = {name: number for number, name in columns.tenant_names.items()}.get(tenant, -1) if tenant is not None else None
+    chosen = np.flatnonzero((masks & LIVE != 0) & ((columns.tenants == index) if index is not None else True))
+    width = len(columns.namespace_names)
+    groups, at = np.unique(columns.tenants[chosen].astype(np.int64) * width + columns.namespaces[chosen], return_inverse=True)
+    blocks = np.bincount(at, minlength=len(groups))
+    sizes = tier_sums(at, masks[chosen], columns.sizes[chosen], len(groups))
+    order = np.argsort(-sizes.sum(axis=1), kind="stable")[:limit]
+    return [
+        Usage(
+            columns.tenant_names.get(owner := int(groups[place]) // width, ""),
+            columns.namespace_names[int(groups[place]) % width],
+            Held(int(blocks[place]), (*sizes[place].tolist(),)),
+            columns.pins.get(owner, 0),
+        )
+        for place in order.tolist()
+    ]
+
+
+def tier_sums(
+    groups: "npt.NDArray[np.intp]", masks: "npt.NDArray[np.uint8]", sizes: "npt.NDArray[np.uint64]", count: int
+) -> "npt.NDArray[np.int64]":
+    """Bytes of `count` groups by fastest tier: [group, tier]. Exact up to 8 PiB a group and tier."""
+    places = groups * 4 + FASTEST[masks & (LIVE - 1)]
+    summed = np.bincount(places, weights=sizes.astype(np.float64), minlength=4 * count)
+    return summed.astype(np.int64).reshape(count, 4)
+
+
+MAX_DOUBLINGS: Final = 17
+"""Lines of up to 131,072 blocks; what goes on longer, or in a circle, for its rows changed while they were copied, is cut."""
+MAX_WALKED: Final = 1 << 18
+"""Blocks that are looked at one by one: a fifth of a second. Segments that would take more end there."""
+
+Numbers = npt.NDArray[np.int64]
+Reads = npt.NDArray[np.float64]
+"""A second, by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`parent` is the place of the segment it goes on from, from 1; `row` that of its first block."""
+
+    parent: int
+    row: int
+    held: Held
+    subtree_bytes: int
+    branches: int
+    reads_per_s: float = 0.0
+    """Blocks of its own that clients read in a second."""
+    subtree_reads_per_s: float = 0.0
+
+
+def segments(columns: Columns, tenant: str, namespace: str, *, limit: int, reads: Reads | None = None) -> list[Segment]:
+    """The `limit` segments with the largest subtrees, each after the one that it goes on from; with `reads` those of which most blocks are
+    read in a second, and none of which no block is."""
+    rows, tree = _tree(columns, tenant, namespace, reads)
+    if not len(rows):
+        return []
+    weights = tree.totals if reads is None else tree.read_totals
+    masks = columns.row_masks()[rows]
+    found: list[Segment] = []
+    heap: list[tuple[float, int, int]] = []
+
+    def offer(children: Numbers, parent: int) -> None:
+        for child in children[np.argsort(-weights[children], kind="stable")[: limit - len(found)]].tolist():
+            heapq.heappush(heap, (-weights[child].item(), child, parent))
+
+    roots = tree.children(0)
+    offer(roots[weights[roots] > 0], 0)
+    walked = 0
+    while heap and len(found) < limit and walked < MAX_WALKED:
+        _weight, first, parent = heapq.heappop(heap)
+        run = tree.run(first, MAX_WALKED - walked)
+        walked += len(run)
+        places = np.array(run) - 1
+        tiers = np.bincount(FASTEST[masks[places] & (LIVE - 1)], weights=tree.own[run].astype(np.float64), minlength=4)
+        held = Held(int(np.count_nonzero(tree.own[run])), (*tiers.astype(np.int64).tolist(),))
+        onward = tree.children(run[-1])
+        own_reads, all_reads = float(tree.reads[run].sum()), float(tree.read_totals[first])
+        found.append(Segment(parent, int(rows[first - 1]), held, int(tree.totals[first]), len(onward), own_reads, all_reads))
+        offer(onward[weights[onward] > 0], len(found))
+    return found
+
+
+@dataclass(slots=True)
+class _Tree:
+    """Of nodes from 1; 0 is above all."""
+
+    own: Numbers
+    totals: Numbers
+    reads: Reads
+    read_totals: Reads
+    _by_parent: Numbers
+    _begins: Numbers
+
+    def children(self, node: int) -> Numbers:
+        """Those with anything below them."""
+        found = self._by_parent[self._begins[node] : self._begins[node + 1]]
+        return found[self.totals[found] > 0]
+
+    def run(self, node: int, limit: int) -> list[int]:
+        """The node and those after it as long as each is the only one; `limit` at most."""
+        run = [node]
+        while len(run) < limit and len(onward := self.children(run[-1])) == 1:
+            run.append(int(onward[0]))
+        return run
+
+
+def _tree(columns: Columns, tenant: str, namespace: str, reads: Reads | None) -> tuple[Numbers, _Tree]:
+    """The rows of the tree's nodes from 1 on, and the tree."""
+    indexes = [index for index, name in columns.tenant_names.items() if name == tenant]
+    spaces = [index for index, name in enumerate(columns.namespace_names) if name == namespace]
+    is_live = columns.row_masks() & LIVE != 0
+    is_theirs = np.isin(columns.tenants, indexes)
+    is_theirs[NO_ROW] = False
+    counts = is_live & np.isin(columns.namespaces, spaces)
+    rows = np.flatnonzero(is_theirs & (counts | ~is_live))  # a block that is gone still links those that are not
+    place = np.zeros(len(columns.parents), np.int64)
+    place[rows] = np.arange(1, len(rows) + 1)
+    parents = np.concatenate(([0], place[columns.parents[rows]]))
+    own = np.concatenate(([0], np.where(counts[rows], columns.sizes[rows], 0).astype(np.int64)))
+    depths, parents = _depths(parents)
+    totals = own.copy()
+    read = np.zeros(len(own)) if reads is None else np.concatenate(([0.0], np.where(counts[rows], reads[rows], 0.0)))
+    read_totals = read.copy()
+    order = np.argsort(depths, kind="stable")
+    begins = np.searchsorted(depths[order], np.arange(int(depths.max(initial=0)) + 2))
+    for depth in range(len(begins) - 2, 0, -1):
+        level = order[begins[depth] : begins[depth + 1]]
+        np.add.at(totals, parents[level], totals[level])
+        if reads is not None:
+            np.add.at(read_totals, parents[level], read_totals[level])
+    parents[0] = -1
+    by_parent = np.argsort(parents, kind="stable")
+    child_begins = np.searchsorted(parents[by_parent], np.arange(len(parents) + 1))
+    return rows, _Tree(own, totals, read, read_totals, by_parent, child_begins)
+
+
+def _depths(parents: Numbers) -> tuple[Numbers, Numbers]:
+    """How many ancestors each node has, and the parents less those of lines that are too long."""
+    ancestors, depths = parents.copy(), (parents > 0).astype(np.int64)
+    for _ in range(MAX_DOUBLINGS):
+        if not ancestors.any():
+            break
+        depths += depths[ancestors]
+        ancestors = ancestors[ancestors]
+    is_lost = ancestors > 0
+    return np.where(is_lost, 0, depths), np.where(is_lost, 0, parents)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import Member, Membership
+from kvstore.master.directory.node_load import shares
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants

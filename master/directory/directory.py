@@ -15,33 +15,27 @@ from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Op
 from kvstore.master.directory import records
-from kvstore.master.directory.claiming import Claiming
 from kvstore.master.directory.comparison import Comparison
 from kvstore.master.directory.draining import Draining
 from kvstore.master.directory.following import Followed
-from kvstore.master.directory.guests import Guest
-from kvstore.master.directory.heat import Heat
-from kvstore.master.directory.hot_block import HotBlock
-from kvstore.master.directory.hot_copies import HotCopies
+from kvstore.master.directory.hot_copies import HotBlock, HotCopies
 from kvstore.master.directory.last_copies import LastCopies
-from kvstore.master.directory.last_reads import LastReads
 from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import LinkReport, Member, Membership, NodeInfo, SlowReport, TenantReport, TierReport
-from kvstore.master.directory.operator_quotas import OperatorQuotas
+from kvstore.master.directory.node_load import RateReport, Rates
 from kvstore.master.directory.pins import Pins
 from kvstore.master.directory.placement import place
 from kvstore.master.directory.publishing import Effects, Plan, Publishing
 from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.rates import RateReport, Rates
+from kvstore.master.directory.quotas import OperatorQuotas, Share, unshared
+from kvstore.master.directory.reads import Heat, LastReads
 from kvstore.master.directory.recording import ALL, Recording
 from kvstore.master.directory.records import NO_DESCRIPTION, Description
-from kvstore.master.directory.removals import Removals
-from kvstore.master.directory.removing import Removing
+from kvstore.master.directory.removals import Removals, Removing
 from kvstore.master.directory.replication import Replication
-from kvstore.master.directory.reservations import Reservations
+from kvstore.master.directory.reservations import Claiming, Reservations
 from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.shares import Share, unshared
-from kvstore.master.directory.spilling import Spilling
+from kvstore.master.directory.spilling import Guest, Spilling
 from kvstore.master.directory.targets import Targets
 from kvstore.master.directory.tenants import Tenants
 from kvstore.master.directory.weights import WeightsTable
@@ -376,11 +370,6 @@ class Directory:
     def given(self) -> dict[str, tuple[int, int]]:
         """Of each tenant that has any: its pins and reservations."""
         return {tenant.name: (len(tenant.pins), len(tenant.reserved)) for tenant in self._tenants if tenant.pins or tenant.reserved}
-
-    def taken(self, tenant: str) -> tuple[int, int]:
-        """What a tenant has of the limits that partitions share (quota.SHARED, in its order)."""
-        owner = self._tenants.asked(tenant)
-        return len(owner.pins), len(owner.reserved)
 
     def check_integrity(self) -> None:
         """Assert that all parts agree. For tests; O(rows)."""

@@ -16,7 +16,6 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
-    LoansRecord,
     NodeRecord,
     PinRecord,
     QuotaRecord,
@@ -42,8 +41,6 @@ class Followed:
         """No version that was ever recorded or removed is newer."""
         self.granted_generation = 0
         """No owner has granted a newer one."""
-        self.loans: Mapping[str, LoansRecord] = {}
-        """By tenant; another mapping after each change, so that whoever looks again and again sees whether there was one."""
         self.audit = AuditLog()
         self._nodes: dict[bytes, NodeRecord] = {}
         """By the record's key, as what follows."""
@@ -96,7 +93,7 @@ class Followed:
         return iter(self._stopped.values())
 
     def operator_quotas(self) -> Mapping[str, NamedLimits]:
-        """What operators have set of tenants' limits, by tenant; another mapping after each change, as `loans`."""
+        """What operators have set of tenants' limits, by tenant; another mapping after each change."""
         if self._limits is None:
             self._limits = {record.tenant: record.limits for record in self._quotas.values()}
         return self._limits
@@ -144,8 +141,6 @@ class Followed:
             self._weights[key] = record
         elif isinstance(record, NamespaceRecord):
             self._namespaces[key] = record
-        elif isinstance(record, LoansRecord):
-            self.loans = {**self.loans, record.tenant: record}
         elif isinstance(record, TargetRecord):
             self.tenants.of(record.tenant).targets[record.key] = record.count
         elif isinstance(record, RemovedRecord):
@@ -168,8 +163,6 @@ class Followed:
             tenant, block = records.block_of(key)
             owner = self.tenants.asked(tenant)
             (owner.pins if kind is PinRecord else owner.targets if kind is TargetRecord else owner.removed).pop(block, None)
-        elif kind is LoansRecord:
-            self.loans = {tenant: loans for tenant, loans in self.loans.items() if tenant != key[1:].decode()}
         elif kind is DescriptionPart:
             name = records.described_by(key)
             parts = self._parts.get(name, {})

@@ -1,30 +1,42 @@
 """Copies of hot blocks: what hosts without a copy read often gets further ones at other nodes, and keeps them until it has cooled.
 Sans-I/O; `now_ns` is passed in.
 
-Nodes tell which blocks are read most, and how often from other hosts (heat.py): who has a copy on its own host reads that one, so only the
+Nodes tell which blocks are read most, and how often from other hosts (reads.py): who has a copy on its own host reads that one, so only the
 other reads can be spread. In rounds, a bounded part of one a step, the reads of all nodes are summed up. A block gets a copy for each
 `reads_per_s`, up to the limit, one after another, at nodes with room (copying.py); it loses them one by one as it falls below half of
 that. Lost is only what protects them: they become spares of their nodes, which leave before anything else there (last_copies.py). What is
-known here a master that takes over learns anew; until then the copies are holders like others.
-"""
+known here a master that takes over learns anew; until then the copies are holders like others."""
 
 import heapq
 import random
 from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.master.directory.copying import Copying, CopyOrder, Pace
-from kvstore.master.directory.heat import Heat
 from kvstore.master.directory.holders import HINT
-from kvstore.master.directory.hot_block import HotBlock
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.limits import Spread
-from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import Member, Membership
+from kvstore.master.directory.node_load import shares
+from kvstore.master.directory.reads import Heat
 from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.node_states import ALIVE
+
+
+@dataclass(slots=True)
+class HotBlock:
+    """`count` nodes are to have this version besides one; 0: it has cooled. `made_at` are those of its holders that got it for its heat:
+    they keep it as long as so many are to have it, and are the first to give it up."""
+
+    generation: int
+    count: int = 0
+    made_at: set[int] = field(default_factory=set)
+    not_before_ns: int = 0
+    """A node that was to get a copy has not: no other is asked before."""
+
 
 ROUND_NS: Final = 1_000_000_000
 """From the beginning of one round to that of the next, or longer where there is more to look at."""

@@ -2,18 +2,18 @@
 
 Of a block's holders as many keep it as its replica target wants, one without a target, more while it is hot (hot_copies.py); which, says
 the block's generation, so that all are told the same and two nodes that ask at once do not both give it up. Those that got it for its heat
-are the first to give it up. What was spilled the nodes that took it keep, and its source does not (guests.py). Nothing is remembered, and
+are the first to give it up. What was spilled the nodes that took it keep, and its source does not (spilling.py). Nothing is remembered, and
 no holder is held to it.
 """
 
 from collections.abc import Mapping, Sequence
 
-from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.holders import HINT
-from kvstore.master.directory.hot_block import HotBlock
+from kvstore.master.directory.hot_copies import HotBlock
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import Membership
 from kvstore.master.directory.rows import Rows
+from kvstore.master.directory.spilling import Guest
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.node_states import ALIVE
 

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
-from kvstore.master.directory.load import Load
-from kvstore.master.directory.rates import Rates
+from kvstore.master.directory.node_load import Load, Rates
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     MAX_NAME_BYTES,

@@ -14,10 +14,10 @@ from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory import records
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.queries import Queries
+from kvstore.master.directory.quotas import Share, unshared
 from kvstore.master.directory.recording import Recording
 from kvstore.master.directory.records import PinRecord
 from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.shares import Share, unshared
 from kvstore.master.directory.tenants import FOR_GOOD, Tenant, Tenants
 from kvstore.security.quotas.quota import PINS
 

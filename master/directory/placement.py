@@ -1,15 +1,16 @@
 """Which node a new block goes to. Pure: nodes, randomness and time are passed in.
 
 The writer's own node first: the bytes then never cross a network. Otherwise a draw weighted by free bytes, so that nodes fill
-evenly without all writers choosing the emptiest at once; a busy node is drawn less (load.py), and one just registered until it is warm.
+evenly without all writers choosing the emptiest at once; a busy node is drawn less (node_load.py), and so is one just
+registered until it is warm.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvstore.master.directory.load import shares
 from kvstore.master.directory.membership import Member
+from kvstore.master.directory.node_load import shares
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.settings import format_size
 

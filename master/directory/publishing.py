@@ -23,12 +23,11 @@ from kvstore.master.directory.holders import HINT, TIERS, has_holder, with_holde
 from kvstore.master.directory.key_index import FEW, Found
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import Member, Membership
-from kvstore.master.directory.pending import Pending, PendingBatch
 from kvstore.master.directory.recording import DURABLE_TIERS, Recording
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.reservations import Reservations
 from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.tenants import Tenant, Tenants
+from kvstore.master.directory.tenants import Pending, PendingBatch, Tenant, Tenants
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_BATCH

@@ -16,16 +16,14 @@ Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The s
     b"q" + tenant                                   <u8 field of TenantQuota, u64 limit> of each limit that an operator has set
     b"w" and b"i"                                   weights_records.py
     b"a"                                            audit_log.py
-    b"l" + tenant                                   <u32 number, u64 amount> of what this partition asked others for last, of each shared
-                                                    limit; <u8 shared limit, u8 partition, u64 amount> of each that it has given another
 
 Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
 little-endian; the version is raised when the form changes, and a record of another version is refused, not guessed at.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import xxhash
@@ -57,8 +55,6 @@ _STRANGERS: Final = struct.Struct("<QI")
 _DESCRIPTION: Final = struct.Struct("<BQI")
 _LIMIT: Final = struct.Struct("<BQ")
 _NO_LIMIT: Final = (1 << 64) - 1
-_ASKED: Final = struct.Struct("<IQIQ")
-_GIVEN: Final = struct.Struct("<BBQ")
 
 
 class Version(NamedTuple):
@@ -160,24 +156,6 @@ class QuotaRecord:
 
     tenant: str
     limits: NamedLimits
-
-
-class Asked(NamedTuple):
-    """How much more of a limit a partition has asked the others for, the `number`th time."""
-
-    number: int = 0
-    amount: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoansRecord:
-    """Of a tenant's limits that partitions share (quota.SHARED, by their places there): what a partition asked for last, and how much of
-    them it has given to which other one, ever."""
-
-    tenant: str
-    asked: tuple[Asked, Asked] = (Asked(), Asked())
-    given: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """By limit and partition."""
 
 
 def check_tenant(tenant: str) -> None:
@@ -309,21 +287,6 @@ def delete_quota(tenant: str) -> Op:
     return Op(b"q" + tenant.encode(), None)
 
 
-def put_loans(loans: LoansRecord) -> Op:
-    (first, second), given = loans.asked, loans.given.items()
-    return Op(b"l" + loans.tenant.encode(), _ASKED.pack(*first, *second) + b"".join(_GIVEN.pack(*where, amount) for where, amount in given))
-
-
-def delete_loans(tenant: str) -> Op:
-    return Op(b"l" + tenant.encode(), None)
-
-
-def _loans(tenant: str, value: bytes) -> LoansRecord:
-    first_number, first, second_number, second = _ASKED.unpack_from(value)
-    given = {(limit, partition): amount for limit, partition, amount in _GIVEN.iter_unpack(value[_ASKED.size :])}
-    return LoansRecord(tenant, (Asked(first_number, first), Asked(second_number, second)), given)
-
-
 def _limits(value: bytes) -> NamedLimits:
     """Limits of a later release, which this one does not know, are not held to: telling.py does the same."""
     found = [(field, limit) for field, limit in _LIMIT.iter_unpack(value) if 1 <= field <= len(NAMES)]
@@ -341,7 +304,6 @@ Record = (
     | TargetRecord
     | RemovedRecord
     | QuotaRecord
-    | LoansRecord
     | WeightsRecord
     | NamespaceRecord
 )
@@ -373,8 +335,6 @@ def decode(key: bytes, value: bytes) -> Record:
             return RemovedRecord(*block_of(key), *_GENERATION.unpack(value))
         if key[:1] == b"q":
             return QuotaRecord(key[1:].decode(), _limits(value))
-        if key[:1] == b"l":
-            return _loans(key[1:].decode(), value)
         if key[:1] == b"w":
             return read_weights(key, value)
         if key[:1] == b"i":
@@ -395,7 +355,6 @@ KINDS: Final[dict[bytes, type[Record]]] = {
     b"t": TargetRecord,
     b"r": RemovedRecord,
     b"q": QuotaRecord,
-    b"l": LoansRecord,
     b"w": WeightsRecord,
     b"i": NamespaceRecord,
 }

@@ -1,18 +1,16 @@
-"""Spilled blocks: what a node without room would have leave next is copied to a node that has some, and leaves there first. Sans-I/O;
-`now_ns` is passed in.
+"""Spilled blocks: the coldest blocks of a node that is nearly full are copied to a node with free space, and are evicted there first.
+Sans-I/O; `now_ns` is passed in.
 
 A node offers its coldest blocks as it asks which of them others keep (last_copies.py). Of those that nobody else keeps copies are ordered,
 a bounded amount at once (copying.py), to nodes that keep a share of their capacity free all the same. A copy that has arrived is a guest
 there, which that node keeps: so the one that was short of room is told, when it asks again, that the block may leave first. Which
-blocks are guests is known here only as long as their source has them, too; the receiver knows its own, and offers none of them again.
-"""
+blocks are guests is known here only as long as their source has them, too; the receiver knows its own, and offers none of them again."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvstore.master.directory.copying import LOOK_COST, Copying, CopyOrder, Pace, Receivers
-from kvstore.master.directory.guests import Guest
 from kvstore.master.directory.holders import HINT
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.membership import Member, Membership
@@ -20,6 +18,14 @@ from kvstore.master.directory.replication import Replication
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.node_states import ALIVE
+
+
+class Guest(NamedTuple):
+    """The node that took the block, and the one that spilled it."""
+
+    node_id: int
+    source_node_id: int
+
 
 MAX_OFFERED: Final = 1 << 16
 """Blocks that wait to be looked at: what is beyond is offered again."""

@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from kvstore.master.audit.change import Change
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail, Change
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.commands import Commands
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
 from kvstore.master.frames.arrivals import Arrivals
-from kvstore.master.frames.borrowing import Borrowing, Wish
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.links import Answers, NodeLinks
 from kvstore.master.frames.tickets import Tickets
 from kvstore.master.frames.turns import Turns
 from kvstore.protocol.catalog_messages import Drop
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unauthorized
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, QuotaExceeded, Unauthorized
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -45,7 +43,6 @@ from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import Span, on_behalf
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity, Kind
-from kvstore.security.quotas.quota import PINS, RESERVATIONS
 
 Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
@@ -79,13 +76,12 @@ class ClientFrames:
         counters: dict[str, int],
         causes: CopyCauses,
         arrivals: Arrivals,
-        borrowing: Borrowing,
         *,
         trail: AuditTrail,
         order_copies: Callable[[int], None],
     ) -> None:
         """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. What is
-        asked about blocks of nodes that have yet to come waits in `arrivals`, what a tenant's share is too small for in `borrowing`.
+        asked about blocks of nodes that have yet to come waits in `arrivals`.
         `trail` gets removals of whole namespaces, and what operators pin and remove."""
         self._directory = directory
         self._committer = committer
@@ -93,7 +89,7 @@ class ClientFrames:
         self._tickets = tickets
         self._counters = counters
         self._causes = causes
-        self._arrivals, self._borrowing = arrivals, borrowing
+        self._arrivals = arrivals
         self._trail = trail
         self._order_copies = order_copies
 
@@ -128,20 +124,16 @@ class ClientFrames:
             return
         self._counters["keys"] += len(message.keys)
         client = _client(session)
-
-        def grant() -> None:
-            grants = self._directory.reserve(
-                client.tenant,
-                message.keys,
-                message.sizes,
-                local_node=message.local_node,
-                avoid=message.avoid,
-                now_ns=session.reactor.now_ns(),
-            )
-            client.reserved = message.keys, grants.generations
-            session.reply(header.request_id, grants)
-
-        self._borrowing.attempt_for(session, header, client.tenant, RESERVATIONS, len(message.keys), grant)
+        grants = self._directory.reserve(
+            client.tenant,
+            message.keys,
+            message.sizes,
+            local_node=message.local_node,
+            avoid=message.avoid,
+            now_ns=session.reactor.now_ns(),
+        )
+        client.reserved = message.keys, grants.generations
+        session.reply(header.request_id, grants)
 
     def cancel(self, session: Session, header: Header, message: Cancel) -> None:
         self._directory.cancel(_tenant(session), message.keys, message.generations)
@@ -171,26 +163,16 @@ class ClientFrames:
         """Answered when the pins are durable and the nodes have been told."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
             return
-        tenant, pins = _named_tenant(session), self._directory.pins
-
-        def pin() -> None:
-            pinning = pins.pin(tenant, message.keys, pinned=bool(message.pinned))
-            self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
-
-        wanted = pins.unpinned(tenant, message.keys) if message.pinned else 0
-        self._borrowing.attempt_for(session, header, tenant, PINS, wanted, pin)
+        pinning = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
+        self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
 
     def pin_for(self, session: Session, header: Header, message: PinFor) -> None:
         """As `pin`."""
         if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
             return
-        tenant, pins, ttl_ns = _named_tenant(session), self._directory.pins, message.ttl_ms * 1_000_000
-
-        def pin() -> None:
-            pinning = pins.pin_for(tenant, message.keys, ttl_ns=ttl_ns, now_ns=session.reactor.now_ns())
-            self._pinned(session, header, message, pinning, pinned=True)
-
-        self._borrowing.attempt_for(session, header, tenant, PINS, pins.unpinned(tenant, message.keys), pin)
+        ttl_ns, now_ns = message.ttl_ms * 1_000_000, session.reactor.now_ns()
+        pinning = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
+        self._pinned(session, header, message, pinning, pinned=True)
 
     def replicate(self, session: Session, header: Header, message: Replicate) -> None:
         """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
@@ -317,20 +299,19 @@ class ClientFrames:
 
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
             unpinned = pins.unpinned(tenant, keys)
-
-            def act() -> None:
+            try:
                 pinning = pins.pin(tenant, keys, pinned=pinned)
+            except QuotaExceeded as error:
+                refuse(error)
+                return
 
-                def told(answers: Answers) -> None:
-                    done(self._held(tenant, keys, pinning, answers).count(1) if pinned else len(keys) - unpinned)  # who lets go never waits
+            def told(answers: Answers) -> None:
+                done(self._held(tenant, keys, pinning, answers).count(1) if pinned else len(keys) - unpinned)
 
-                def durable() -> None:
-                    self._links.command(pinning.commands, told)
+            def durable() -> None:
+                self._links.command(pinning.commands, told)
 
-                self._committer.commit(pinning.ops, durable)
-
-            wanted = unpinned if pinned else 0
-            self._borrowing.attempt(Wish(tenant, PINS, wanted, act, refuse, turns.is_wanted, end=lambda _why: None))
+            self._committer.commit(pinning.ops, durable)
 
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
         turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Change
 from kvstore.master.directory.comparison import Comparison
 from kvstore.master.directory.directory import Directory

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
 from kvstore.master.frames.links import NodeLinks

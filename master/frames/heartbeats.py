@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
-from kvstore.master.directory.last_reads import NamespaceRead
+from kvstore.master.directory.reads import NamespaceRead
 from kvstore.master.frames.links import NodeLinks
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable

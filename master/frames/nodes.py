@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.master.audit.change import Change
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail, Change
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
 from kvstore.master.frames.arrivals import Arrivals

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.arrivals import Arrivals
-from kvstore.master.frames.borrowing import Borrowing
 from kvstore.master.frames.clients import ClientFrames, ClientPeer
 from kvstore.master.frames.copy_causes import CopyCauses
 from kvstore.master.frames.drains import Drains
@@ -84,12 +83,11 @@ class FramesService:
         ticket_key_ttl_s: float,
         loads: TenantLoads,
         arrivals: Arrivals,
-        borrowing: Borrowing,
         newer: Newer,
         trail: AuditTrail,
     ) -> None:
-        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`, what tenants want
-        beyond this partition's share of their limits in `borrowing`; `newer`: see Newer."""
+        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`; `newer`: see
+        Newer."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
@@ -112,9 +110,9 @@ class FramesService:
         self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats, arrivals, trail)
         self._causes = CopyCauses()
         self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
-        self._arrivals, self._borrowing = arrivals, borrowing
+        self._arrivals = arrivals
         self.clients = clients = ClientFrames(
-            *(directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals, borrowing),
+            *(directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals),
             trail=trail,
             order_copies=partial(self.make_replicas, is_tick=False),
         )
@@ -166,7 +164,6 @@ class FramesService:
     def tick(self, now_ns: int) -> None:
         """What is done without being asked, ten times a second."""
         self._arrivals.tick(now_ns)
-        self._borrowing.tick(now_ns)
         self.drains.tick(now_ns)
         self.make_replicas(now_ns)
         self._spill(now_ns)

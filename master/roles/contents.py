@@ -9,14 +9,12 @@ import numpy as np
 
 from kvstore.kvcache.explained import layout
 from kvstore.kvcache.namespace import Namespace
-from kvstore.master.directory.contents import LIVE, Columns, Indexes, copied, joined
+from kvstore.master.directory.contents import LIVE, Columns, Held, Indexes, Reads, Usage, copied, joined, segments, usage
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.keys import NO_ROW
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rows import Rows
-from kvstore.master.directory.segments import Reads, segments
 from kvstore.master.directory.tenants import Tenants
-from kvstore.master.directory.usage import Held, Usage, usage
 from kvstore.master.directory.weights import KnownNamespace, WeightsTable, named
 from kvstore.master.roles.standing import Standing
 from kvstore.protocol import control_pb2 as pb

@@ -11,29 +11,25 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kvstore.master.audit.change import Change
-from kvstore.master.audit.trail import AuditTrail
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.audit_trail import AuditTrail, Change
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Catalog, Op
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
-from kvstore.master.directory.lending import Lending, Loans
 from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.quotas import share_of
 from kvstore.master.directory.records import Description
 from kvstore.master.directory.weights import ReportedNamespace
 from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.frames.arrivals import Arrivals
-from kvstore.master.frames.borrowing import Borrowing
 from kvstore.master.frames.nodes import log_end
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
-from kvstore.master.roles.node_status import node_status
-from kvstore.master.roles.weights_messages import retired_message
-from kvstore.master.scheduling.by_settings import make_estimators, make_scheduling
-from kvstore.master.scheduling.scheduling import FindPrefixes
+from kvstore.master.roles.status_messages import node_status, retired_message
+from kvstore.master.scheduling.scheduling import FindPrefixes, make_estimators, make_scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.partitions import partition_of
@@ -90,11 +86,9 @@ class Leading:
         partition: int = 0,
         prefixes: FindPrefixes | None = None,
         blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0,
-        loans: Callable[[], Sequence[Loans]] = tuple,
     ) -> None:
         """The owner of `partition` in epoch `epoch`, on the records that were `followed`. `loads` are this master's, and `prefixes` knows
-        all partitions, where there are several; `blocks_elsewhere`: see Arrivals; `loans` are those of all partitions (Lending). Raises
-        Corrupt."""
+        all partitions, where there are several; `blocks_elsewhere`: see Arrivals. Raises Corrupt."""
         self.epoch = epoch
         self._partition = partition
         self._is_first = not partition
@@ -126,7 +120,6 @@ class Leading:
         )
         if count > 1:
             followed.rows.is_elsewhere = lambda key: partition_of(key, count) != partition
-        self.lending = Lending(partition, count, followed.loans, quota_of=lambda tenant: quotas.now.of(tenant), elsewhere=loans)
         self.directory = Directory(
             epoch,
             wall_ns=wall_ns,
@@ -134,7 +127,7 @@ class Leading:
             timing=timing,
             limits=limits,
             followed=followed,
-            share_of=self.lending.share_of,
+            share_of=lambda tenant, limit: share_of(quotas.now.of(tenant), limit, count),
             now_ns=reactor.now_ns(),
             recorded=settings.records,
         )
@@ -142,7 +135,6 @@ class Leading:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
         self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), blocks_elsewhere)
-        self._borrowing = Borrowing(self.directory, self.lending, self._committer, now_ns=reactor.now_ns)
         self.frames = FramesService(
             self.directory,
             self._committer,
@@ -154,7 +146,6 @@ class Leading:
             ticket_key_ttl_s=settings.ticket_key_ttl_s,
             loads=loads,
             arrivals=self._arrivals,
-            borrowing=self._borrowing,
             newer=self.newer,
             trail=trail,
         )
@@ -178,7 +169,6 @@ class Leading:
         self._is_ended = True
         self._committer.end()
         self._arrivals.end(str(why))
-        self._borrowing.end(str(why))
         self.frames.heartbeats.end(why)
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
@@ -378,7 +368,7 @@ class Leading:
 
     def pin_all(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> "Future[int]":
         """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
-        with Unavailable at the end, and with QuotaExceeded where others give too little of the tenant's limit."""
+        with Unavailable at the end, and with QuotaExceeded beyond the tenant's limit."""
 
         def begin(then: Callable[[int], None], refuse: Refuse) -> None:
             pin_all = self.frames.clients.pin_all

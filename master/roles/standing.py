@@ -9,16 +9,15 @@ import enum
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvstore.master.catalogs.interface import Change, Owner
 from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.following import Followed
-from kvstore.master.directory.lending import Loans
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
-from kvstore.master.frames.standby import refusal
+from kvstore.master.frames.partition_router import refusal
 from kvstore.master.roles.leading import Leading
 from kvstore.protocol.errors import Corrupt, KVStoreError, Unavailable
 from kvstore.security.quotas.limits import NamedLimits
@@ -35,15 +34,8 @@ class Role(enum.StrEnum):
     CUT_OFF = "cut off"
 
 
-class _Limits(NamedTuple):
-    """What owners of other partitions hold tenants to as well."""
-
-    operator_quotas: Mapping[str, NamedLimits]
-    loans: Loans
-
-
 class Standing:
-    """A catalog's Follower, called in the loop's thread (relay.py)."""
+    """A catalog's Follower, called in the loop's thread (partition.py)."""
 
     def __init__(
         self, address: str, lead: Callable[[int, Followed], Leading], *, on_change: Callable[[], None], what: str = "the catalog"
@@ -56,8 +48,8 @@ class Standing:
         self._lead = lead
         self._on_change = on_change
         self._followed = Followed()
-        self._former: _Limits | None = None
-        """What was known before the catalog is listed anew, until it has been: else nobody had a limit meanwhile."""
+        self._former: Mapping[str, NamedLimits] | None = None
+        """Operators' limits as they were known before the catalog is listed anew, until it has been: else nobody had a limit meanwhile."""
         self._leading: Leading | None = None
         self._is_open = False
         """What it may grant is durable: it serves."""
@@ -88,16 +80,12 @@ class Standing:
     def operator_quotas(self) -> Mapping[str, NamedLimits] | None:
         """What operators have set of tenants' limits, as the catalog that is followed has it, another mapping after each change; None for
         the owner, who has it first."""
-        return self._limits().operator_quotas if self._leading is None else None
+        return self._limits() if self._leading is None else None
 
-    def loans(self) -> Loans:
-        """What is durable of what this partition lends others of tenants' limits, and asks them for."""
-        return self._limits().loans
-
-    def _limits(self) -> _Limits:
+    def _limits(self) -> Mapping[str, NamedLimits]:
         if self._leading is not None:
-            return _Limits(self._leading.directory.operator_quotas.tenants, self._leading.lending.durable)
-        return self._former or _Limits(self._followed.operator_quotas(), self._followed.loans)
+            return self._leading.directory.operator_quotas.tenants
+        return self._former if self._former is not None else self._followed.operator_quotas()
 
     def audit(self) -> AuditLog:
         """The audit trail, as the catalog has it; complete in partition 0 only."""

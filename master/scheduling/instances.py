@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.master.scheduling.reports import check_report
+from kvstore.master.scheduling.estimators import check_report
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full
 from kvstore.scheduler.request import DecodeInstance, PrefillInstance

@@ -17,7 +17,7 @@ BYTES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes")
 SLABS: Final = ("hbm_slabs", "dram_slabs")
 """Those counted in slabs, by tier as BYTES; NVMe has none."""
 SHARED: Final = ("pins", "reservations")
-"""Those that hold for the cluster as a whole, of which each partition's owner has a share (master/directory/lending.py)."""
+"""Those that hold for the cluster as a whole, of which each partition has a share (master/directory/quotas.py)."""
 PINS, RESERVATIONS = range(len(SHARED))
 """Their places in it."""
 

@@ -10,9 +10,9 @@ from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.limits import Limits, Timing
 from kvstore.master.directory.membership import Member, NodeInfo
+from kvstore.master.directory.quotas import Share
 from kvstore.master.directory.recording import ALL
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, tenant_prefix
-from kvstore.master.directory.shares import Share
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Drop, Hold, Publish
 from kvstore.security.quotas.quota import NO_QUOTA, SHARED, Quota
 

@@ -12,7 +12,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.master import control_service
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.callers import Callers
 from kvstore.protocol import control_pb2 as pb
 from kvstore.rpc.reactor import Reactor

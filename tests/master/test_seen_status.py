@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.master.seen_status import as_seen_by
+from kvstore.master.roles.status_messages import as_seen_by
 from kvstore.protocol import control_pb2 as pb
 from kvstore.security.identity import EVERYBODY, Identity, Kind, Role
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.master.traced_calls import TracedCalls
+from kvstore.master.grpc_calls import TracedCalls
 from kvstore.protocol.traceparent import TraceParent
 
 PARENT = TraceParent(7, 11)

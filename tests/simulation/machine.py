@@ -28,7 +28,7 @@ import kvstore.master.clockwork
 import kvstore.master.frames.tickets
 import kvstore.master.master
 import kvstore.master.roles.leading
-import kvstore.master.roles.relay
+import kvstore.master.roles.partition
 import kvstore.master.roles.standing
 import kvstore.master.status
 import kvstore.rpc.address
@@ -254,7 +254,7 @@ class Machine:
         threads = Names(threading, Event=lambda: SimEvent(world), Thread=lambda **given: SimThread(world, **given))
         sockets = Names(socket, socket=self._socket)
         randoms = Names(random, Random=lambda *_seed: random.Random(world.rng.random()))
-        node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.relay
+        node, link, master, relay = kvstore.store.node, kvstore.store.link, kvstore.master.master, kvstore.master.roles.partition
         storage, clockwork = kvstore.store.storage, kvstore.store.clockwork
         sync, driver = kvstore.client.sync, kvstore.client.driver
         operations, resources = kvstore.client.operations, kvstore.client.resources

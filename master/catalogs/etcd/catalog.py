@@ -3,7 +3,7 @@
 A partition of the key space has a PREFIX of its own: the operator's, and for partitions but the first the operator's with ".N" behind it,
 which is no part of the range of keys that others follow.
 
-PREFIX/owner      who owns the catalog (owner_key.py), under the owner's lease
+PREFIX/owner      who owns the catalog (lease.py), under the owner's lease
 PREFIX/identity   what tells this catalog from others; written once
 PREFIX/format     {"version": 1, "shards": ..., "partitions": ...}; written once
 PREFIX/s/...      segments of blocks (segments/log.py)
@@ -23,16 +23,14 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from aetcd.rpc import rpc_pb2
 
-from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.following import EtcdFollowing
 from kvstore.master.catalogs.etcd.keeping import Bounds, EtcdKeeper
+from kvstore.master.catalogs.etcd.lease import OwnerKey
 from kvstore.master.catalogs.etcd.members import EtcdMembers
-from kvstore.master.catalogs.etcd.owner_key import OwnerKey
-from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
-from kvstore.master.catalogs.etcd.version import warn_of_data_bug
+from kvstore.master.catalogs.etcd.quorum import EtcdQuorum, warn_of_data_bug
 from kvstore.master.catalogs.etcd.writing import EtcdWriter, Ownership
-from kvstore.master.catalogs.group_commit import GroupCommit
+from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
 from kvstore.master.catalogs.interface import (
     IDENTITY_BYTES,
     NO_FELLOWS,

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from aetcd.rpc import rpc_pb2
 
-from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.master.catalogs.etcd.lease import Lease, with_key
-from kvstore.master.catalogs.etcd.owner_key import OwnerKey, end_of, owner_of
+from kvstore.master.catalogs.etcd.lease import Lease, OwnerKey, end_of, owner_of, with_key
 from kvstore.master.catalogs.etcd.watching import CompactedError, Events, Watch
 from kvstore.master.catalogs.etcd.writing import Ownership
+from kvstore.master.catalogs.group_commit import Backoff
 from kvstore.master.catalogs.interface import Change, Follower, Op, Owner
 from kvstore.master.catalogs.segments.log import RECORDS, SEGMENTS, SegmentLog
 from kvstore.protocol.errors import CatalogUnavailable, Corrupt, StaleEpoch, typed

@@ -15,7 +15,7 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.master.catalogs.etcd.owner_key import end_of
+from kvstore.master.catalogs.etcd.lease import end_of
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.protocol.settings import format_size

@@ -1,19 +1,49 @@
-"""A lease of etcd, kept alive by a thread until it is lost: what an owner's key hangs on.
-
-It counts as over here before it is over in etcd: its time runs, by this host's monotonic clock, from before the last answered renewal was
-sent, and in etcd from when that arrived. So an owner that was cut off or stopped stops being one before another can be elected.
-"""
+"""The key that the catalog's owner holds: {"name": ..., "address": ...} under its lease. Its create revision is the epoch."""
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
+from kvstore.master.catalogs.interface import Candidate, Owner
 from kvstore.protocol.errors import StaleEpoch, typed
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerKey:
+    """Of the catalog under `prefix`, which ends in a slash, as `me` would write it."""
+
+    prefix: bytes
+    me: Candidate
+
+    @property
+    def key(self) -> bytes:
+        return self.prefix + b"owner"
+
+    @property
+    def value(self) -> bytes:
+        return json.dumps({"name": self.me.name, "address": self.me.address}).encode()
+
+
+def owner_of(record: Any) -> Owner:
+    """Return who wrote the key. A value of another form gives its text as the name, and no address."""
+    try:
+        said = json.loads(record.value)
+        return Owner(str(said["name"]), str(said["address"]), int(record.create_revision))
+    except (ValueError, TypeError, KeyError):
+        return Owner(record.value.decode(errors="replace"), "", int(record.create_revision))
+
+
+def end_of(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with `prefix`."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
 
 RENEWALS: Final = 3
 """In the time of a lease, each with as long for its answer: one may fail."""

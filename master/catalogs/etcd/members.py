@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from aetcd.rpc import rpc_pb2
 
-from kvstore.master.catalogs.backoff import Backoff
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.master.catalogs.etcd.lease import Lease, with_key
-from kvstore.master.catalogs.etcd.owner_key import end_of
+from kvstore.master.catalogs.etcd.lease import Lease, end_of, with_key
+from kvstore.master.catalogs.group_commit import Backoff
 from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, Contact, Fellow
 from kvstore.protocol.errors import typed
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, Reply
-from kvstore.master.catalogs.etcd.lease import Lease
-from kvstore.master.catalogs.etcd.owner_key import OwnerKey, owner_of
+from kvstore.master.catalogs.etcd.lease import Lease, OwnerKey, owner_of
 from kvstore.master.catalogs.segments.log import SegmentLog
 from kvstore.master.catalogs.segments.merging import Merging
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch

@@ -1,6 +1,6 @@
 """Promises of change.py."""
 
-from kvstore.master.audit.change import Change, entry_of
+from kvstore.master.audit_trail import Change, entry_of
 from kvstore.master.directory.audit_log import MAX_TEXT_BYTES
 from kvstore.security.actor import Actor
 

@@ -1,4 +1,4 @@
-"""Promises of forwarding.py: what does not arrive is kept, in its order. Of three masters: tests/system/test_audit.py."""
+"""Promises of audit_trail.py: what does not arrive is kept, in its order. Of three masters: tests/system/test_audit.py."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.master.audit import forwarding
-from kvstore.master.audit.forwarding import Forwarder, Parcel
+from kvstore.master import audit_trail
+from kvstore.master.audit_trail import Forwarder, Parcel
 from kvstore.master.catalogs.interface import Contact, Fellow
 from kvstore.master.fellows import Fellows
 from kvstore.protocol import control_pb2 as pb
@@ -64,8 +64,8 @@ def actions(places: Places) -> list[str]:
 def test_entries_wait_for_the_owner_and_arrive_in_their_order(
     places: Places, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(forwarding, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(forwarding, "MAX_SENT", 2)
+    monkeypatch.setattr(audit_trail, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(audit_trail, "MAX_SENT", 2)
     sender = Sender(places)
     sender.add("a", "b", "c")
     sender.forwarder.start()

@@ -1,6 +1,6 @@
 """Promises of repeats.py."""
 
-from kvstore.master.audit.repeats import MAX_KEYS, WINDOW_NS, Repeats
+from kvstore.master.audit_trail import MAX_KEYS, WINDOW_NS, Repeats
 
 
 def test_first_is_reported_at_once_and_repeats_after_a_window() -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvstore.master.audit.change import Change
-from kvstore.master.audit.repeats import WINDOW_NS
-from kvstore.master.audit.trail import MAX_WAITING, AuditTrail
+from kvstore.master.audit_trail import MAX_WAITING, WINDOW_NS, AuditTrail, Change
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.rpc.reactor import Reactor

@@ -1,6 +1,6 @@
 """Promises of backoff.py."""
 
-from kvstore.master.catalogs.backoff import Backoff
+from kvstore.master.catalogs.group_commit import Backoff
 
 
 def test_delays_double_up_to_the_longest() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.master.catalogs.committing import Committer
+from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.catalogs.lmdb import LmdbCatalog
 from kvstore.master.catalogs.memory import MemoryCatalog

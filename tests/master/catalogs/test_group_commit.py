@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.master.catalogs import group_commit
-from kvstore.master.catalogs.backoff import Backoff
-from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, GroupCommit
+from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, Backoff, GroupCommit
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
 from kvstore.transfer.testing.waiting import eventually

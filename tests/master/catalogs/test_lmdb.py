@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from kvstore.master.catalogs.backoff import Backoff
+from kvstore.master.catalogs.group_commit import Backoff
 from kvstore.master.catalogs.interface import Candidate, Catalog, Change, Op
 from kvstore.master.catalogs.lmdb import MAP_BYTES, TABLE_BYTES, LmdbCatalog
 from kvstore.master.catalogs.segments.log import SegmentLog

@@ -1,14 +1,14 @@
-"""Promises of claiming.py: blocks that can be read at their node already become the cluster's, join what it has, or give way."""
+"""Promises of reservations.py: blocks that can be read at their node already become the cluster's, join what it has, or give way."""
 
 from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
 
-from kvstore.master.directory import claiming
-from kvstore.master.directory.claiming import MIN_NEW
+from kvstore.master.directory import reservations
 from kvstore.master.directory.limits import Limits
 from kvstore.master.directory.membership import Member
+from kvstore.master.directory.reservations import MIN_NEW
 from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Claim
 from kvstore.protocol.errors import Full
 from kvstore.protocol.master_messages import Grants
@@ -50,7 +50,7 @@ def test_many_at_once_are_those_one_by_one(known: str) -> None:
             master.directory.plan_publish(other.node_id, publish(other.epoch, [Event(b"1", 5)]))
         elif known == "reserved":
             master.directory.reserve(TENANT, [b"1"], [1], local_node=other.node_id, now_ns=master.now_ns)
-        with patch.object(claiming, "MIN_NEW", at_least):
+        with patch.object(reservations, "MIN_NEW", at_least):
             grants = claim(master, node, keys)
         found.append((bytes(grants.statuses), list(grants.nodes), list(grants.generations)))
         assert (grants.statuses.count(GRANTED) == MIN_NEW) == (known == "nothing")

@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from kvstore.master.directory.contents import LIVE, Columns, copied, joined
+from kvstore.master.directory.contents import LIVE, Columns, copied, joined, segments, usage
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.segments import segments
-from kvstore.master.directory.usage import usage
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 

@@ -10,7 +10,7 @@ from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.directory import GENERATIONS_AHEAD, Directory
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import NodeInfo
-from kvstore.master.directory.records import Asked, Description, LoansRecord, NodeRecord, tenant_prefix
+from kvstore.master.directory.records import Description, NodeRecord, tenant_prefix
 from kvstore.master.directory.weights_records import (
     NamespaceRecord,
     Weights,
@@ -120,15 +120,6 @@ def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_
     second = followed.operator_quotas()
     followed.take([records.delete_quota("red")])
     assert (first, second, followed.operator_quotas()) == ({"red": {"pins": 1}}, {"red": {"pins": 2}}, {})
-
-
-def test_what_is_lent_is_known_and_another_mapping_once_it_has_changed() -> None:
-    followed = Followed()
-    red, blue = LoansRecord("red", (Asked(1, 2), Asked())), LoansRecord("blue", given={(1, 3): 4})
-    followed.take([records.put_loans(red), records.put_loans(blue)])
-    former = followed.loans
-    followed.take([records.delete_loans("red"), records.put_node("a", 1, 0)])
-    assert (former, followed.loans) == ({"red": red, "blue": blue}, {"blue": blue})
 
 
 def test_a_description_that_is_deleted_or_was_never_there_is_none() -> None:

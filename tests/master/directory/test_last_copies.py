@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvstore.master.directory.guests import Guest
-from kvstore.master.directory.hot_block import HotBlock
+from kvstore.master.directory.hot_copies import HotBlock
 from kvstore.master.directory.last_copies import LastCopies
 from kvstore.master.directory.membership import Member
+from kvstore.master.directory.spilling import Guest
 from kvstore.protocol.errors import StaleEpoch
 from tests.master.blocks import TENANT, Event, Master, die
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from kvstore.master.directory.load import IDLE_BYTES_S, SPAN_S, Load, shares
 from kvstore.master.directory.membership import Member, NodeInfo
+from kvstore.master.directory.node_load import IDLE_BYTES_S, SPAN_S, Load, shares
 from tests.master.blocks import S
 
 MIB = 1 << 20

@@ -1,13 +1,13 @@
-"""Promises of locating.py: a Lookup's columns agree with the rows, and name nobody who is dead or to be avoided."""
+"""Promises of queries.py: a Lookup's columns agree with the rows, and name nobody who is dead or to be avoided."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from kvstore.master.directory import locating
+from kvstore.master.directory import queries
 from kvstore.master.directory.keys import NO_ROW
-from kvstore.master.directory.locating import locate
+from kvstore.master.directory.queries import locate
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.rows import Rows
 from kvstore.master.directory.tenants import Tenants
@@ -66,9 +66,9 @@ def test_replicas_beyond_what_a_message_takes_are_left_out_others_of_each_block(
     for number, key in enumerate((b"again", b"and again"), start=5):
         rows.insert(of_red, key, Version(1, 1, number, "ns", b""), HOLDERS[b"both"])
     found = np.array([of_red.rows[b"again"], NO_ROW, of_red.rows[b"one"], of_red.rows[b"and again"]], np.intp)
-    monkeypatch.setattr(locating, "MAX_COUNT", 5)
+    monkeypatch.setattr(queries, "MAX_COUNT", 5)
     assert list(locate(rows, found).nodes) == [1, 2, 1, 1, 2], "as many as there may be"
-    monkeypatch.setattr(locating, "MAX_COUNT", 4)
+    monkeypatch.setattr(queries, "MAX_COUNT", 4)
     answer = locate(rows, found)
     assert (answer.replicas, list(answer.nodes), answer.tiers) == (b"\1\0\1\1", [2, 1, 1], b"\4\2\2")
     assert list(answer.generations) == [5, 0, 1000, 6]

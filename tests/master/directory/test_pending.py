@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.pending import Pending, PendingBatch, PendingCommits
 from kvstore.master.directory.records import Version
+from kvstore.master.directory.tenants import Pending, PendingBatch, PendingCommits
 
 KEYS = [b"%d" % number for number in range(8)]
 

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from kvstore.master.directory.rates import MAX_BYTES_PER_S, Rate, Rates
+from kvstore.master.directory.node_load import MAX_BYTES_PER_S, Rate, Rates
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_RATES

@@ -9,15 +9,12 @@ from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Op
 from kvstore.master.directory.records import (
     MAX_TENANT_BYTES,
     PART_BYTES,
-    Asked,
     Description,
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
-    LoansRecord,
     NodeRecord,
     PinRecord,
-    QuotaRecord,
     RemovedRecord,
     StoppedRecord,
     StrangersRecord,
@@ -27,9 +24,7 @@ from kvstore.master.directory.records import (
     decode,
     delete_block,
     delete_drain,
-    delete_loans,
     delete_node,
-    delete_quota,
     delete_stopped,
     delete_target,
     described_by,
@@ -39,9 +34,7 @@ from kvstore.master.directory.records import (
     put_description,
     put_drain,
     put_granted,
-    put_loans,
     put_node,
-    put_quota,
     put_stopped,
     put_strangers,
     put_target,
@@ -122,31 +115,6 @@ def test_a_target_comes_back() -> None:
     assert delete_target(tenant_prefix("red"), b"key") == Op(op.key, None)
     with pytest.raises(Corrupt):
         decode(op.key, b"")
-
-
-def test_what_is_lent_comes_back() -> None:
-    many = {(limit, partition): (1 << 64) - 1 for limit in (0, 1) for partition in range(64)}
-    for loans in (LoansRecord("r\u00f6d"), LoansRecord("", (Asked(7, (1 << 64) - 1), Asked((1 << 32) - 1, 1)), many)):
-        op = put_loans(loans)
-        assert op.value is not None
-        assert decode(op.key, op.value) == loans
-        assert delete_loans(loans.tenant) == Op(op.key, None)
-        for damaged in (op.value[:-1], op.value + b"x", b""):
-            with pytest.raises(Corrupt):
-                decode(op.key, damaged)
-
-
-@pytest.mark.parametrize("limits", [{"hbm_bytes": 0}, {"connections": (1 << 63) - 1, "pins": None, "blocks": 7}])
-def test_a_quota_comes_back(limits: dict[str, int | None]) -> None:
-    for tenant in ("r\u00f6d", ""):
-        op = put_quota(tenant, limits)
-        assert op.value is not None
-        assert decode(op.key, op.value) == QuotaRecord(tenant, limits)
-        assert delete_quota(tenant) == Op(op.key, None)
-    later = b"\x63" + bytes(8)
-    assert decode(b"qred", later + (put_quota("red", limits).value or b"")) == QuotaRecord("red", limits), "a later release's is left out"
-    with pytest.raises(Corrupt):
-        decode(b"qred", b"short")
 
 
 def test_a_removal_comes_back() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.master.directory.membership import Member, NodeInfo
-from kvstore.master.directory.removing import Removal
+from kvstore.master.directory.removals import Removal
 from kvstore.master.directory.replication import ORDER_TTL_S, SPARE_ENDS, Replication
 from kvstore.protocol import frames
 from kvstore.protocol.catalog_messages import EVENT_GONE, Copied, Copy, Drop, Hold

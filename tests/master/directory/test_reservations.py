@@ -2,8 +2,8 @@
 
 import pytest
 
+from kvstore.master.directory.quotas import Share
 from kvstore.master.directory.reservations import Reservations
-from kvstore.master.directory.shares import Share
 from kvstore.master.directory.tenants import Tenants
 from kvstore.protocol.errors import Full, QuotaExceeded
 

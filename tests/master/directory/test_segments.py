@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from kvstore.master.directory import segments as module
-from kvstore.master.directory.contents import Columns
-from kvstore.master.directory.segments import Segment, segments
+from kvstore.master.directory import contents as module
+from kvstore.master.directory.contents import Columns, Segment, segments
 from kvstore.protocol.catalog_messages import EVENT_GONE
 from tests.master.blocks import NVME, TENANT, Event, Master, one_node
 from tests.master.directory.test_contents import copy

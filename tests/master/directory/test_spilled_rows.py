@@ -5,7 +5,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.master.directory.spilled_rows import PART_BUCKETS, SpilledRows
+from kvstore.master.directory.key_index import PART_BUCKETS, SpilledRows
 
 BUCKETS = st.sampled_from([0, 1, PART_BUCKETS - 1, PART_BUCKETS, 5 * PART_BUCKETS + 3])
 ROWS = st.lists(st.integers(1, (1 << 32) - 1), min_size=1, max_size=3)

@@ -2,7 +2,7 @@
 
 import random
 
-from kvstore.master.directory.usage import Held, Usage, usage
+from kvstore.master.directory.contents import Held, Usage, usage
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, one_node
 from tests.master.directory.test_contents import copy
 

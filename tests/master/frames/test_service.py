@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.master.directory.copying import CopyOrder
 from kvstore.master.directory.targets import Asked, Targets
+from kvstore.master.frames import clients
 from kvstore.master.frames.clients import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
@@ -27,7 +28,7 @@ from kvstore.protocol.catalog_messages import (
     Publish,
     Seek,
 )
-from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, StaleEpoch, TierFailed, Unauthorized, from_code
+from kvstore.protocol.errors import Denied, InvalidArgument, ProtocolError, QuotaExceeded, StaleEpoch, TierFailed, Unauthorized, from_code
 from kvstore.protocol.frames import Header
 from kvstore.protocol.master_messages import (
     Cancel,
@@ -673,3 +674,23 @@ def test_only_a_node_of_the_newest_registration_may_claim(client: Channel, node:
         claim(node, b"a")
     with pytest.raises(Unauthorized):
         ask(client, Claim(1, TENANT, "", [b"a"], [1], [1], [b""]), Grants)
+
+
+def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is told, also of a later slice; slices before it stay pinned."""
+    monkeypatch.setattr(clients, "SLICE_ROWS", 3)
+    quotas = tmp_path / "quotas.toml"
+    quotas.write_text("[tenants.red]\npins = 4\n")
+    with master_in_thread(tmp_path, quotas=str(quotas), command_timeout_s=0.1) as places:
+        node, master = NodeSide(places), places.master
+        assert master is not None
+        node.sync(*(Event(bytes((key,))) for key in b"abcdefg"))
+        leading = master.partitions[0].standing.leading()
+
+        def pin_all(*, pinned: bool) -> "Future[int]":
+            return master.reactor.call(lambda: leading.pin_all("red", "ns", THIS_MASTER, pinned=pinned), deadline_s=TIMEOUT_S)
+
+        with pytest.raises(QuotaExceeded, match=r"exceed its quota of 4 \(pins\)"):
+            pin_all(pinned=True).result(TIMEOUT_S)
+        assert pin_all(pinned=False).result(TIMEOUT_S) == 2, "rows 0 to 2 were pinned, and row 0 is none"
+        node.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from kvstore.master.catalogs.interface import Change, Op, Owner
-from kvstore.master.roles.relay import Relay
+from kvstore.master.roles.partition import Relay
 from kvstore.protocol.errors import Corrupt, KVStoreError, StaleEpoch
 from kvstore.rpc.reactor import Reactor
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.master.audit.trail import AuditTrail
+from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.interface import BlockPuts, Owner
 from kvstore.master.catalogs.memory import MemoryCatalog
 from kvstore.master.config import MasterSettings
 from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Queries
-from kvstore.master.directory.records import LoansRecord, delete_quota, put_loans, put_quota
+from kvstore.master.directory.records import delete_quota, put_quota
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
@@ -178,43 +178,39 @@ def test_a_damaged_catalog_is_no_reason_to_stand_by(stage: Stage) -> None:
 def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_that_are_named(stage: Stage) -> None:
     standing = stage.standing
     standing.begin()
-    loans = LoansRecord("red", given={(0, 1): 2})
-    standing.take([BLOCK, put_quota("red", {"pins": 5}), put_loans(loans)])
+    standing.take([BLOCK, put_quota("red", {"pins": 5})])
     standing.owned_by(OTHER)
     assert standing.queries([2]).exists("red", [b"a"]) == b"\0"
     assert standing.queries([1]).exists("red", [b"a", b"b"]) == b"\1\0"
     rows, tenants = standing.columns([1])
     assert Queries(rows, tenants).exists("red", [b"a"]) == b"\1"
     assert standing.operator_quotas() == {"red": {"pins": 5}}
-    assert standing.loans() == {"red": loans}
     standing.elected(9)
-    assert standing.loans() is standing.leading().lending.durable
-    assert standing.loans() == {"red": loans}
     assert standing.operator_quotas() is None
     assert standing.queries([1]) is standing.leading().directory.queries
     assert standing.columns([1]) == standing.leading().directory.columns()
     standing.close(OVER)
 
 
-def test_limits_and_loans_hold_while_the_catalog_is_listed_anew_whoever_owned_it(stage: Stage) -> None:
-    standing, loans = stage.standing, LoansRecord("red", given={(0, 1): 2})
+def test_limits_hold_while_the_catalog_is_listed_anew_whoever_owned_it(stage: Stage) -> None:
+    standing = stage.standing
     standing.begin()
-    standing.take([put_quota("red", {"pins": 5}), put_loans(loans)])
+    standing.take([put_quota("red", {"pins": 5})])
     standing.owned_by(OTHER)
     for _ in range(2):
-        known = standing.operator_quotas(), standing.loans()
+        known = standing.operator_quotas()
         standing.begin()
         standing.begin()
         standing.take([put_quota("blue", {"pins": 1})])
-        assert (standing.operator_quotas(), standing.loans()) == known == ({"red": {"pins": 5}}, {"red": loans})
-        standing.take([put_quota("red", {"pins": 5}), delete_quota("blue"), put_loans(loans)])
+        assert standing.operator_quotas() == known == {"red": {"pins": 5}}
+        standing.take([put_quota("red", {"pins": 5}), delete_quota("blue")])
         standing.owned_by(None)
     standing.elected(9)
     standing.deposed(OVER)
     standing.begin()
-    assert (standing.operator_quotas(), standing.loans()) == ({"red": {"pins": 5}}, {"red": loans}), "it had owned it itself"
+    assert standing.operator_quotas() == {"red": {"pins": 5}}, "it had owned it itself"
     standing.owned_by(OTHER)
-    assert (standing.operator_quotas(), standing.loans()) == ({}, {}), "they have been cleared meanwhile"
+    assert standing.operator_quotas() == {}, "they have been cleared meanwhile"
 
 
 def test_the_audit_trail_is_that_of_the_catalog_whoever_owns_it(stage: Stage) -> None:

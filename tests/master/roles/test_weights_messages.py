@@ -6,8 +6,8 @@ import pytest
 
 from kvstore.kvcache.namespace import Namespace
 from kvstore.master.directory.weights import ReportedNamespace, WeightsTable
-from kvstore.master.roles import weights_messages as module
-from kvstore.master.roles.weights_messages import retired_message, table_messages
+from kvstore.master.roles import status_messages as module
+from kvstore.master.roles.status_messages import retired_message, table_messages
 from kvstore.protocol import control_pb2 as pb
 
 S = 1_000_000_000

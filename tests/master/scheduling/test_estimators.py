@@ -3,8 +3,7 @@
 import pytest
 
 from kvstore.kvcache.models.named import find_model
-from kvstore.master.scheduling.estimators import LinearGuess, LiveEstimators
-from kvstore.master.scheduling.reports import MAX_SAMPLES, Samples
+from kvstore.master.scheduling.estimators import MAX_SAMPLES, LinearGuess, LiveEstimators, Samples
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.estimators.online import REFIT_SAMPLES, WINDOW_SAMPLES
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample

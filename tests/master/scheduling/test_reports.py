@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.master.scheduling.reports import MAX_BATCH, MAX_SAMPLES, MAX_SEEN, check_report, samples_of
+from kvstore.master.scheduling.estimators import MAX_BATCH, MAX_SAMPLES, MAX_SEEN, check_report, samples_of
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.master.catalogs.etcd.version import known_data_bug, warn_of_data_bug
+from kvstore.master.catalogs.etcd.quorum import known_data_bug, warn_of_data_bug
 
 
 @pytest.mark.parametrize("version", ["3.4.42", "3.5.28", "3.6.9", "3.6.11", "3.7.0", "4.0.0"])

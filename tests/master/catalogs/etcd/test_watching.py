@@ -9,7 +9,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 
 from kvstore.master.catalogs.etcd import watching
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
-from kvstore.master.catalogs.etcd.owner_key import end_of
+from kvstore.master.catalogs.etcd.lease import end_of
 from kvstore.master.catalogs.etcd.watching import ALIVE, CompactedError, Events, Watch
 from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background

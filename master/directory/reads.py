@@ -1,15 +1,53 @@
-"""Which blocks clients read most, and of that those of other hosts than the node's, as nodes tell it: asked of them only while somebody
-wants to know, and forgotten then. Sans-I/O; `now_ns` is passed in.
+"""Reads as nodes report them: the last read of each namespace, and the blocks that are read most. In memory only. Sans-I/O; `now_ns` is
+passed in.
 
-Each node counts for itself (store/blocks/counts.py) and tells of its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat.
-"""
+Each node counts for itself (store/blocks/counts.py) and reports its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat: only while
+somebody wants to know, and forgotten then."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvstore.protocol.errors import InvalidArgument
+
+MAX_NAMESPACES: Final = 4096
+"""Those that were read last."""
+MAX_TOLD: Final = 256
+"""Taken of one heartbeat."""
+
+
+class NamespaceRead(NamedTuple):
+    tenant: str
+    namespace: str
+    age_s: float
+
+
+class LastReads:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._last_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def take(self, reads: Iterable[NamespaceRead], now_ns: int) -> None:
+        """What a node tells. Raises InvalidArgument for an age that is none; what came before it is taken."""
+        for _number, read in zip(range(MAX_TOLD), reads, strict=False):
+            if not 0 <= read.age_s < math.inf:
+                raise InvalidArgument(f"a namespace was read {read.age_s} s ago, says a node: an age is a finite number above 0")
+            name, last_ns = (read.tenant, read.namespace), now_ns - int(read.age_s * 1e9)
+            if last_ns > self._last_ns.get(name, -(1 << 63)):
+                self._last_ns[name] = last_ns
+                self._last_ns.move_to_end(name)
+        while len(self._last_ns) > MAX_NAMESPACES:
+            self._last_ns.popitem(last=False)
+
+    def age_s(self, tenant: str, namespace: str, now_ns: int) -> float | None:
+        """Seconds since the last read; None: no node told of one."""
+        last_ns = self._last_ns.get((tenant, namespace))
+        return None if last_ns is None else max(0, now_ns - last_ns) / 1e9
+
 
 NS_PER_S: Final = 1_000_000_000
 WANTED_S: Final = 30.0

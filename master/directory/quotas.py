@@ -1,19 +1,53 @@
-"""What operators have set of tenants' limits, and the records that keep it. Sans-I/O.
+"""Limits of tenants: those that operators set, with their records, and a partition's share of those of the whole cluster. Sans-I/O.
 
-What holds is made of this and of the master's quotas file elsewhere (security/quotas/); here nobody is held to anything.
+The limits in force are these over the master's quotas file (security/quotas/).
 """
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvstore.master.catalogs.interface import Op
 from kvstore.master.directory import records
-from kvstore.protocol.errors import Full, InvalidArgument
+from kvstore.protocol.errors import Full, InvalidArgument, QuotaExceeded
 from kvstore.security.quotas.limits import MAX_LIMIT, NamedLimits, check_name
-from kvstore.security.quotas.quota import NAMES
+from kvstore.security.quotas.quota import NAMES, SHARED, Quota
 
 MAX_TENANTS: Final = 4096
 """With limits set: nodes are told all of them in one message, 1 MiB where every name is as long as it may be. More go into the file."""
+
+MIN_SHARE: Final = 1024
+"""Least share of a partition, where the limit allows it: all keys of a batch may fall into one partition. So all partitions together may
+exceed a small limit, and no partition grants more than the whole limit."""
+HAS: Final = ("blocks pinned", "puts granted and not published")
+WHAT_TO_DO: Final = ("let some go", "put fewer at once")
+"""As HAS, in the order of SHARED."""
+
+
+class Share(NamedTuple):
+    """Of one tenant's limit: `now` in this partition, `whole` in the cluster. Equal where there is one partition."""
+
+    now: int
+    whole: int
+
+    def exceeded(self, tenant: str, limit: int, *, used: int, more: int) -> QuotaExceeded:
+        """That `more` are too many for a tenant that has `used` here already. `limit`: its place in SHARED."""
+        text, name = f"tenant {tenant!r} has {used} {HAS[limit]}", SHARED[limit]
+        if self.now < self.whole:
+            text += f" in one partition of the key space; {more} more exceed {self.now}, the share of each partition in"
+        else:
+            text += f"; {more} more exceed"
+        return QuotaExceeded(f"{text} its quota of {self.whole} ({name}): {WHAT_TO_DO[limit]}, or have the operator raise it")
+
+
+def share_of(quota: Quota, limit: int, partitions: int) -> Share | None:
+    """The share that each of so many partitions has of a limit, by its place in SHARED; None: the quota does not limit it."""
+    whole: int | None = getattr(quota, SHARED[limit])
+    return None if whole is None else Share(min(whole, max(-(-whole // partitions), MIN_SHARE)), whole)
+
+
+def unshared(_tenant: str, _limit: int) -> Share | None:
+    """Of tenants that have no such limit."""
+    return None
 
 
 class OperatorQuotas:

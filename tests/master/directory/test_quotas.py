@@ -1,11 +1,13 @@
-"""Promises of operator_quotas.py."""
+"""Promises of quotas.py."""
 
 import pytest
 
-from kvstore.master.directory import operator_quotas, records
-from kvstore.master.directory.operator_quotas import OperatorQuotas
+from kvstore.master.directory import quotas as tenant_limits
+from kvstore.master.directory import records
+from kvstore.master.directory.quotas import OperatorQuotas, Share, share_of
 from kvstore.protocol.errors import Full, InvalidArgument
 from kvstore.security.quotas.limits import MAX_LIMIT, NamedLimits
+from kvstore.security.quotas.quota import PINS, RESERVATIONS, Quota
 
 
 def test_what_is_set_is_kept_beside_what_was_and_the_record_has_all_of_it() -> None:
@@ -45,8 +47,26 @@ def test_bad_limits_are_refused_and_change_nothing(tenant: str, limits: NamedLim
 
 
 def test_more_tenants_than_nodes_are_told_of_in_a_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_quotas, "MAX_TENANTS", 1)
+    monkeypatch.setattr(tenant_limits, "MAX_TENANTS", 1)
     quotas = OperatorQuotas({"red": {"pins": 3}})
     with pytest.raises(Full, match="1 tenants have limits set by operators: clear"):
         quotas.set("blue", {"pins": 3})
     assert quotas.set("red", {"pins": 4})
+
+
+@pytest.mark.parametrize(
+    ("whole", "partitions", "now"), [(0, 4, 0), (8, 1, 8), (8, 64, 8), (4096, 4, 1024), (4097, 4, 1025), (5000, 64, 1024)]
+)
+def test_share_is_an_even_part_of_the_limit_and_at_least_a_batch(whole: int, partitions: int, now: int) -> None:
+    assert share_of(Quota(pins=whole), PINS, partitions) == Share(now, whole)
+    assert share_of(Quota(pins=whole), RESERVATIONS, partitions) is None
+
+
+def test_refusal_names_the_whole_limit_and_the_share() -> None:
+    assert str(Share(8, 8).exceeded("red", PINS, used=8, more=1)) == (
+        "tenant 'red' has 8 blocks pinned; 1 more exceed its quota of 8 (pins): let some go, or have the operator raise it"
+    )
+    assert str(Share(2, 8).exceeded("red", RESERVATIONS, used=1, more=2)) == (
+        "tenant 'red' has 1 puts granted and not published in one partition of the key space; 2 more exceed 2, the share of each partition "
+        "in its quota of 8 (reservations): put fewer at once, or have the operator raise it"
+    )

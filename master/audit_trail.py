@@ -1,0 +1,247 @@
+"""Audit trail of one master: each change and each refused login becomes a log line, a count and an entry of the catalog.
+
+The owner of partition 0 keeps the entries of all masters in the catalog (directory/audit_log.py). Another master holds its own until
+`deliver` takes them; it holds the newest MAX_WAITING while no owner can be reached. Repeats of one event are merged: the first is reported
+at once, those of the next minute as one with their number. So a client that tries a wrong token a thousand times a second makes two entries
+a minute. The Forwarder carries entries to the owner in a thread of its own, since calls block."""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from kvstore.master.directory.audit_log import clip
+from kvstore.master.fellows import Fellows
+from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.audit_lines import DONE, FAILED, REFUSED, line_of
+from kvstore.protocol.errors import Closed, Denied, KVStoreError
+from kvstore.rpc.reactor import Reactor
+from kvstore.security.actor import Actor
+from kvstore.telemetry.logs import named
+
+LOGIN: Final = "login"
+"""Action of a refused login."""
+REQUEST: Final = "request"
+"""Action of a refused message of a client or node that has logged in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`target` is what it is about ("tenant red", "node n1"), `old` and `new` its value before and after, `detail` what else is known of
+    the outcome. "" where there is none."""
+
+    actor: Actor
+    action: str
+    target: str = ""
+    old: str = ""
+    new: str = ""
+    detail: str = ""
+
+
+def entry_of(change: Change, result: str, *, master: str, time_s: float, count: int = 0) -> pb.AuditEntry:
+    """The entry without a number. `count` is 0 for a change, and how many times it happened for what repeats."""
+    actor = change.actor
+    return pb.AuditEntry(
+        time_s=time_s,
+        master=clip(master),
+        kind=actor.kind,
+        actor=clip(actor.name),
+        credential=actor.credential,
+        peer=clip(actor.peer),
+        via=actor.via,
+        action=change.action,
+        target=clip(change.target),
+        old=clip(change.old),
+        new=clip(change.new),
+        result=result,
+        detail=clip(change.detail),
+        count=count,
+    )
+
+
+K = TypeVar("K", bound=Hashable)
+WINDOW_NS: Final = 60_000_000_000
+MAX_KEYS: Final = 256
+"""Different events within a window. Beyond these the last one of the window stands for all others."""
+
+
+@dataclass(slots=True)
+class _Window:
+    ends_ns: int
+    repeats: int = 0
+
+
+class Repeats(Generic[K]):
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._windows: dict[K, _Window] = {}
+        """By event, the oldest window first."""
+        self._others: K | None = None
+        self._other_repeats = 0
+
+    def is_first(self, key: K, now_ns: int) -> bool:
+        """Whether the event is to be reported now. Otherwise it is counted, and `due` reports it."""
+        window = self._windows.get(key)
+        if window is not None:
+            window.repeats += 1
+            return False
+        if len(self._windows) >= MAX_KEYS:
+            self._others = key
+            self._other_repeats += 1
+            return False
+        self._windows[key] = _Window(now_ns + WINDOW_NS)
+        return True
+
+    def due(self, now_ns: int) -> Iterator[tuple[K, int]]:
+        """Events whose window is over, with the number of repeats, at least 1."""
+        for key, window in list(self._windows.items()):
+            if window.ends_ns > now_ns:
+                return
+            del self._windows[key]
+            if window.repeats:
+                yield key, window.repeats
+            if self._others is not None:
+                other, count, self._others, self._other_repeats = self._others, self._other_repeats, None, 0
+                yield other, count
+
+
+MAX_WAITING: Final = 1024
+"""Entries that wait for an owner of the catalog; the oldest are dropped, and stay in the log."""
+
+log = logging.getLogger("kvstore.audit")
+
+
+class AuditTrail:
+    """See the module. The loop is the only caller, except for `denied`, which any thread may call."""
+
+    def __init__(self, reactor: Reactor, *, wall_s: Callable[[], float]) -> None:
+        self.master = ""
+        """Name of this master; to be set before the reactor runs."""
+        self._reactor = reactor
+        self._wall_s = wall_s
+        self._waiting: deque[pb.AuditEntry] = deque(maxlen=MAX_WAITING)
+        self._repeats = Repeats[tuple[Change, str]]()
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self.deliver: Callable[[Sequence[pb.AuditEntry]], bool] = lambda _entries: False
+        """Adds entries to the catalog if this master owns partition 0; whether it did."""
+
+    def done(self, change: Change) -> None:
+        """The change is in force."""
+        self._record(change, DONE)
+
+    def failed(self, change: Change, error: BaseException) -> None:
+        """It is not, because of `error`."""
+        self._record(replace(change, detail=str(error)), REFUSED if isinstance(error, Denied) else FAILED)
+
+    def repeated(self, change: Change, detail: str) -> None:
+        """The change is in force, and is one of those that programs may make often: repeats within a minute are merged, whatever their
+        `detail`."""
+        self._merge(change, DONE, detail)
+
+    def denied(self, actor: Actor, error: KVStoreError, *, action: str = LOGIN) -> None:
+        """A credential was refused, or did not allow what was asked. Repeats within a minute are merged."""
+        self._reactor.call_soon(lambda: self._merge(Change(actor, action), REFUSED, str(error)))
+
+    def run_due(self, now_ns: int) -> None:
+        """Report repeats whose minute is over, and deliver what waits."""
+        for (change, result), count in self._repeats.due(now_ns):
+            self._record(change, result, count)
+        if self._waiting and self.deliver(self._waiting):
+            self._waiting.clear()
+
+    def take_waiting(self) -> list[pb.AuditEntry]:
+        """Entries that the owner of partition 0, another master, is to get."""
+        entries = list(self._waiting)
+        self._waiting.clear()
+        return entries
+
+    def put_back(self, entries: Sequence[pb.AuditEntry]) -> None:
+        """They did not reach it."""
+        self._waiting = deque([*entries, *self._waiting], MAX_WAITING)
+
+    def counts(self) -> dict[tuple[str, ...], float]:
+        """By action and result."""
+        return dict(self._counts)
+
+    def _merge(self, change: Change, result: str, detail: str) -> None:
+        if self._repeats.is_first((change, result), self._reactor.now_ns()):
+            self._record(replace(change, detail=detail), result, 1)
+
+    def _record(self, change: Change, result: str, count: int = 0) -> None:
+        entry = entry_of(change, result, master=self.master, time_s=self._wall_s(), count=count)
+        self._counts[entry.action, result] += max(1, count)
+        write_line(entry)
+        if not self.deliver([entry]):
+            self._waiting.append(entry)
+
+
+def write_line(entry: pb.AuditEntry) -> None:
+    """To the log, as event `audit`."""
+    fields = {name: getattr(entry, name) for name in ("kind", "actor", "peer", "via", "action", "target", "old", "new", "result", "detail")}
+    level = logging.INFO if entry.result == DONE else logging.WARNING
+    log.log(level, "%s", line_of(entry), extra=named("audit", credential=entry.credential, count=entry.count, **fields))
+
+
+INTERVAL_S: Final = 0.5
+CALL_S: Final = 5.0
+"""Deadline of one call."""
+MAX_SENT: Final = 256
+"""Entries of one message; with texts of 512 bytes it stays below gRPC's 4 MiB."""
+
+
+class Parcel(NamedTuple):
+    """Entries for the master whose frames are at `address`."""
+
+    address: str
+    entries: Sequence[pb.AuditEntry]
+
+
+class Forwarder:
+    """See the module. `start` and `close` are for the master's thread."""
+
+    def __init__(self, fellows: Fellows, take: Callable[[], Parcel | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]) -> None:
+        """`take` returns what waits and its receiver, None for nothing; `put_back` keeps what did not arrive. Both run in this thread."""
+        self._fellows = fellows
+        self._take = take
+        self._put_back = put_back
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="audit-forwarder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send no more. Does not wait: the thread may wait for the loop."""
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        was_reached = True
+        while not self._is_closed.wait(INTERVAL_S):
+            try:
+                parcel = self._take()
+            except KVStoreError:  # the loop is busy or ends
+                continue
+            if parcel is None:
+                continue
+            unsent = self._send(parcel)
+            if unsent and was_reached:
+                log.warning("%d audit entries wait for the owner of the catalog, at %s", len(unsent), parcel.address)
+            was_reached = not unsent
+
+    def _send(self, parcel: Parcel) -> Sequence[pb.AuditEntry]:
+        """What did not arrive; it is put back."""
+        for begin in range(0, len(parcel.entries), MAX_SENT):
+            message = pb.AuditEntries(entries=parcel.entries[begin : begin + MAX_SENT])
+            try:
+                self._fellows.ask(parcel.address, "RecordAudit", message, timeout_s=CALL_S)
+            except KVStoreError:
+                unsent = parcel.entries[begin:]
+                try:
+                    self._put_back(unsent)
+                except Closed:
+                    log.warning("%d audit entries are in this log only: the master stops", len(unsent))
+                return unsent
+        return ()
