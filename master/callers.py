@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 
 from kvstore.master.audit_trail import LOGIN, AuditTrail
-from kvstore.master.control_limits import SEND_TIMEOUT_S
+from kvstore.master.control_limits import SEND_TIMEOUT_S, CallExecutor
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized, grpc_status, typed
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key

@@ -1,8 +1,8 @@
 """Reads as nodes report them: the last read of each namespace, and the blocks that are read most. In memory only. Sans-I/O; `now_ns` is
 passed in.
 
-Each node counts for itself (store/blocks/counts.py) and reports its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat: only while
-somebody wants to know, and forgotten then."""
+Each node counts for itself (store/blocks/counts.py) and reports its share of MAX_BLOCKS at most, once in ASK_S, with a heartbeat: only
+while somebody wants to know, and forgotten then."""
 
 import itertools
 import math

@@ -11,7 +11,7 @@ from kvstore.scheduler.dispatcher import Estimators
 from kvstore.scheduler.estimators.analytic import AnalyticModel
 from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.estimators.online import REFIT_SAMPLES, OnlineDecode, OnlinePrefill
-from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
+from kvstore.scheduler.estimators.regression import DecodeSample, FitReport, PrefillSample
 
 MAX_NAME_BYTES: Final = 255
 MAX_ADDRESS_BYTES: Final = 2048
