@@ -18,6 +18,7 @@ SPARING = ("--pause-s", "0.1")
 RUN_S = 280.0
 
 
+@pytest.mark.slow
 def test_faults_of_several_kinds_cost_nothing_that_may_not_be_lost(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     command = [sys.executable, "-m", "tests.faults.chaos", "--minutes", "0.25", "--seed", "5", "--out", str(out), *PATIENT, *SPARING]

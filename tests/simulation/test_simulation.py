@@ -9,7 +9,6 @@ import pytest
 
 from tests.simulation.__main__ import first_kind, main
 from tests.simulation.run import run_schedule
-from tests.simulation.schedule import OPERATIONS as KINDS
 from tests.simulation.schedule import Schedule, make_schedule
 from tests.simulation.seeded_bugs import BUGS
 from tests.simulation.shrinking import shrink
@@ -98,11 +97,3 @@ def test_the_command_replays_a_finding_with_its_trace(tmp_path: Path, capsys: py
     assert "the least of it" in told
     assert main(["--seeds", "0:2"]) == 0
     assert "2 runs" in capsys.readouterr().out
-
-
-def test_a_dense_schedule_has_as_many_operations_in_less_time_and_as_many_faults_a_second() -> None:
-    for seed in range(20):
-        sparse, dense = make_schedule(seed, operations=200), make_schedule(seed, operations=200, density=10)
-        assert len([step for step in dense.steps if step.kind in KINDS]) >= 200
-        assert dense.steps[-1].at_ms < sparse.steps[-1].at_ms
-        assert len([step for step in dense.steps if step.is_fault]) <= 200 // 40

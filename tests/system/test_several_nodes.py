@@ -138,16 +138,6 @@ def test_of_a_node_that_is_killed_there_are_misses_and_of_the_living_hits(scene:
     assert scene.check(again, scene.get(again, DEADLINE_S), may_miss=True) == SHARE
 
 
-@pytest.mark.slow  # the walk kills nodes everywhere
-def test_a_node_that_is_killed_between_its_bytes_gives_right_ones_or_misses(scene: Scene) -> None:
-    buffers = scene.buffers()
-    waiting = scene.begin(buffers)
-    until(lambda: bool(buffers[0].any()), "the first of its bytes")
-    with within(0):
-        os.kill(scene.victim, signal.SIGKILL)
-        scene.check(buffers, waiting.result(DEADLINE_S), may_miss=True)
-
-
 def test_a_node_that_hangs_up_gives_right_bytes_or_misses(scene: Scene) -> None:
     buffers, waiting = scene.begin_with_one_stopped()
     with within(0):

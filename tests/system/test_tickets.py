@@ -11,7 +11,6 @@ import pytest
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.sync import Client
-from kvstore.client.tools.recorder import Recorder
 from kvstore.protocol.errors import InvalidTicket, KVStoreError, Unauthorized, Unavailable
 from kvstore.protocol.node_messages import Blocks, Read
 from kvstore.rpc.address import parse_address
@@ -170,15 +169,3 @@ def test_without_a_master_sessions_end_when_the_time_of_grace_is_over(tmp_path: 
             eventually(session.has_hung_up, "the node hangs up")
             with pytest.raises(Unavailable, match=r"has not heard of its master for 0\.5 s"):
                 Channel.open(address, hello, Deadline(DEADLINE_S))
-
-
-def test_a_recorder_shows_nodes_the_ticket_of_its_tenant(tmp_path: Path) -> None:
-    with with_tokens(tmp_path) as system:
-        start_master(system)
-        system.start_node("n0", "--dram", "16MiB")
-        settings = dataclasses.replace(system.settings, tenant="red", token=TOKENS["red"])
-        said: list[str] = []
-        with Recorder(settings, said.append) as recorder, as_tenant(system) as client:
-            client.put_batch(KEYS, VALUES)
-            eventually(lambda: recorder.poll() is not None and recorder.counts.stored == len(KEYS), "what was put is recorded")
-        assert said == []

@@ -1,7 +1,6 @@
 """Promises of docs/tracing.md, with real daemons and a real collector: one trace over client, node and master, below the program's span,
 also of what daemons ask one another."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,10 +9,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
-from kvstore.client import AsyncClient, Client
+from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.cluster import Cluster
-from kvstore.protocol.errors import InvalidArgument
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.transfer.config import TransferSettings
 from tests.system.traced_cluster import traced_cluster
@@ -119,28 +117,6 @@ def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: Cluster, colle
             assert client.get_batch([b"near"]) == [b"n" * 4096]
     told = collector.spans("kvstore.get_batch")["kvstore.get_batch"].attributes
     assert told == {"kvstore.keys": 1, "kvstore.hits": 1, "kvstore.bytes": 4096, "kvstore.requests": 0, "kvstore.way": "shared memory"}
-
-
-def test_tasks_have_each_their_own_trace(cluster: Cluster, collector: Collector) -> None:
-    async def test() -> None:
-        async with AsyncClient(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=1)) as client:
-            await asyncio.gather(*(client.pin([b"key %d" % number]) for number in range(5)))
-
-    asyncio.run(test())
-    calls = {span.span_id: span for span in collector.named("kvstore.pin", 5)}
-    served = collector.named("kvstore.master.pin", 5)
-    assert len({span.trace_id for span in calls.values()}) == len(calls) == 5
-    assert {span.parent_id for span in served} == set(calls)
-    assert all(calls[span.parent_id].trace_id == span.trace_id for span in served)
-
-
-def test_a_refused_request_names_its_error_and_no_more(cluster: Cluster, collector: Collector) -> None:
-    with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=1)) as client:
-        with pytest.raises(InvalidArgument, match="namespace"):
-            client.put_batch([b"key"], [b"value"], namespace="n" * 300)
-    call = collector.spans("kvstore.put_batch")["kvstore.put_batch"]
-    served = collector.part_of(call.span_id, "kvstore.node.put")
-    assert (call.error, served.error) == ("InvalidArgument", "InvalidArgument")
 
 
 def test_a_collector_that_is_away_holds_up_nobody(cluster: Cluster) -> None:
