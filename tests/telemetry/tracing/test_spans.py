@@ -14,14 +14,15 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL
+from kvstore.telemetry.tracing import spans
 from kvstore.telemetry.tracing.config import TracingSettings
 from kvstore.telemetry.tracing.spans import SpanQueue, Tracing
 from tests.telemetry.tracing.collector import Collector, collecting
 
 PARENT = TraceParent(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7)
 
-SOON = TracingSettings(flush_interval_s=0.001)
-LATER = TracingSettings(flush_interval_s=3600, queue_spans=10, batch_spans=4)
+SOON = 0.001
+LATER = 3600.0
 PATIENT_S = 60.0
 
 
@@ -155,6 +156,12 @@ class Exporter(SpanExporter):
         self.closed += 1
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "QUEUE_SPANS", 10)
+    monkeypatch.setattr(spans, "BATCH_SPANS", 4)
+
+
 def make(queue: SpanQueue, count: int) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(queue)
@@ -175,6 +182,7 @@ def test_what_waits_is_sent_in_its_time_without_being_asked() -> None:
     assert queue.counts() == {"exported": 1, "failed": 0, "dropped": 0}
 
 
+@pytest.mark.usefixtures("few")
 def test_a_whole_batch_is_sent_at_once_and_the_rest_at_the_end() -> None:
     exporter = Exporter()
     queue = SpanQueue(exporter, LATER)
@@ -187,6 +195,7 @@ def test_a_whole_batch_is_sent_at_once_and_the_rest_at_the_end() -> None:
     assert queue.counts() == {"exported": 7, "failed": 0, "dropped": 0}
 
 
+@pytest.mark.usefixtures("few")
 def test_a_collector_that_hangs_stops_nobody_and_what_has_no_room_is_dropped() -> None:
     exporter = Exporter()
     exporter.may.clear()
