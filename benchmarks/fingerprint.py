@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts import run
+from benchmarks.harness import run
 from kvstore.client.tools.bench import Row, at_most
 from kvstore.engines.weights.fingerprint import fingerprint, stamp
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts import run
+from benchmarks.harness import run
 from kvstore.client.tools.bench import Row
 from tests.engines.live import process_group
 from tests.engines.live.environments import ROOT

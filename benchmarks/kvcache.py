@@ -2,6 +2,7 @@
 Every figure by the clock of this machine; ratios are of one run. Rows go to benchmarks/out/kvcache.json.
 """
 
+import itertools
 import random
 import statistics
 import sys
@@ -12,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from benchmarks.handover import overlap_rows
-from kvstore.client.tools.bench import Row, at_most, table, write
+from benchmarks.harness import report
+from kvstore.client.tools.bench import Row, at_most
 from kvstore.kvcache.codecs.codec import decode, encode
 from kvstore.kvcache.codecs.schemes import Scheme
 from kvstore.kvcache.layouts.formatter import remap
@@ -46,14 +47,7 @@ MAX_RUNS_MS: Final = 100
 
 
 def main() -> int:
-    rows: list[Row] = []
-    for part in (codec_rows, plan_rows, run_rows, staging_rows, overlap_rows):
-        for row in part():
-            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
-            rows.append(row)
-    Console().print(table(rows))
-    write(rows, OUT)
-    return 0
+    return report(itertools.chain(codec_rows(), plan_rows(), run_rows(), staging_rows(), overlap_rows()), OUT)
 
 
 # --- codecs ---

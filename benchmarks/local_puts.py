@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks.engines.mooncake import mooncake_master, mooncake_segment
+from benchmarks.harness import report
 from benchmarks.transfer_peers import Trouble, mooncake_python
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_least, at_most, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -57,10 +57,7 @@ TASKS: Final = [
 
 
 def main() -> int:
-    rows = list(all_rows())
-    Console().print(table(rows))
-    write(rows, OUT)
-    return 0
+    return report(all_rows(), OUT)
 
 
 def all_rows() -> Iterator[Row]:

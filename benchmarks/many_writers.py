@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import redis
 
-from benchmarks.cpu_time import cpu_ns
-from benchmarks.redis_server import redis_server
+from benchmarks.harness import cpu_ns, redis_server
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tools.bench import Row, at_least, at_most

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts import run
+from benchmarks.harness import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.config import ClientSettings

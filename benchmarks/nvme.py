@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 
+from benchmarks.harness import report
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
-from kvstore.client.tools.bench import Row, at_least, at_most, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 
 ROOT: Final = Path(__file__).parent
@@ -50,16 +50,10 @@ READ_AIMS: Final = {1: 0.6, 8: 0.8, 32: 0.8}
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT.parent / "build" / "bench-nvme")
     folder.mkdir(parents=True)
-    rows: list[Row] = []
     try:
-        for row in measured(folder):
-            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
-            rows.append(row)
+        return report(measured(folder), OUT)
     finally:
         shutil.rmtree(folder)
-    Console().print(table(rows))
-    write(rows, OUT)
-    return 0
 
 
 def measured(folder: Path) -> Iterator[Row]:

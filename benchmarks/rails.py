@@ -12,9 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
-from kvstore.client.tools.bench import Row, at_least, at_most, table, write
+from benchmarks.harness import report
+from kvstore.client.tools.bench import Row, at_least, at_most
 from tests.namespaces import Cut, TwoHosts, why_not
 from tests.transfer.paths.rails_child import Load, Look
 
@@ -37,14 +36,8 @@ def main() -> int:
     if reason:
         print(f"make bench-rails: {reason}", file=sys.stderr)
         return 1
-    rows: list[Row] = []
     with TwoHosts(RATES_GBIT_S) as hosts, Load(hosts) as load:
-        for row in measure(hosts, load):
-            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
-            rows.append(row)
-    Console().print(table(rows))
-    write(rows, OUT)
-    return 0
+        return report(measure(hosts, load), OUT)
 
 
 def measure(hosts: TwoHosts, load: Load) -> Iterator[Row]:

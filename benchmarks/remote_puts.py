@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from benchmarks import parts
+from benchmarks import harness
 from benchmarks.remote import NODE_PORT, ask, cluster, start
 from benchmarks.transfer_peers import MOONCAKE_FOLDER, Trouble, found_program, mooncake_python
 from kvstore.client.tools.bench import Row, at_least, at_most
@@ -134,7 +134,7 @@ def main() -> int:
     if reason := why_not():
         print(f"puts to other hosts are not measured: {reason}", file=sys.stderr)
         return 0
-    return parts.run({"small": small_rows, "shaped": shaped_rows, "unshaped": unshaped_rows}, OUT, may_lack=(Trouble,))
+    return harness.run({"small": small_rows, "shaped": shaped_rows, "unshaped": unshaped_rows}, OUT, may_lack=(Trouble,))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from typing import Final
 
 from rich.console import Console
 
+from benchmarks.harness import report
 from kvstore.client.cli.simulate import MODE_TITLES, modes_table
-from kvstore.client.tools.bench import Row, at_least, at_most, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
 from kvstore.scheduler.baselines import make_dispatcher
@@ -66,16 +67,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, help="a file in the public Mooncake format")
     requests, name = load(parser.parse_args().trace)
-    console = Console()
-    console.print(f"{name}: {len(requests):,} requests")
-    rows: list[Row] = []
-    for part in (dispatcher_rows, rejection_rows, mode_rows, speed_rows, decision_rows):
-        for row in part(requests):
-            print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
-            rows.append(row)
-    console.print(table(rows))
-    write(rows, OUT)
-    return 0
+    print(f"{name}: {len(requests):,} requests")
+    parts = (dispatcher_rows, rejection_rows, mode_rows, speed_rows, decision_rows)
+    return report((row for part in parts for row in part(requests)), OUT)
 
 
 def load(path: Path | None) -> tuple[list[TraceRequest], str]:

@@ -18,7 +18,7 @@ from typing import Final
 
 import xxhash
 
-from benchmarks.parts import run
+from benchmarks.harness import run
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.tools.bench import Row

@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import node_table, value_memory
-from benchmarks.cpu_time import cpu_ns
+from benchmarks.harness import cpu_ns, run
 from benchmarks.many_writers import process_rows, thread_rows
-from benchmarks.parts import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tools.bench import SMALL_BLOCKS, SMALL_BYTES, Row, at_least, at_most

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks import first_writes
-from benchmarks.parts import run
+from benchmarks.harness import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tools.bench import Row, at_most, copy_all, put_all, seconds

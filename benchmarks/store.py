@@ -18,7 +18,7 @@ import redis
 from rich.console import Console
 
 from benchmarks import first_writes
-from benchmarks.redis_server import redis_server
+from benchmarks.harness import redis_server
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tools.bench import (

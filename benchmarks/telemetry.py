@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts import run
+from benchmarks.harness import run
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.stats import Timings, timed

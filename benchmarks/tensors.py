@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from rich.console import Console
 
+from benchmarks.harness import report
 from benchmarks.kvcache import timed
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.pools import EnginePool
-from kvstore.client.tools.bench import Row, table, write
+from kvstore.client.tools.bench import Row
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import CacheSpec
@@ -35,17 +35,10 @@ WAYS: Final = {"fresh": TensorSettings(kept_bytes=Size(0)), "kept": TensorSettin
 
 
 def main() -> int:
-    rows = []
     with Cluster(ClusterPlan(is_private=True, dram="1GiB"), on_log=show_trouble) as cluster:
         cluster.wait_warm()
         with Client(cluster.address) as client:
-            for order in ("vllm-flash", "vllm-cpu"):
-                for row in order_rows(client, order):
-                    print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
-                    rows.append(row)
-    Console().print(table(rows))
-    write(rows, OUT)
-    return 0
+            return report((row for order in ("vllm-flash", "vllm-cpu") for row in order_rows(client, order)), OUT)
 
 
 def order_rows(client: Client, order: str) -> Iterator[Row]:

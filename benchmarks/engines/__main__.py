@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.engines import lmcache, mooncake, offload, router, share_tp, vllm, waiting_requests
-from benchmarks.parts import run
+from benchmarks.harness import run
 from benchmarks.transfer_peers import Trouble
 
 PARTS = {

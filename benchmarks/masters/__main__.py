@@ -4,8 +4,8 @@ Rows go to benchmarks/out/master.json."""
 import sys
 from pathlib import Path
 
+from benchmarks.harness import run
 from benchmarks.masters import catalog, failover, inventory, large, lookups, memory, owners, removes, standby
-from benchmarks.parts import run
 
 PARTS = {
     "memory": memory.rows,

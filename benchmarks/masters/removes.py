@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.cpu_time import cpu_ns
+from benchmarks.harness import cpu_ns
 from kvstore.client import Client
 from kvstore.client.cli.replay import show_trouble
 from kvstore.client.tools.bench import Row, at_most

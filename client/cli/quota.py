@@ -14,15 +14,13 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, cluster_status
 from kvstore.client.tools.status_tables import NOT_SHOWN, is_whole
 from kvstore.client.tools.tables import names_shown, new_table
+from kvstore.console.tenants import AT_MASTER, AT_NODES
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
 from kvstore.protocol.node_states import AWAY
 from kvstore.protocol.settings import flag_name, format_size
 from kvstore.security.quotas.limits import NO_LIMIT, parse_limit
 from kvstore.security.quotas.quota import BYTES, NAMES
-
-AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks", "requests_in_flight", "connections")
-AT_MASTER: Final = ("pins", "reservations", "requests_in_flight", "connections")
 
 EVICTING: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks")
 """Limits above which a node evicts. Above the others it refuses new requests."""

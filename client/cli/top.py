@@ -6,8 +6,9 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
+from typing import Final
 
 import click
 from rich.console import Group
@@ -25,6 +26,8 @@ from kvstore.console.model import Model
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
 
+REDRAW_S: Final = 0.1
+"""Longest time until a look, or another size of the terminal, is shown."""
 Look = tuple[pb.StatusReply | None, str]
 """What was told, or why nothing was."""
 
@@ -61,21 +64,27 @@ def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSet
 def _live(looks: Iterable[int], interval_s: float, settings: ClientSettings) -> None:
     """On the terminal. Raises what the first look raises; later ones are shown as trouble, and the cluster is found again."""
     shown, view, model = console(), View(), Model()
-    with Keyboard() as keyboard:
-        looker = Looker(looks, interval_s, settings, wake=keyboard.wake)
-        with looker, Live(console=shown, screen=True, auto_refresh=False) as live:
-            goes_on = True
-            while goes_on:
-                for status, failure in looker.taken():
-                    if status is not None:
-                        view.take(model.document(status, at_s=time.monotonic(), wall_s=time.time()))
-                    view.failure = failure
-                if looker.is_done:
-                    break
-                picture, page = screen(view, *shown.size)
+    with (
+        Keyboard() as keyboard,
+        Looker(looks, interval_s, settings) as looker,
+        Live(console=shown, screen=True, auto_refresh=False) as live,
+    ):
+        goes_on, keys, size, page = True, [""], shown.size, 1
+        while goes_on:
+            taken = looker.taken()
+            for status, failure in taken:
+                if status is not None:
+                    view.take(model.document(status, at_s=time.monotonic(), wall_s=time.time()))
+                view.failure = failure
+            if looker.is_done:
+                break
+            if taken or keys or shown.size != size:
+                size = shown.size
+                picture, page = screen(view, *size)
                 live.update(picture, refresh=True)
-                for key in keyboard.wait():
-                    goes_on = goes_on and key != ENDED and view.press(key, page)
+            keys = keyboard.wait(REDRAW_S)
+            for key in keys:
+                goes_on = goes_on and key != ENDED and view.press(key, page)
     if view.document is None and view.failure:
         raise click.ClickException(view.failure)
 
@@ -83,9 +92,8 @@ def _live(looks: Iterable[int], interval_s: float, settings: ClientSettings) -> 
 class Looker:
     """Asks the cluster again and again in a thread of its own, so that keys need not wait for it. A context manager."""
 
-    def __init__(self, looks: Iterable[int], interval_s: float, settings: ClientSettings, *, wake: Callable[[], None]) -> None:
-        """`wake` is called in that thread after each look."""
-        self._looks, self._interval_s, self._settings, self._wake = looks, interval_s, settings, wake
+    def __init__(self, looks: Iterable[int], interval_s: float, settings: ClientSettings) -> None:
+        self._looks, self._interval_s, self._settings = looks, interval_s, settings
         self._taken: queue.SimpleQueue[Look] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="top", daemon=True)
@@ -121,8 +129,6 @@ class Looker:
                 if control is not None:
                     control.close()
                 control = None  # another master may own the catalog by now
-            self._wake()
         if control is not None:
             control.close()
         self.is_done = True
-        self._wake()

@@ -1,17 +1,13 @@
-"""Keys of a terminal one by one, as they are pressed, and word of its new size; a context manager that leaves the terminal as it was."""
+"""Keys of a terminal one by one, as they are pressed; a context manager that leaves the terminal as it was."""
 
-import contextlib
 import os
 import select
-import signal
 import sys
 import termios
 import tty
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Final
 
-RESIZED: Final = "resized"
-WOKEN: Final = "woken"
 ENDED: Final = "ended"
 KEYS: Final = {
     b"\x1b[A": "up",
@@ -26,52 +22,31 @@ KEYS: Final = {
     b"\x1b[4~": "end",
 }
 """By what terminals send; all else is the character itself."""
-_RESIZE: Final = b"r"
 
 
 class Keyboard:
-    """For the main thread, for it takes the signal SIGWINCH over; `wake` may be called by any."""
+    """Standard input, which must be a terminal. Not thread-safe."""
 
-    def __init__(self, terminal: int | None = None) -> None:
-        """Of the terminal with this descriptor; standard input for None."""
-        self._terminal = sys.stdin.fileno() if terminal is None else terminal
+    def __init__(self) -> None:
+        self._terminal = sys.stdin.fileno()
 
     def __enter__(self) -> "Keyboard":
         self._former = termios.tcgetattr(self._terminal)
-        self._notes, self._noted = os.pipe()
-        os.set_blocking(self._noted, False)
-        self._handler = signal.signal(signal.SIGWINCH, self._resized)
         tty.setcbreak(self._terminal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._former)
-        signal.signal(signal.SIGWINCH, self._handler)
-        os.close(self._notes)
-        noted, self._noted = self._noted, -1
-        os.close(noted)
 
-    def wait(self) -> list[str]:
-        """What has been pressed, or what else happened (RESIZED, WOKEN, ENDED: the terminal is gone); waits for it."""
-        ready, _writable, _odd = select.select([self._terminal, self._notes], [], [])
-        if self._notes in ready:
-            return [RESIZED if _RESIZE in os.read(self._notes, 4096) else WOKEN]
+    def wait(self, timeout_s: float) -> list[str]:
+        """Return the keys pressed, after the first one or the timeout; ENDED where the terminal is gone."""
+        if not select.select([self._terminal], [], [], timeout_s)[0]:
+            return []
         try:
             pressed = os.read(self._terminal, 1024)
         except OSError:
             pressed = b""
         return _keys(pressed) if pressed else [ENDED]
-
-    def wake(self) -> None:
-        """Have `wait` return."""
-        self._note(b"w")
-
-    def _resized(self, _number: int, _frame: FrameType | None) -> None:
-        self._note(_RESIZE)
-
-    def _note(self, what: bytes) -> None:
-        with contextlib.suppress(OSError):  # full, or closed: whoever waits is awake, or gone
-            os.write(self._noted, what)
 
 
 def _keys(pressed: bytes) -> list[str]:

@@ -35,18 +35,7 @@ class TracingSettings:
         minimum=0,
         maximum=1,
     )
-    queue_spans: int = setting(
-        2048, "Spans that wait to be sent, at most; those beyond are dropped, and counted (docs/metrics.md).", minimum=1, maximum=1 << 20
-    )
-    batch_spans: int = setting(512, "Spans that are sent at once, at most; as many that wait are sent at once.", minimum=1, maximum=1 << 16)
     flush_interval_s: float = setting(1.0, "Longest time that a span waits before it is sent.", minimum=0.001, maximum=3600)
-    timeout_s: float = setting(
-        2.0,
-        "Time for the collector to take a batch, tries in vain included; what it does not take then is dropped. The end of a program waits "
-        "as long for what is left.",
-        minimum=0.001,
-        maximum=60,
-    )
 
 
 def open_tracing(settings: TracingSettings | None, *, role: str, instance: str) -> "Tracing | None":

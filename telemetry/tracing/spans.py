@@ -29,6 +29,12 @@ from kvstore.rpc.tracing import CALL, Call
 from kvstore.telemetry.metrics.requests import OPERATIONS
 from kvstore.telemetry.tracing.config import TracingSettings
 
+QUEUE_SPANS: Final = 2048
+"""Spans that wait to be sent, at most: some MB. Those beyond are dropped, and counted."""
+BATCH_SPANS: Final = 512
+"""Spans that are sent at once, at most. As many that wait are sent before their interval ends."""
+TIMEOUT_S: Final = 2.0
+"""Time for the collector to take a batch, retries included. The end of a program waits as long for what is left."""
 EXPORTED: Final = "exported"
 FAILED: Final = "failed"
 DROPPED: Final = "dropped"
@@ -43,9 +49,9 @@ NEVER: Final = 1 << 62
 class SpanQueue(SpanProcessor):
     """Owns the exporter. Threads may share it. Its thread begins with the first span: who has none pays for none."""
 
-    def __init__(self, exporter: SpanExporter, settings: TracingSettings) -> None:
+    def __init__(self, exporter: SpanExporter, flush_interval_s: float) -> None:
         self._exporter = exporter
-        self._settings = settings
+        self._flush_interval_s = flush_interval_s
         self._lock = threading.Lock()
         self._waiting: deque[ReadableSpan] = deque()
         self._counts = {EXPORTED: 0, FAILED: 0, DROPPED: 0}
@@ -59,7 +65,7 @@ class SpanQueue(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         with self._lock:
-            if self._is_closing or len(self._waiting) >= self._settings.queue_spans:
+            if self._is_closing or len(self._waiting) >= QUEUE_SPANS:
                 self._counts[DROPPED] += 1
                 return
             if self._thread is None:
@@ -71,7 +77,7 @@ class SpanQueue(SpanProcessor):
                     return
                 self._thread = thread
             self._waiting.append(span)
-            if len(self._waiting) >= self._settings.batch_spans:
+            if len(self._waiting) >= BATCH_SPANS:
                 self._due.set()
 
     def counts(self) -> dict[str, int]:
@@ -80,7 +86,7 @@ class SpanQueue(SpanProcessor):
             return dict(self._counts)
 
     def shutdown(self) -> None:
-        """Send what waits, for `timeout_s`, and a try that has begun then for as long again; what is left is dropped. A second call is a
+        """Send what waits, for TIMEOUT_S, and a try that has begun then for as long again; what is left is dropped. A second call is a
         no-op."""
         with self._lock:
             if self._is_closing:
@@ -88,10 +94,10 @@ class SpanQueue(SpanProcessor):
             self._is_closing = True
             self._due.set()
         if self._thread is not None:
-            self._thread.join(self._settings.timeout_s)
+            self._thread.join(TIMEOUT_S)
         self._exporter.shutdown()  # ends the pause before another try
         if self._thread is not None:
-            self._thread.join(self._settings.timeout_s)
+            self._thread.join(TIMEOUT_S)
         with self._lock:
             self._counts[DROPPED] += len(self._waiting)
             self._waiting.clear()
@@ -103,7 +109,7 @@ class SpanQueue(SpanProcessor):
     def _run(self) -> None:
         attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # where the program traces HTTP requests, these are none of its own
         while not self._is_closing:
-            self._due.wait(self._settings.flush_interval_s)
+            self._due.wait(self._flush_interval_s)
             self._due.clear()
             self._send()
         self._send()
@@ -123,7 +129,7 @@ class SpanQueue(SpanProcessor):
 
     def _next(self) -> list[ReadableSpan]:
         with self._lock:
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._settings.batch_spans))]
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_SPANS))]
 
 
 class RecordedSpan:
@@ -193,7 +199,7 @@ class Tracing:
         self._role = role
         self._ratio = settings.sample_ratio
         self._until_next = self._draw()
-        self.queue = SpanQueue(OTLPSpanExporter(endpoint=settings.endpoint, timeout=settings.timeout_s), settings)
+        self.queue = SpanQueue(OTLPSpanExporter(endpoint=settings.endpoint, timeout=TIMEOUT_S), settings.flush_interval_s)
         about = {"service.name": f"kvstore-{role}", "service.instance.id": instance, "service.version": VERSION}
         provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(about), shutdown_on_exit=False)
         provider.add_span_processor(self.queue)
@@ -241,7 +247,7 @@ class Tracing:
         return RecordedCall(self._tracer.start_span(f"kvstore.{name}", kind=SpanKind.CLIENT))
 
     def close(self) -> None:
-        """Send what waits, for `timeout_s` at most. A second close is a no-op."""
+        """Send what waits, for TIMEOUT_S at most. A second close is a no-op."""
         self.queue.shutdown()
 
     def _draw(self) -> int:

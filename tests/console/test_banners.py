@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.console.banners import ERROR, MAX_HEALTH, WARNING, Banners, Trouble, troubles, unreachable
+from kvstore.console.banners import ERROR, WARNING, Banners, Trouble, troubles, unreachable
 from kvstore.protocol import control_pb2 as pb
 
 LIVE = pb.NodeStatus(name="n", state="alive")
@@ -63,24 +63,11 @@ def test_a_trouble_has_a_level_a_text_and_a_view(facts: dict[str, Any], expected
     assert all(one.todo for one in told)
 
 
-def test_a_dead_node_is_one_severity_whether_others_live_or_not() -> None:
-    assert {found(nodes=nodes)[0].level for nodes in ([node("a", "dead")], [node("a", "dead"), LIVE])} == {ERROR}
-
-
 def test_partitions_without_an_owner_are_counted() -> None:
     owners = [pb.CatalogOwner(name=name) for name in ("m1", "", "", "m1")]
     (one,) = found(shares={"m1": 2}, partitions=4, owners=owners)
     assert (one.level, one.text) == (ERROR, "No master owns 2 of the 4 partitions")
     assert found(shares={"m1": 4}, partitions=4, owners=owners) == []
-
-
-def test_the_raw_text_of_a_long_health_is_folded_away() -> None:
-    (short,), (long,), (several,) = (found(catalog_health=health) for health in ("full", "word " * MAX_HEALTH, "no quorum; reads go on"))
-    assert (several.text, several.detail) == ("Catalog: no quorum", "no quorum; reads go on")
-    assert (short.text, short.detail) == ("Catalog: full", "")
-    assert len(long.text) < MAX_HEALTH + 20
-    assert long.text.endswith("…")
-    assert long.detail == "word " * MAX_HEALTH
 
 
 @pytest.mark.parametrize(
@@ -130,10 +117,3 @@ def test_a_trouble_that_ended_and_returns_is_a_new_one() -> None:
     assert [banners.of(found, at)[0]["since_s"] for at, found in ((2.0, [one]), (3.0, [one]))] == [2.0, 2.0]
     banners.of([], 4.0)
     assert banners.of([one], 5.0)[0]["since_s"] == 5.0
-
-
-def test_since_when_does_not_move_forward_while_a_trouble_lasts() -> None:
-    """A second node that dies, or a master that restarted and knows a shorter age, leaves the first one's time."""
-    banners = Banners()
-    dead = [Trouble(ERROR, "dead", "", "", "nodes", age_s=age_s) for age_s in (20.0, 5.0)]
-    assert [banners.of([one], at)[0]["since_s"] for one, at in zip(dead, (100.0, 110.0), strict=True)] == [80.0, 80.0]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvstore.console.documents import FAILURE_S, MAX_KEPT, Cached, contents, host, slow_request
+from kvstore.console.documents import FAILURE_S, MAX_KEPT, Cached, host
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
@@ -17,46 +17,6 @@ def test_a_host_has_its_topology_or_says_why_not() -> None:
     assert [nic["name"] for nic in told["topology"]["nics"]] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "eno1"]
     assert host(pb.NodeTopology(name="n", state="dead"))["note"] == "it has not told its topology"
     assert host(pb.NodeTopology(name="n", topology=b"{"))["note"].startswith("its topology cannot be read: ")
-
-
-def test_segments_name_their_parents_by_index() -> None:
-    held = pb.Held(blocks=2, bytes=10, dram_bytes=10)
-    reply = pb.ContentsReply(
-        namespaces=[
-            pb.NamespaceUsage(tenant="t", namespace="n", held=held, pinned=1),
-            pb.NamespaceUsage(
-                namespace="m", model="llama", layout="bf16, 16 tokens a block", weights="base@v1", users=["a"], is_used=True, read_age_s=3.0
-            ),
-        ],
-        segments=[
-            pb.PrefixSegment(key=b"\x01", held=held, subtree_bytes=20, branches=1),
-            pb.PrefixSegment(parent=1, key=b"\x02", held=held, subtree_bytes=10, reads_per_s=1.5, subtree_reads_per_s=2.5),
-        ],
-    )
-    told = contents(reply)
-    first, second = told["namespaces"]
-    figures = {"blocks": 2, "bytes": 10, "hbm_bytes": 0, "dram_bytes": 10, "nvme_bytes": 0}
-    nobody: dict[str, object] = {
-        "model": "",
-        "layout": "",
-        "weights": "",
-        "read_age_s": None,
-        "users": [],
-        "is_used": False,
-        "is_retired": False,
-    }
-    assert first == {"tenant": "t", "namespace": "n", "pinned": 1, **figures, **nobody}
-    assert second["layout"] == "bf16, 16 tokens a block"
-    assert (second["model"], second["weights"], second["read_age_s"], second["users"]) == ("llama", "base@v1", 3.0, ["a"])
-    segments = [(one["parent"], one["key"], one["subtree_bytes"], one["branches"]) for one in told["segments"]]
-    assert segments == [(None, "01", 20, 1), (0, "02", 10, 0)]
-    assert [(one["reads_per_s"], one["subtree_reads_per_s"]) for one in told["segments"]] == [(0, 0), (1.5, 2.5)]
-
-
-def test_a_slow_request_has_who_asked_where_and_how_long() -> None:
-    one = pb.SlowRequest(tenant="red", operation="put", duration_us=2500, time_s=7.0, at="n1", peer="10.0.0.7:5")
-    told = {"tenant": "red", "operation": "put", "duration_s": 0.0025, "time_s": 7.0, "at": "n1", "peer": "10.0.0.7:5"}
-    assert slow_request(one) == told
 
 
 def test_an_answer_is_asked_for_again_when_it_is_old() -> None:

@@ -1,6 +1,6 @@
 """Promises of events.py."""
 
-from kvstore.console.events import MAX_AT_ONCE, Event, EventLog, audited_event, differences, first
+from kvstore.console.events import Event, EventLog, audited_event, differences, first
 from kvstore.console.model import Document, Model
 from kvstore.protocol import control_pb2 as pb
 
@@ -42,23 +42,12 @@ def test_drains_and_failing_tiers() -> None:
     assert told(failed, plain) == [("info", "n has no failed tier any more")]
 
 
-def test_a_rack_that_goes_is_one_event() -> None:
-    names = [f"n{number}" for number in range(MAX_AT_ONCE + 1)]
-    alive, dead = document(*(node(name) for name in names)), document(*(node(name, "dead") for name in names))
-    assert told(alive, dead) == [("error", "21 nodes, n0 among them: each is dead")]
-
-
 def test_who_owns_the_catalog_and_how_it_is() -> None:
     assert told(document(), document(owner="o", epoch=2)) == [("warning", "o owns the catalog, epoch 2")]
     assert told(document(), document(owner="")) == [("error", "Nobody owns the catalog")]
     assert told(document(owner=""), document()) == [("info", "m owns the catalog, epoch 1")]
     assert told(document(), document(health="no space")) == [("error", "Catalog: no space")]
     assert told(document(health="no space"), document()) == [("info", "Catalog: ok")]
-
-
-def test_a_master_that_begins_to_follow_has_lost_no_node() -> None:
-    assert told(document(node()), document(role="following")) == []
-    assert told(document(role="following"), document(node())) == []
 
 
 def test_a_log_begins_with_what_is() -> None:
@@ -101,12 +90,6 @@ def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes()
         ("info", "c owns 2 of 3 partitions"),
     ]
     assert [event.text for event in first(shared("a", "b", "a"))][1:] == ["a owns 2 of 3 partitions", "b owns 1 of 3 partitions"]
-
-
-def test_a_node_that_was_stopped_is_no_error() -> None:
-    alive, stopped, syncing = (document(node(state=state)) for state in ("alive", "stopped", "syncing"))
-    assert told(alive, stopped) == told(document(), stopped) == [("info", "n has stopped")]
-    assert told(stopped, syncing) == [("info", "n has come, and tells what it has")]
 
 
 def test_audit_entries_are_events_of_their_node() -> None:

@@ -43,13 +43,6 @@ def test_a_look_that_came_late_stands_for_those_before_it_and_more_are_a_gap() -
     assert found.node("n", 9)["series"]["y"] == [1, None, 2, None, 3]
 
 
-def test_a_look_after_a_rest_stands_for_all_of_it() -> None:
-    found = history()
-    found.add(0, {"x": 1}, {})
-    found.add(5 + LATE_SAMPLES, {"x": 2}, {}, rested_s=4.0)
-    assert xs(found) == [1] + [2] * (5 + LATE_SAMPLES)
-
-
 def test_nodes_beyond_the_limit_have_none_and_forgotten_ones_make_room() -> None:
     found = history(max_nodes=1)
     found.add(0, {}, {"a": {"y": 1}, "b": {"y": 1}})

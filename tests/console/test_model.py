@@ -1,11 +1,10 @@
 """Promises of model.py, of a simulated cluster."""
 
-import json
 from typing import Any
 
 import pytest
 
-from kvstore.console.model import KEPT, MAX_WAYS, NODE_FIELDS, NODE_KEPT, Document, Model, figures, node_figures
+from kvstore.console.model import KEPT, NODE_FIELDS, NODE_KEPT, Document, Model, figures, node_figures
 from kvstore.protocol import control_pb2 as pb
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
@@ -85,27 +84,6 @@ def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> N
     assert [trouble["text"] for trouble in document["troubles"]] == ["No node has joined yet"]
 
 
-def test_ways_are_the_slowest_by_name_and_a_thousand_nodes_fit() -> None:
-    clock = Clock()
-    source = Simulated(1000, clock, dead=[3])
-    document = Model().document(source.status(), at_s=1, wall_s=1)
-    assert len(document["ways"]) == MAX_WAYS
-    assert document["ways"][0]["bytes_per_s"] <= document["ways"][-1]["bytes_per_s"]
-    assert len(json.dumps(document, separators=(",", ":"))) < 400_000
-
-
-def test_a_drain_is_told_with_what_is_left() -> None:
-    clock = Clock()
-    source = Simulated(3, clock)
-    source.drained = {"node-0": True, "node-1": False}
-    document = Model().document(source.status(), at_s=1, wall_s=1)
-    assert [(node(document, name)["drain"], node(document, name)["left_blocks"]) for name in ("node-0", "node-1", "node-2")] == [
-        ("drained", 0),
-        ("draining", 1234),
-        ("", 0),
-    ]
-
-
 def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_where_that_was() -> None:
     clock = Clock()
     document = looked(Simulated(12, clock, dead=[6]), clock)
@@ -118,14 +96,6 @@ def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_whe
     ]
     assert [one["mean_s"] for one in found] == pytest.approx([240e-6, 85e-6, 310e-6, 130e-6], rel=1e-3)
     assert found[3]["per_s"] == pytest.approx(800)
-
-
-def test_operations_that_nobody_asked_for_lately_have_no_mean() -> None:
-    counters = {"request_put_count": 5, "request_put_us": 50, "request_put_slowest_us": 0}
-    document = Model().document(pb.StatusReply(name="m", counters=counters), at_s=1, wall_s=1)
-    assert document["operations"] == [
-        {"operation": "put", "where": "master", "per_s": 0, "mean_s": None, "slowest_s": 0, "slowest_at": "m"}
-    ]
 
 
 def test_of_several_partitions_each_masters_share_is_told_and_those_without_an_owner_are_trouble() -> None:

@@ -82,17 +82,6 @@ def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(
         assert watched.wrong == []
 
 
-def test_dark_changes_nothing_but_colours() -> None:
-    """So that whatever fits in light does in dark."""
-    dark, light = (
-        dict(re.findall(r"([a-z-][\w-]*): ([^;]+);", TOKENS.partition(f"{root} {{")[2].partition("}")[0]))
-        for root in (':root[data-theme="dark"]', ":root")
-    )
-    assert {name for name, value in dark.items() if not value.startswith("#")} == {"color-scheme", "--shadow"}
-    assert {name for name in dark if not light[name].startswith("#")} == {"color-scheme", "--shadow"}
-    assert [path.name for path in PAGE.glob("*.css") if "data-theme" in path.read_text()] == ["tokens.css"]
-
-
 def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:
     with embedded() as cluster:
         with cluster.control() as control:
@@ -110,25 +99,6 @@ def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:
             expect(page.locator(".host")).to_contain_text("node-0")
             assert watched.violations() == ""
             assert watched.wrong == []
-
-
-def test_the_hottest_prefixes_are_shown_with_what_is_read_and_what_is_not_counted_yet_is_said(
-    browser: BrowserContext, many: Served
-) -> None:
-    with Watched(browser, many.address) as watched:
-        page = watched.show("contents")
-        expect(page.locator(".icicle text").first).to_contain_text("5 MiB")
-        page.get_by_role("button", name="Hottest").click()
-        expect(page.locator(".icicle text").first).to_contain_text("/s")
-        page.locator(".icicle g").first.hover()
-        expect(page.locator("#tip")).to_contain_text("blocks/s, with all behind them")
-        assert {width: watched.overflow(width) for width in WIDTHS} == dict.fromkeys(WIDTHS, 0)
-        assert watched.violations() == ""
-        assert watched.wrong == []
-    with simulated(0, looks=2) as (found, _source, _clock), Watched(browser, found.address) as watched:
-        page = watched.show("contents")
-        page.get_by_role("button", name="Hottest").click()
-        expect(page.locator("main")).to_contain_text("No reads have been counted yet")
 
 
 def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(
@@ -190,16 +160,6 @@ def test_namespaces_show_model_weights_last_read_and_who_uses_them(browser: Brow
         expect(rows.nth(1)).to_contain_text("base (retired)")
         assert watched.violations() == ""
         assert watched.wrong == []
-
-
-@pytest.mark.parametrize("width", [1280, 1440, 1920])
-def test_what_is_done_with_tenants_and_namespaces_is_in_sight_without_scrolling(browser: BrowserContext, many: Served, width: int) -> None:
-    with Watched(browser, many.address, width=width) as watched:
-        page = watched.show("contents")
-        for table, button in (("Table of tenants", "Quota"), ("Table of namespaces", "Remove")):
-            region = page.get_by_role("region", name=table)
-            expect(region.get_by_text(button, exact=True).last).to_be_visible()
-            assert region.evaluate("(region) => region.scrollWidth - region.clientWidth") == 0, table
 
 
 def test_what_nics_carry_is_shown_while_the_network_is_looked_at(browser: BrowserContext) -> None:
@@ -467,69 +427,3 @@ def test_a_banner_has_since_when_what_to_do_and_a_link(browser: BrowserContext, 
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(page.locator("tbody tr")).to_contain_text("node-2")
         assert watched.wrong == []
-
-
-def test_one_severity_has_one_colour(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
-    """A dead node's: in its banner, in the table, and in what happened."""
-    found, source, clock = few
-    with Watched(browser, found.address) as watched:
-        page = watched.show()
-        source.dead = {1, 2}
-        clock.now_s += 10
-        found.watch.look()
-        colour = "(part) => getComputedStyle(part).color"
-        edge = "(part) => getComputedStyle(part).borderLeftColor"
-        banner = page.locator(".notes li", has_text="2 nodes (node-1, node-2) are dead").evaluate(colour)
-        event = page.locator(".happened li", has_text="node-1 is dead").evaluate(edge)
-        pill = watched.show("nodes").locator(".pill.dead").first.evaluate(colour)
-        assert banner == event == pill
-
-
-def test_the_fullest_tier_comes_first(browser: BrowserContext) -> None:
-    """A node's large tier that is nearly empty hid the small one that is nearly full."""
-    with simulated(2, looks=2) as (found, source, clock), Watched(browser, found.address) as watched:
-        source.full = {"dram": 0.9, "nvme": 0.01, "hbm": 0.4}
-        clock.now_s += 10
-        found.watch.look()
-        page = watched.show()
-        tile = page.locator(".tile", has_text="Fullest tier")
-        expect(tile.locator(".figure")).to_have_text("90.0 %DRAM")
-        expect(tile.locator(".more")).to_have_text("HBM 40 %, NVMe 1.0 %")
-        expect(page.locator(".tiers h3").first).to_contain_text("DRAM")
-        expect(watched.show("nodes").locator("tbody tr").first).to_contain_text("DRAM 90 %")
-
-
-def test_what_a_removal_takes_is_named(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
-    found, source, _clock = few
-    with Watched(browser, found.address) as watched:
-        page = watched.show("contents")
-        page.get_by_role("button", name="Remove Llama-3-70B").click()
-        dialog = page.get_by_role("dialog", name="Remove Llama-3-70B?")
-        for text in ("bfloat16, 16 tokens a block, rank 0 of 8, id 3f2a91c0, tenant acme", "In use by engine-1, engine-2, engine-3"):
-            expect(dialog).to_contain_text(text)
-        dialog.get_by_label("Type Llama-3-70B").fill("Llama-3-70B")
-        dialog.get_by_role("button", name="Remove").click()
-        expect(page.locator("#toast")).to_contain_text("removed 1,200 blocks", ignore_case=True)
-        assert source.done == [("remove", "acme", "3f2a91c0d4b7e8a65c1d09f2b3a4e5f6")]
-
-
-def test_a_nic_that_is_no_rail_is_marked(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
-    found, _source, _clock = few
-    with Watched(browser, found.address) as watched:
-        cards = watched.show("network").locator(".host").first.locator(".numa li", has=watched.page.locator(".state"))
-        expect(cards.filter(has_text="no rail")).to_have_count(1)
-        expect(cards.filter(has_text="no rail")).to_contain_text("eno1")
-        assert watched.violations() == ""
-
-
-def test_a_table_that_is_wider_than_the_screen_shows_that_it_scrolls(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
-    found, _source, _clock = few
-    with Watched(browser, found.address, width=400) as watched:
-        region = watched.show("nodes").get_by_role("region", name="Table of nodes")
-        assert region.evaluate("(box) => box.scrollWidth > box.clientWidth")
-        bar = region.evaluate("(box) => getComputedStyle(box, '::-webkit-scrollbar').height")
-        assert bar == "10px", "a bar with a height of its own does not hide (headless Chromium draws none)"
-        assert region.evaluate("(box) => getComputedStyle(box).backgroundImage").count("gradient") == 4, "shadows at both edges"
-        region.evaluate("(box) => { box.scrollLeft = 300; }")
-        name = region.get_by_role("button", name="node-0", exact=True)
-        expect(name).to_be_in_viewport()

@@ -68,16 +68,6 @@ def test_who_listens_is_told_of_each_look_until_he_stops() -> None:
     assert told == [1]
 
 
-def test_readers_between_two_looks_get_one_encoding() -> None:
-    clock = Clock()
-    watch = watch_of(Simulated(1, clock), clock)
-    watch.look()
-    first = watch.state()
-    assert watch.state() is first
-    watch.look()
-    assert watch.state() is not first
-
-
 def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     looks = threading.Semaphore(0)
 
@@ -133,15 +123,6 @@ def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looke
         watch.close()
 
 
-def test_it_ends_though_it_rests() -> None:
-    source = Counted()
-    watch = Watch(source, ConsoleSettings(interval_s=0.001), rest_s=lambda: 24 * 3600.0)
-    watch.start()
-    assert source.looks.acquire(timeout=WAIT_S)
-    watch.close(wait_s=WAIT_S)
-    assert not watch._thread.is_alive()
-
-
 def test_what_a_source_could_not_be_told_is_a_trouble() -> None:
     clock = Clock()
     source = Simulated(1, clock)
@@ -150,14 +131,6 @@ def test_what_a_source_could_not_be_told_is_a_trouble() -> None:
     watch.look()
     trouble = json.loads(watch.state())["cluster"]["troubles"][0]
     assert (trouble["level"], trouble["text"]) == ("error", "m2 at m2:1 does not answer")
-
-
-def test_how_near_tenants_are_to_their_quotas_is_that_of_the_last_look() -> None:
-    clock = Clock()
-    watch = Watch(Simulated(1, clock), ConsoleSettings(), clock=clock)
-    assert watch.tenants() == []
-    watch.look()
-    assert [one["tenant"] for one in watch.tenants()] == ["acme", "beta"]
 
 
 def test_a_cluster_that_does_not_answer_has_a_banner_with_since_when() -> None:

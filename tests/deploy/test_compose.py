@@ -31,11 +31,6 @@ def test_the_file_is_what_the_schema_of_compose_says() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_it_has_three_of_what_elects_and_two_nodes() -> None:
-    names = sorted(SERVICES)
-    assert names == ["etcd-1", "etcd-2", "etcd-3", "grafana", "master-1", "master-2", "master-3", "node-1", "node-2", "prometheus"]
-
-
 @pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("node")])
 def test_a_nodes_settings_are_settings_and_it_has_the_time_to_drain(name: str) -> None:
     service = SERVICES[name]
@@ -72,27 +67,6 @@ def published(service: dict[str, Any]) -> dict[str, str]:
         assert address == "127.0.0.1"
         found[outside] = inside
     return found
-
-
-def test_no_two_services_have_one_port_of_this_machine() -> None:
-    """And all know the same masters, by the names that /etc/hosts is given."""
-    ports = [port for service in SERVICES.values() if "ports" in service for port in published(service)]
-    assert len(ports) == len(set(ports)) == 3 * 3 + 2 * 2 + 2
-    named = {service["environment"]["KVSTORE_MASTER"] for name, service in SERVICES.items() if name.partition("-")[0] in ("master", "node")}
-    assert named == {"master-1:7440,master-2:7540,master-3:7640"}
-    line = next(line for line in FILE.read_text().splitlines() if "/etc/hosts" in line)
-    assert all(name in line for name in SERVICES if name.partition("-")[0] in ("master", "node"))
-
-
-def test_prometheus_asks_every_daemon() -> None:
-    scraped = yaml.safe_load((FILE.parent / "prometheus.yml").read_text())["scrape_configs"]
-    targets = [target for job in scraped for part in job["static_configs"] for target in part["targets"]]
-    ports = {"master": MASTER_HTTP.number, "node": NODE_HTTP.number}
-    mounted = SERVICES["prometheus"]["volumes"]
-    assert "../prometheus/alerts.yml:/etc/prometheus/alerts.yml:ro" in mounted
-    assert all((FILE.parent / place.split(":")[0]).exists() for place in mounted if place.startswith("."))
-    daemons = [name for name in SERVICES if name.partition("-")[0] in ports]
-    assert sorted(targets) == sorted(f"{name}:{ports[name.partition('-')[0]]}" for name in daemons)
 
 
 def test_who_comes_shows_a_token_that_the_masters_know() -> None:

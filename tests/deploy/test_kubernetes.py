@@ -1,7 +1,6 @@
 """The manifests: valid for Kubernetes, the same as the chart's, their settings settings, and a node empties before it ends."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ from kvstore.client.control import Control
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.ports import MASTER_HTTP, NODE_HTTP
 from kvstore.protocol.settings import load_settings, parse_size
-from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import Kind
 from kvstore.store.config import NodeSettings
 from kvstore.store.memory_plan import check_limit, plan_memory
 from kvstore.store.storage import check
@@ -24,7 +21,7 @@ from kvstore.store.tuning import TUNING
 from kvstore.tiers.memory_limit import MemoryLimit
 from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded
-from tests.deploy.rendering import DEPLOY, base, chart, overlay, values
+from tests.deploy.rendering import base, chart, overlay, values
 
 pytestmark = pytest.mark.slow
 
@@ -134,17 +131,6 @@ def test_a_file_that_a_setting_names_is_in_a_secret() -> None:
         assert {environ[name] for name in names} == files
 
 
-def test_a_disruption_leaves_a_majority_of_masters() -> None:
-    assert one(base(), "PodDisruptionBudget")["spec"]["minAvailable"] * 2 > one(base(), "StatefulSet")["spec"]["replicas"]
-
-
-def test_engines_of_a_host_reach_the_nodes_socket() -> None:
-    spec = pod(base(), "DaemonSet")
-    (run,) = [volume for volume in spec["volumes"] if volume["name"] == "run"]
-    assert run["hostPath"]["path"] == "/run/kvstore"
-    assert {"name": "run", "mountPath": "/run/kvstore"} in spec["containers"][0]["volumeMounts"]
-
-
 @pytest.mark.parametrize("name", MADE)
 def test_node_fits_into_the_limit_of_its_pod(name: str) -> None:
     documents = MADE[name]()
@@ -156,47 +142,3 @@ def test_node_fits_into_the_limit_of_its_pod(name: str) -> None:
     if node.hugepages:
         assert parse_size(resources["limits"]["hugepages-2Mi"]) == plan.dram_bytes
     assert plan.dram_bytes > 15 << 30
-
-
-@pytest.mark.parametrize(("name", "resource"), [("hugepages", "hugepages-2Mi"), ("rdma", "rdma/hca_shared_devices_a")])
-def test_an_overlay_asks_for_what_it_is_for(name: str, resource: str) -> None:
-    assert resource in pod(overlay(name), "DaemonSet")["containers"][0]["resources"]["limits"]
-    assert resource not in pod(base(), "DaemonSet")["containers"][0]["resources"]["limits"]
-
-
-def test_the_steps_make_each_thing_before_what_needs_it(tmp_path: Path) -> None:
-    """As deploy/README.md prints them, with a kubectl that notes what it is told and refuses a file that is not there."""
-    steps = (DEPLOY / "README.md").read_text().partition("## Kubernetes")[2]
-    script = re.findall(r"^```sh\n(.*?)^```$", steps, re.MULTILINE | re.DOTALL)[0]
-    (tmp_path / "deploy").symlink_to(DEPLOY)
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.parent.mkdir()
-    kubectl.write_text(
-        "#!/bin/bash\nset -eu\n"
-        'for word; do case $word in --from-file=*) [ -s "${word#--from-file=}" ];; esac; done\n'
-        f'printf "%s\\n" "$*" >> {tmp_path / "calls"}\n'
-    )
-    kubectl.chmod(0o755)
-    path = f"{kubectl.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["bash", "-euo", "pipefail", "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    calls = (tmp_path / "calls").read_text().splitlines()
-    order = (
-        "apply -f deploy/kubernetes/base/namespace.yaml",
-        "create secret generic kvstore-tokens",
-        "label node",
-        "apply -k",
-        "rollout status",
-    )
-    assert [word in call for word, call in zip(order, calls, strict=True)] == [True] * len(order)
-    applied = calls[3].rpartition(" ")[2]
-    assert (tmp_path / applied / "kustomization.yaml").is_file()
-    operator = (tmp_path / "operator-token").read_text().strip()
-    assert f"--from-literal=operator-token={operator}" in calls[1]
-    credentials = read_credentials(str(tmp_path / "tokens.toml"))
-    shown = {name: (tmp_path / name).read_text().strip() for name in ("join-token", "http-token", "operator-token")}
-    kinds = {name: credentials.identify("", token, now_s=0).kind for name, token in shown.items()}
-    assert kinds == {"join-token": Kind.NODE, "http-token": Kind.OPERATOR, "operator-token": Kind.OPERATOR}
-    wanted = {item["key"] for item in pod(base(), "DaemonSet")["volumes"][-1]["secret"]["items"]}
-    assert all(f"--from-file={name}" in calls[1] for name in wanted | {"tokens.toml"})

@@ -4,7 +4,6 @@ only then, on figures scraped from a real cluster."""
 import json
 import math
 import re
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
@@ -17,14 +16,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kvstore.client import Client
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
-from kvstore.protocol.errors import Unauthorized
 from kvstore.telemetry.metrics.alerts import ALERTS
 from kvstore.telemetry.metrics.metric import METRICS, Kind
 from kvstore.transfer.testing.waiting import eventually
 from tests.client.processes import Process
-from tests.credentials import OPERATOR, tokens_file
 from tests.forked import Forked
-from tests.store.daemons import master_flags, running
 from tests.telemetry.http.asking import ask
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -81,12 +77,6 @@ def test_every_query_is_promql_over_metrics_that_there_are(tmp_path: Path) -> No
     known |= {"kvstore_", "kvstore"}  # of a pattern, and of the jobs' names
     for query in expressions():
         assert set(re.findall(r"kvstore[a-z_]*", query)) <= known, query
-
-
-def test_every_metric_of_a_daemon_has_a_panel() -> None:
-    shown = " ".join(expressions())
-    for metric in METRICS:
-        assert metric.name.endswith("_info") or metric.name in shown, metric.name
 
 
 @pytest.fixture
@@ -183,16 +173,6 @@ def bound_s(series: str) -> float:
     return float(bound)
 
 
-def test_an_alert_fires_while_credentials_are_refused(tmp_path: Path) -> None:
-    with running("master", *master_flags(tmp_path), "--tokens", tokens_file(tmp_path), log=tmp_path / "log") as master:
-        with Client(master.facts["listen"], tenant="red", token="guessed") as client, pytest.raises(Unauthorized):
-            client.get(b"key")
-        found = scrape({"master-1": master.facts["http"]}, Authorization=f"Bearer {OPERATOR}")
-        master.stop(signal.SIGTERM)
-    (refused,) = [series for series in found if 'reason="unauthorized"' in series]
-    check(tmp_path, found, found, {"KvstoreRefusedCredentials"}, {refused: 120})
-
-
 def check(folder: Path, before: Series, after: Series, expected: set[str], rises: Mapping[str, float] = MappingProxyType({})) -> None:
     """By promtool: with the one for MINUTES, then the other, which `rises` by so much a minute, no alert fires in the first time and
     `expected` do in the second."""
@@ -219,10 +199,3 @@ def check(folder: Path, before: Series, after: Series, expected: set[str], rises
             }
             file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
     promtool("test", "rules", *(str(path) for path in sorted(folder.glob("*-Kvstore*.json"))))
-
-
-def test_it_writes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    maker = load_maker()
-    monkeypatch.setattr(maker, "HERE", tmp_path)
-    assert maker.main() == 0
-    assert (tmp_path / "prometheus" / "alerts.yml").read_text() == RULES.read_text()

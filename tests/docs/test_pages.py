@@ -12,21 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from kvstore.client import Client
 from kvstore.client.cli.main import kvstore
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.tools.cluster import ClusterPlan
-from kvstore.kvcache.models.named import find_model
-from kvstore.protocol.settings import load_settings
-from kvstore.telemetry.tracing.config import TracingSettings
 from tests.client.embedded import embedded
 from tests.credentials import JOIN, tokens_file
 from tests.docs.programs import MODULES
@@ -101,57 +96,12 @@ def test_a_program_runs_as_printed(page: Path, program: str, address: str, endpo
     assert said
 
 
-class LosesBlock(Client):
-    """A block of the prefix leaves between the question how long it is and the read. It notes the parents that it is told."""
-
-    def __init__(self, address: str, lost: bytes) -> None:
-        super().__init__(address)
-        self._lost = lost
-        self.parents: dict[bytes, bytes | None] = {}
-
-    def get_batch_into(self, keys: Sequence[bytes], *arguments: Any, **named: Any) -> list[int | None]:
-        self.remove([self._lost])
-        return super().get_batch_into(keys, *arguments, **named)
-
-    def put_batch(self, keys: Sequence[bytes], *arguments: Any, **named: Any) -> list[bool]:
-        self.parents |= zip(keys, named["parents"], strict=True)
-        return super().put_batch(keys, *arguments, **named)
-
-
-def test_the_first_program_computes_what_it_has_lost_and_tells_parents(address: str) -> None:
-    head, _, _ = code(PAGES[0], "python")[0].partition("\nwith Client(")
-    program: dict[str, Any] = {}
-    exec(head, program)
-    tokens, block_tokens = list(range(500, 820)), program["BLOCK_TOKENS"]
-    keys = program["NAMESPACE"].block_keys(tokens)
-    computed = [program["compute"](tokens[at : at + block_tokens]).tobytes() for at in range(0, len(tokens), block_tokens)]
-    client = LosesBlock(address, keys[7])
-    with client:
-        for cached, lost in ((0, keys[7]), (7, keys[0]), (0, b"none"), (len(keys), b"none")):
-            found, pool = program["prefill"](client, tokens)
-            assert found == cached
-            assert [row.tobytes() for row in pool] == computed
-            client._lost = lost
-        assert client.parents == dict(zip(keys, [None, *keys], strict=False))
-
-
-def test_the_settings_of_traces_are_settings(tmp_path: Path) -> None:
-    [printed] = code(ROOT / "docs" / "tracing.md", "toml")
-    (tmp_path / "kvstore.toml").write_text(printed)
-    found = load_settings(TracingSettings, "tracing", flags={}, environ={}, config=str(tmp_path / "kvstore.toml"))
-    assert found == TracingSettings(endpoint=COLLECTOR, sample_ratio=0.01)
-
-
 def test_the_level_of_a_log_is_changed_as_printed(address: str) -> None:
     [line] = [line for block in code(ROOT / "docs" / "operations.md", SHELL) for line in block.splitlines() if line.startswith("curl ")]
     with Control.find(ClientSettings(master=address)) as control:
         command = line.replace("ADDRESS", control.status().nodes[0].http)
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["kvstore.store"] == "debug"
-
-
-def test_there_are_programs_with_and_without_torch() -> None:
-    assert sorted("import torch" in program for program in code(PAGES[0], "python")) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -185,13 +135,6 @@ def test_drains_run_as_printed() -> None:
             assert "node-0" in named
             done = CliRunner(env={"KVSTORE_CLIENT_MASTER": cluster.address}).invoke(kvstore, named, catch_exceptions=False)
             assert done.exit_code == 0, done.stderr
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_models_are_called_as_they_are_known(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    names = set(re.findall(r"\bllama-?\d[\w-]*", text))
-    assert all(find_model(name).name == name for name in names)
 
 
 def small(words: tuple[str, ...], folder: Path) -> list[str]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import BrowserContext
 
-from kvstore.client.cli.main import kvstore
-from tests.console.browser import WAIT_MS, chromium
+from tests.console.browser import chromium
 from tests.docs.shell_blocks import ROOT, code
 
 pytestmark = pytest.mark.slow
@@ -83,14 +82,6 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     assert [page.name for page in site.rglob("*.html") if LOADED.search(page.read_text())] == []
 
 
-def test_the_reference_has_what_users_call(site: Path) -> None:
-    library, commands = ((site / "reference" / name).read_text() for name in ("api.html", "cli.html"))
-    for name in ("sync.Client.get_batch_into", "aio.AsyncClient.put_batch", "tensors.cache.TensorCache", "jobs.jobs.Jobs"):
-        assert f'id="kvstore.client.{name}"' in library
-    assert 'id="kvstore.protocol.errors.Full"' in library
-    assert [name for name in kvstore.modules if f">kvstore {name}<" not in commands] == []
-
-
 def test_the_reference_has_what_programs_of_the_pages_import(site: Path) -> None:
     """Those between fences; what is indented are pieces for whoever works on transports and estimators."""
     library = (site / "reference" / "api.html").read_text()
@@ -109,14 +100,6 @@ def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
     assert sum(len(anchors.links) for anchors in pages.values()) > 1000
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.html").write_text("<h2 id=there></h2>")
-    page = tmp_path / "page.html"
-    page.write_text('<a href="other.html#there"></a><a href="other.html#gone"></a><a href="gone.html"></a><a href="https://e.org/x"></a>')
-    pages = {path: _Anchors(path.read_text()) for path in tmp_path.iterdir()}
-    assert broken(pages) == [("page.html", "gone.html"), ("page.html", "other.html#gone")]
-
-
 def test_links_of_the_checkout_lead_to_files_that_exist() -> None:
     """Those of pages that are read without the site: README.md, ARCHITECTURE.md, deploy/ and benchmarks/."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -128,24 +111,3 @@ def test_links_of_the_checkout_lead_to_files_that_exist() -> None:
             if not parts.scheme and parts.path and not ((ROOT / name).parent / unquote(parts.path)).exists():
                 found.append((name, link))
     assert found == []
-
-
-def test_search_works_from_files(site: Path, browser: BrowserContext) -> None:
-    page = browser.new_page()
-    page.set_default_timeout(WAIT_MS)
-    page.goto(f"{site.as_uri()}/index.html")
-    page.locator("input.md-search__input").fill("takeover")
-    expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=WAIT_MS)
-    expect(page.locator(".md-search-result__item", has_text="takeover").first).to_be_attached(timeout=WAIT_MS)
-    page.close()
-
-
-def test_long_commands_wrap(site: Path, browser: BrowserContext) -> None:
-    page = browser.new_page()
-    page.set_default_timeout(WAIT_MS)
-    page.set_viewport_size({"width": 400, "height": 800})
-    page.goto(f"{site.as_uri()}/operations.html")
-    wide = "[...document.querySelectorAll('pre > code')].filter((code) => code.scrollWidth > code.clientWidth + 1).length"
-    assert page.locator("pre > code").count() > 5
-    assert page.evaluate(wide) == 0
-    page.close()

@@ -30,18 +30,6 @@ def test_uses_are_linked_to_the_ones_before_and_after(found: list[list[int]]) ->
     assert accesses.times_s.tolist() == [2.0 * number for number, prompt in enumerate(found) for _ in prompt]
 
 
-def test_ids_are_numbered_without_gaps_up_to_the_largest_that_a_trace_may_have() -> None:
-    accesses = flatten(requests([[2**64 - 1, 7], [0, 2**63, 2**64 - 1]]))
-    assert sorted(set(accesses.blocks.tolist())) == [0, 1, 2, 3]
-    assert accesses.blocks[0] == accesses.blocks[4]
-    assert accesses.blocks.dtype == np.int64
-
-
-def test_a_trace_may_be_empty() -> None:
-    accesses = flatten([])
-    assert (len(accesses), accesses.unique) == (0, 0)
-
-
 def test_time_does_not_go_back() -> None:
     found = [replace(request, timestamp_ms=time_ms) for request, time_ms in zip(requests([[1], [2], [3]]), (5000, 2000, 7000), strict=True)]
     assert flatten(found).times_s.tolist() == [5, 5, 7]
@@ -91,12 +79,6 @@ def test_it_is_the_different_blocks_of_a_window_that_ends_now(found: list[list[i
     for now_s, size in zip(at_s, sizes, strict=True):
         within = [prompt for time_s, prompt in enumerate(found) if now_s - window_s < time_s <= now_s]
         assert size == len({block for prompt in within for block in prompt})
-
-
-@pytest.mark.parametrize("window_s", [0.0, -1.0, float("nan")])
-def test_a_window_has_a_length(window_s: float) -> None:
-    with pytest.raises(InvalidArgument, match="above 0"):
-        working_set(flatten([]), window_s=window_s, at_s=np.zeros(1))
 
 
 def best_of_all(ids: tuple[int, ...], capacity: int) -> int:

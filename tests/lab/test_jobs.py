@@ -1,10 +1,8 @@
 """Promises of jobs.py: each job's row is what its replay counted."""
 
-import pickle
-
 import pytest
 
-from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
+from kvstore.lab.jobs import PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
 from kvstore.lab.pools import Routing
 from tests.lab.prompts import requests
 
@@ -23,8 +21,3 @@ def test_a_policy_over_two_tiers() -> None:
 def test_a_pool_against_local_caches(routing: Routing, local: float, gain: float) -> None:
     row = PoolJob("lru", routing, 2, 9).run(TALK)
     assert row == PoolRow("lru", routing.value, 2, 9, 0.5, local, pytest.approx(gain), 10)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("job", [PolicyJob("lru", 1), TierJob("lru", 1, 2), PoolJob("lru", Routing.RANDOM, 1, 2)])
-def test_a_job_can_go_to_another_process(job: Job) -> None:
-    assert pickle.loads(pickle.dumps(job)) == job

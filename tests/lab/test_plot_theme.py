@@ -1,11 +1,10 @@
 """Promises of plot_theme.py: roles stay apart, are readable on both grounds, and the SVG follows the reader's choice."""
 
 import re
-from itertools import combinations
 
 import pytest
 
-from kvstore.lab.plot_theme import COLOURS, MARKERS, SERIES_COLOURS, TIERS, adapt, colour, marker, series_colour, series_index
+from kvstore.lab.plot_theme import COLOURS, adapt, colour
 
 SERIES = [role for role in COLOURS if role.startswith("series")]
 
@@ -34,13 +33,6 @@ def test_no_two_roles_share_a_light_colour_nor_two_series_a_dark_one() -> None:
     assert all(re.fullmatch("#[0-9a-f]{6}", code) for pair in COLOURS.values() for code in pair)
 
 
-def test_many_series_come_before_colour_and_marker_are_the_same_again() -> None:
-    pairs = [(series_colour(index), marker(index)) for index in range(SERIES_COLOURS * len(MARKERS) + 1)]
-    assert len(set(pairs[:-1])) == len(pairs) - 1
-    assert pairs[-1] == pairs[0]
-    assert all(one != other for one, other in combinations(pairs[:SERIES_COLOURS], 2))
-
-
 def test_an_svgs_colours_become_variables_with_a_value_for_dark_ground() -> None:
     drawn = f"""<?xml version="1.0"?>\n<svg width="1">\n<text style="fill: {colour("text")}; font-family: 'DejaVu Sans'">#1</text></svg>"""
     found = adapt(drawn)
@@ -50,11 +42,3 @@ def test_an_svgs_colours_become_variables_with_a_value_for_dark_ground() -> None
     for role, (on_light, on_dark) in COLOURS.items():
         assert f"--{role}: {on_light};" in light
         assert f"--{role}: {on_dark};" in dark
-
-
-def test_a_tier_looks_the_same_in_every_plot_and_like_no_other_series_of_a_small_one() -> None:
-    for name, look in TIERS.items():
-        assert {series_index(name, index) for index in range(3)} == {series_index(f"HBM + {name}", 1)} == {look}
-    assert [series_index(name, index) for index, name in enumerate(("lru", "no cache", "users"))] == [0, 1, 2]
-    assert len(set(TIERS.values())) == len(TIERS)
-    assert min(TIERS.values()) > 3

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from kvstore.lab.plot_theme import COLOURS, colour
+from kvstore.lab.plot_theme import COLOURS
 from kvstore.lab.plots import NAME_GAP, Series, Weight, _apart, cdf, line_chart, save, stacked_bars
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
@@ -52,28 +52,6 @@ def test_lines_are_drawn_as_given_from_0_upward() -> None:
     assert axes_of(figure).get_ylim()[0] == 0
 
 
-def test_the_main_line_is_thicker_and_a_bound_dashed_and_without_colour() -> None:
-    one, two, most = axes_of(line_chart([*LINES, BOUND], **LABELS)).lines[:3]
-    assert two.get_linewidth() > one.get_linewidth()
-    assert one.get_color() != two.get_color()
-    assert (one.get_linestyle(), most.get_linestyle(), most.get_color()) == ("-", "--", colour("soft"))
-
-
-def test_a_logarithmic_axis_names_each_of_a_few_places() -> None:
-    axes = axes_of(line_chart(LINES, **LABELS, log_x=True))
-    assert axes.get_xscale() == "log"
-    assert axes.get_xticks().tolist() == [1, 10, 100]
-    assert axes.get_xticks(minor=True).tolist() == []
-
-
-def test_many_places_have_ticks_of_matplotlibs_choice_and_markers_apart() -> None:
-    many = [Series(name, range(1, 101), range(1, 101)) for name in ("one", "two")]
-    axes = axes_of(line_chart(many, **LABELS, log_x=True, log_y=True))
-    assert axes.get_yscale() == "log"
-    assert len(axes.get_xticks()) < 10
-    assert [line.get_markevery() for line in axes.lines[:2]] == [(0, 12), (1, 12)]
-
-
 @pytest.mark.parametrize("lines", [[], [Series("none", [], [])], [Series("unequal", [1, 2], [1])]])
 def test_a_line_has_points(lines: list[Series]) -> None:
     with pytest.raises(InvalidArgument, match="line chart"):
@@ -87,24 +65,6 @@ def test_a_distribution_is_the_share_at_or_below() -> None:
     ((x, y), _) = data_lines(cdf({"a": [3, 1, 2, 2], "b": [8]}, title="t", x_label="x (s)"))
     assert x == [1, 2, 2, 3, 8]
     assert y == [0.25, 0.5, 0.75, 1, 1]
-
-
-def test_infinite_samples_count_and_are_not_reached() -> None:
-    ((x, y),) = data_lines(cdf({"a": np.array([1, np.inf, 2, np.inf])}, title="t", x_label="x (s)"))
-    assert (x, y) == ([1, 2, 2], [0.25, 0.5, 0.5])
-
-
-def test_a_logarithmic_distribution_begins_at_the_least_positive_sample() -> None:
-    ((x, _),) = data_lines(cdf({"a": [0, 0, 0.5, 4]}, title="t", x_label="x (s)", log_x=True))
-    assert x == [0.5, 0.5, 0.5, 4, 4]
-    ((x, _),) = data_lines(cdf({"a": [0, 0]}, title="t", x_label="x (s)", log_x=True))
-    assert x == [1, 1, 1]
-
-
-def test_of_many_samples_points_enough_are_drawn() -> None:
-    ((x, y),) = data_lines(cdf({"a": np.arange(100_000)}, title="t", x_label="x (s)"))
-    assert len(x) == 401
-    assert y == pytest.approx([(place + 1) / 100_000 for place in x])
 
 
 @pytest.mark.parametrize("samples", [{}, {"a": []}, {"a": [1], "b": [float("inf")]}])
@@ -122,12 +82,6 @@ def test_parts_lie_on_one_another_under_their_sum(tmp_path: Path) -> None:
     assert [(part.get_y(), part.get_height()) for part in drawn] == [(0, 1), (0, 1200), (1, 0.25), (1200, 300)]
     save(figure, tmp_path / "bars.svg")
     assert {"a", "b", "low", "high", "1.25", "1,500"} <= set(texts(tmp_path / "bars.svg"))
-
-
-def test_long_names_of_bars_are_slanted() -> None:
-    names = [f"a bar's long name, {number}" for number in range(5)]
-    few, many = (axes_of(stacked_bars(bars, {"p": [0] * len(bars)}, **LABELS)) for bars in (names[:1], names))
-    assert [axes.get_xticklabels()[0].get_rotation() for axes in (few, many)] == [0, 30]
 
 
 @pytest.mark.parametrize(("bars", "parts"), [([], {"a": []}), (["a"], {}), (["a"], {"p": [1, 2]})])
@@ -148,10 +102,6 @@ def test_names_are_kept_apart_in_the_order_of_what_they_name(wanted: list[float]
     assert all(-1e-9 <= place <= 1 for place in places)
 
 
-def test_names_with_room_stay_beside_what_they_name() -> None:
-    assert _apart([0.9, 0.1, 0.5]) == [0.9, 0.1, 0.5]
-
-
 # --- files ---
 
 
@@ -170,15 +120,6 @@ def test_an_svg_has_no_colour_but_variables(tmp_path: Path) -> None:
     assert not [light for light, _ in COLOURS.values() if light in drawing]
     assert "#000000" not in drawing
     assert "prefers-color-scheme: dark" in text
-
-
-def test_a_png_is_on_white(tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    save(line_chart(LINES, **LABELS), tmp_path / "chart.png")
-    image = imread(tmp_path / "chart.png")
-    assert image[0, 0].tolist() == [1, 1, 1, 1]
-    assert image.shape[1] > 1000
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -93,20 +93,6 @@ def test_more_missing_blocks_than_fit_go_in_rounds_and_a_repeated_one_once(watch
     ]
 
 
-def test_a_policys_clock_does_not_go_back(watched: list[Watched]) -> None:
-    late, early = requests([[1], [1]], every_s=9)
-    Replay("lru", 2).run([early, late])
-    assert [call[-1] for call in watched[0].calls] == [9, 9]
-
-
-def test_the_leading_run_is_no_access() -> None:
-    replay = Replay("lru", 2)
-    assert replay.request(requests([[1, 2]])[0]) == 0
-    assert [replay.leading_run(blocks) for blocks in ([1, 2], [1, 3, 2], [3], [])] == [2, 1, 0, 0]
-    assert replay.counts.blocks == 2
-    assert replay.request(requests([[1, 2, 3]])[0]) == 2
-
-
 def test_ratios_of_nothing_are_0() -> None:
     counts = Replay("lru", 1).run([])
     assert (counts.prefix_hit_ratio, counts.hit_ratio) == (0, 0)
@@ -135,9 +121,3 @@ def test_an_unknown_policy_is_named() -> None:
 )
 def test_the_public_trace_gives_the_published_ratios(policy: str, capacity: int, ratio: float) -> None:
     assert Replay(policy, capacity).run(public_trace()).prefix_hit_ratio == pytest.approx(ratio, abs=5e-5)
-
-
-@pytest.mark.no_cover
-def test_storing_together_changes_sieve_in_the_fourth_digit_only() -> None:
-    """Published, for storing each block before the next is looked at: .1318."""
-    assert Replay("sieve", 10_000).run(public_trace()).prefix_hit_ratio == pytest.approx(0.1318, abs=5e-4)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from rich.console import Console, RenderableType
 
 from kvstore.lab.accesses import flatten
@@ -18,14 +17,11 @@ from kvstore.lab.report import (
     bounds,
     hit_ratio,
     policy_table,
-    pool_gain,
     pool_table,
     summarise,
-    tier_hits,
     tier_table,
     trace_figures,
 )
-from kvstore.tiers.policies.by_name import DEFAULT_POLICY
 from tests.lab.prompts import conversations, requests
 
 ROWS = [PolicyRow("lru", 1000, 0.0445, 12838, 288500), PolicyRow("lru", 10000, 0.2112, 60931, 288500)]
@@ -108,11 +104,6 @@ def lines(figure: Figure) -> dict[str, list[float]]:
     return {name: list(np.asarray(line.get_ydata(), float)) for name, line in zip(names, drawn, strict=True)}
 
 
-def tops(figure: Figure) -> list[float]:
-    """Of the bars' parts, in the order of drawing."""
-    return [patch.get_y() + patch.get_height() for patch in axes_of(figure).patches if isinstance(patch, Rectangle)]
-
-
 def labels(figure: Figure) -> tuple[str, str]:
     return axes_of(figure).get_xlabel(), axes_of(figure).get_ylabel()
 
@@ -126,12 +117,6 @@ def test_a_line_a_policy_in_the_order_of_capacities() -> None:
     assert labels(figure) == ("capacity (blocks)", "prefix hit ratio (share of blocks)")
 
 
-def test_the_default_is_not_drawn_twice() -> None:
-    default = [PolicyRow("default", 10, 0.4, 4, 10)]
-    assert list(lines(hit_ratio(default, {}))) == ["default"]
-    assert list(lines(hit_ratio([*default, PolicyRow(DEFAULT_POLICY, 10, 0.4, 4, 10)], {}))) == [DEFAULT_POLICY]
-
-
 def test_a_trace_has_a_working_set_and_distances_and_gaps() -> None:
     figures = trace_figures(flatten(conversations()))
     assert sorted(figures) == ["reuse_distance", "reuse_gap", "working_set"]
@@ -142,21 +127,3 @@ def test_a_trace_has_a_working_set_and_distances_and_gaps() -> None:
     assert lines(figures["working_set"])["since the start"][-1] == unique
     assert lines(figures["reuse_distance"])["all uses"][-1] == pytest.approx(1 - unique / total)
     assert lines(figures["reuse_gap"])["uses again"][-1] == 1
-
-
-def test_windows_as_long_as_the_trace_are_left_out() -> None:
-    (figure,) = trace_figures(flatten(requests([[1], [2], [3]], every_s=100))).values()
-    assert list(lines(figure)) == ["last 1 min", "since the start"]
-
-
-def test_tiers_are_stacked() -> None:
-    figure = tier_hits([TierRow("lru", 3000, 30000, 0.5, 20, 30, 100, 4, 5, 6), TierRow("lfu", 3000, 30000, 0.4, 20, 20, 100, 4, 5, 6)])
-    assert tops(figure) == pytest.approx([0.2, 0.2, 0.5, 0.4])
-    assert axes_of(figure).get_title(loc="left") == "Prefix hits by tier: 3,000 blocks DRAM, 30,000 NVMe"
-
-
-def test_what_a_pool_adds_is_on_top_and_never_below_nothing() -> None:
-    rows = [PoolRow("lru", "round_robin", 4, 50, 0.3, 0.1, 3.0, 100), PoolRow("lru", "cache_aware", 4, 50, 0.3, 0.4, 0.75, 100)]
-    figure = pool_gain([*rows, PoolRow("lfu", "random", 4, 50, 0.9, 0.9, 1.0, 100)], "lru")
-    assert tops(figure) == pytest.approx([0.1, 0.4, 0.3, 0.4])
-    assert [label.get_text() for label in axes_of(figure).get_xticklabels()] == ["round robin", "cache aware"]

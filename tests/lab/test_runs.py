@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,10 +15,9 @@ from hypothesis import strategies as st
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
-from kvstore.lab.replay import Replay
-from kvstore.lab.runs import run_jobs, spread, work
+from kvstore.lab.runs import run_jobs, spread
 from kvstore.protocol.errors import Broken, ConfigError, InvalidArgument
-from tests.lab.prompts import conversations, requests
+from tests.lab.prompts import requests
 
 TALK = requests([[1, 2], [1, 2, 3], [4], [1, 2, 3, 5]])
 JOBS: list[Job] = [PolicyJob(policy, capacity) for policy in ("lru", "sieve") for capacity in (9, 3, 1)]
@@ -62,19 +60,10 @@ def test_rows_come_in_the_order_of_jobs_whatever_the_processes(processes: int) -
     assert sorted(map(str, done)) == sorted(map(str, JOBS))
 
 
-def test_no_jobs_no_rows() -> None:
-    assert run_jobs([], TALK, processes=2) == []
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_policy_that_raises_is_named(processes: int) -> None:
     with pytest.raises(Broken, match=r"the policy odd failed: KeyError: 'a key of its own' \(.*way='raises'\)"):
         run_jobs([JOBS[0], faulty("raises"), *JOBS], TALK, processes=processes)
-
-
-def test_an_exception_without_words_is_named_by_its_type() -> None:
-    with pytest.raises(Broken, match="odd failed: AssertionError"):
-        run_jobs([faulty("asserts")], TALK)
 
 
 def test_a_process_that_dies_is_an_error_and_not_a_wait_for_ever() -> None:
@@ -126,17 +115,6 @@ def test_ctrl_c_goes_to_the_whole_group_and_only_the_caller_hears_it() -> None:
         process.wait()
 
 
-def test_a_worker_answers_until_the_other_end_is_closed() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    worker = threading.Thread(target=work, args=(theirs, TALK))
-    worker.start()
-    ours.send(JOBS[0])
-    assert ours.recv() == JOBS[0].run(TALK)
-    ours.close()
-    worker.join()
-    theirs.close()
-
-
 @pytest.mark.no_cover
 @given(ids)
 def test_blocks_are_the_same_ones_under_other_ids(found: list[list[int]]) -> None:
@@ -147,13 +125,3 @@ def test_blocks_are_the_same_ones_under_other_ids(found: list[list[int]]) -> Non
         (one, other) for before, after in zip(old, new, strict=True) for one, other in zip(before.hash_ids, after.hash_ids, strict=True)
     }
     assert len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(pairs)
-
-
-def test_numbers_in_a_row_lie_anywhere() -> None:
-    ((*found,),) = (request.hash_ids for request in spread(requests([range(1000)])))
-    for bit in range(64):
-        assert 400 < sum(id >> bit & 1 for id in found) < 600
-
-
-def test_a_policy_that_knows_no_numbers_decides_as_before() -> None:
-    assert Replay("lru", 500).run(spread(conversations())) == Replay("lru", 500).run(conversations())

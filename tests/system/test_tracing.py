@@ -120,7 +120,7 @@ def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: Cluster, colle
 
 
 def test_a_collector_that_is_away_holds_up_nobody(cluster: Cluster) -> None:
-    away = TracingSettings(endpoint="http://127.0.0.1:9/v1/traces", sample_ratio=1, queue_spans=4)
+    away = TracingSettings(endpoint="http://127.0.0.1:9/v1/traces", sample_ratio=1)
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=away) as client:
         for number in range(50):
             assert client.put(b"away %d" % number, b"v")

@@ -1,15 +1,12 @@
 """Tests of routes.py and signals.py."""
 
-import asyncio
 import contextlib
 import json
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from aiohttp import web
 
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.telemetry import routes
@@ -18,7 +15,6 @@ from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.logs import JsonLines
 from kvstore.telemetry.metrics.metric import Kind, Metric
 from kvstore.telemetry.routes import LevelChange, add_debug, add_health, add_log_level, add_metrics
-from kvstore.telemetry.signals import add_signals
 from tests.telemetry.http.asking import Answer, ask
 
 BLOCKS = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
@@ -203,53 +199,3 @@ def test_a_second_profile_is_refused_while_one_is_taken(debugged: HttpServer, mo
     finally:
         end.set()
         debugged.close()
-
-
-def test_a_profile_whose_client_has_hung_up_is_still_the_one(debugged: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, end = threading.Event(), threading.Event()
-
-    def slowly(_seconds: float) -> str:
-        entered.set()
-        end.wait(60)
-        return "done"
-
-    monkeypatch.setattr(routes, "profile", slowly)
-    hung_up = threading.Event()
-
-    def add(debugged: HttpServer) -> None:
-        add_debug(debugged)
-        [(index, profiled)] = [(n, route[2]) for n, route in enumerate(debugged.routes) if route[1] == "/debug/profile"]
-
-        async def noting(request: web.Request) -> web.StreamResponse:
-            try:
-                return await profiled(request)
-            except asyncio.CancelledError:
-                hung_up.set()
-                raise
-
-        debugged.needs[noting] = Access.ADMIN
-        debugged.routes[index] = ("GET", "/debug/profile", noting)
-
-    debugged.later(add)
-    debugged.start()
-    host, _, port = debugged.address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), 60) as connection:
-            connection.sendall(b"GET /debug/profile HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert entered.wait(60)
-        assert hung_up.wait(60)
-        assert ask(debugged.address, "/debug/profile").status == 503
-    finally:
-        end.set()
-        debugged.close()
-
-
-def test_health_and_metrics_are_there() -> None:
-    server = HttpServer("127.0.0.1:0")
-    blocks = Metric("kvstore_x_blocks", Kind.GAUGE, "Blocks.")
-    add_signals(server, (blocks,), lambda: {"kvstore_x_blocks": 7}, alive=lambda: None, unready=lambda: ["no"])
-    server.start()
-    try:
-        assert [ask(server.address, path).status for path in ("/healthz", "/readyz", "/metrics", "/debug/threads")] == [200, 503, 200, 200]
-    finally:
-        server.close()

@@ -153,12 +153,6 @@ def test_binary_data_is_kept_from_a_terminal(shell: Shell) -> None:
         assert shown("escape", "-") == (0, b"\x1b]0;title\x07")
 
 
-def test_an_empty_value_is_misuse(shell: Shell) -> None:
-    refused = shell("put", "empty", "-")
-    assert refused.exit_code == 2
-    assert "1 byte to 1 GiB" in refused.stderr
-
-
 def test_a_refusal_names_the_action_and_what_it_needs(tmp_path: Path) -> None:
     more = '[[tenants.blue]]\ntoken = "reads"\nrole = "read"\n'
     with System(tmp_path) as system:
@@ -185,12 +179,6 @@ def test_a_refusal_names_the_action_and_what_it_needs(tmp_path: Path) -> None:
         assert run("keys", "--token", OPERATOR, "--tenant", "red").stdout == "key\n"
         assert run("exists", "key", "--token", OPERATOR, "--tenant", "red").stdout == "key: there\n"
         assert "may not read blocks" not in run("audit", "--refused", "--token", OPERATOR).stdout
-
-
-def test_a_key_with_bad_hexadecimal_says_what_is_wanted(shell: Shell) -> None:
-    refused = shell("exists", "hex:zz")
-    assert refused.exit_code == 2
-    assert "'hex:zz' is not a key: after hex: come pairs of hexadecimal digits, such as hex:00ff" in refused.stderr
 
 
 @given(st.binary(min_size=1, max_size=255))

@@ -55,10 +55,6 @@ def test_all_policies_and_five_capacities_are_the_default(trace: Path) -> None:
     assert rows(trace, "--policies", "all") == found
 
 
-def test_a_limit_replays_the_first_prompts_only(trace: Path) -> None:
-    assert rows(trace, "--policies", "default", "--capacities", "9", "--limit", "2")[0]["blocks"] == 6
-
-
 def test_generated_conversations_need_no_file() -> None:
     first, second = (rows(f"generated:{seed}:50", "--policies", "lru", "--capacities", "100") for seed in (0, 1))
     assert first == rows("generated:0:50", "--policies", "lru", "--capacities", "100")
@@ -73,10 +69,6 @@ def test_a_recording_of_a_cluster_is_a_trace_too(tmp_path: Path) -> None:
         writer.write([BlockEvent(READ, 90_000, "n", "t", [b"a", b"b"], [b"", b"a"], [1, 1])])
     (row,) = rows(path, "--policies", "lru", "--capacities", "9")
     assert (row["hits"], row["blocks"]) == (2, 4)
-
-
-def test_processes_change_nothing(trace: Path) -> None:
-    assert rows(trace, "--policies", "lru,lfu", "--processes", "2") == rows(trace, "--policies", "lru,lfu")
 
 
 def test_tiers_and_pools_have_sections_of_their_own(trace: Path) -> None:
@@ -154,26 +146,11 @@ def test_a_trace_that_cannot_be_read_is_named(trace: str, message: str) -> None:
     assert message in result.stderr
 
 
-@pytest.mark.parametrize("form", ["generated:", "generated:1", "generated:1:0", "generated:x:5", "generated:1:-5"])
-def test_what_is_to_be_generated_is_two_numbers(form: str) -> None:
-    result = lab(form)
-    assert result.exit_code == 2
-    assert "is not of the form generated:SEED:COUNT" in result.stderr
-
-
 def test_a_folder_that_cannot_be_made_is_named_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_lab, "run_jobs", None)
     result = lab(trace, "--plots", f"{trace}/plots")
     assert result.exit_code == 2
     assert result.stderr == f"kvstore: error: cannot make the folder {trace}/plots for plots: Not a directory\n"
-
-
-def test_a_folder_that_cannot_be_written_is_named_before_the_work(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_lab, "run_jobs", None)
-    (tmp_path / "working_set.svg").mkdir()
-    result = lab(trace, "--plots", str(tmp_path))
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"kvstore: error: cannot write the plot {tmp_path}/working_set.svg")
 
 
 def test_without_matplotlib_plots_name_the_extra_and_tables_need_none(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console, RenderableType
 
 from kvstore.client.cli.main import kvstore
-from kvstore.client.cli.namespaces import Known, compared, details, details_table, find, known, namespaces_table
+from kvstore.client.cli.namespaces import Known, compared, find, known
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.weights import WeightsReporter
 from kvstore.kvcache.models.spec import CacheSpec
@@ -152,45 +152,6 @@ def test_one_of_several_tenants_is_the_own_or_has_to_be_said() -> None:
     assert find(FIRST.id.hex(), among, "blue").tenant == "blue"
     with pytest.raises(InvalidArgument, match=r"is of several tenants: 'red', 'blue'; say which by --tenant"):
         find(FIRST.id.hex(), among, "")
-
-
-def test_a_list_has_a_row_a_namespace() -> None:
-    full = usage("abcd" * 8)
-    full.MergeFrom(
-        pb.NamespaceUsage(
-            model="llama",
-            layout="bf16, 16 tokens a block",
-            weights="base@v1",
-            users=["a", "b"],
-            is_used=True,
-            is_retired=True,
-            read_age_s=7,
-        )
-    )
-    text = printed(namespaces_table(pb.ContentsReply(namespaces=[full])))
-    for part in ("abcdabcd", "llama", "bf16, 16 tokens a block", "base@v1 (retired)", "1,200", "1 MiB", "7 s ago", "a, b"):
-        assert part in text
-    assert "abcdabcda" not in text, "the beginning of an id is enough"
-    assert "tenant" not in text
-    unused = pb.NamespaceUsage(model="m", weights="base", users=["gone"])
-    mixed = printed(namespaces_table(pb.ContentsReply(namespaces=[full, unused])))
-    assert "tenant" in mixed
-    assert "(none)" in mixed
-    assert "gone" not in mixed
-
-
-def test_details_have_all_fields_and_no_salt() -> None:
-    told = details(of(FIRST))
-    assert (told["blocks"], told["read_age_s"], told["identity"]["block_tokens"], told["identity"]["salt"]) == (1200, None, "16", "set")
-    read = usage("abcd")
-    read.read_age_s = 3.0
-    bare = Known("", "abcd", read, None)
-    assert (details(bare)["read_age_s"], details(bare)["identity"]) == (3.0, None)
-    text = printed(details_table(of(FIRST)))
-    for part in ("block_tokens", "version", "v1", "identity: tenant"):
-        assert part in text
-    assert "pepper" not in text
-    assert "no engine has reported what it is made of" in printed(details_table(bare))
 
 
 def test_a_comparison_says_why_engines_do_not_share() -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console, RenderableType
 
 from kvstore.client.cli.main import kvstore
-from kvstore.client.cli.operations import audit_table, matching, session_ids, sessions_table, slow_table
+from kvstore.client.cli.operations import matching, session_ids, sessions_table
 from kvstore.client.cli.token import tokens_table
 from kvstore.protocol import control_pb2 as pb
 from tests.credentials import ENGINE, JOIN, OPERATOR, tokens_file
@@ -69,18 +69,6 @@ def test_filters_select_entries() -> None:
     assert found() == [ALICE, GUESS]
     assert found(since_s=1_700_000_050.0) == found(by="10.0.0.9") == found(result="refused") == [GUESS]
     assert found(by="alice") == found(by="operator") == found(action="quota_set") == [ALICE]
-
-
-def test_table_has_who_what_and_the_result() -> None:
-    console = Console(width=200, force_terminal=False)
-    with console.capture() as printed:
-        console.print(audit_table([ALICE, GUESS]))
-        console.print(audit_table([]))
-    text = printed.get()
-    assert "2023-11-14 22:13:20" in text
-    assert all(word in text for word in ("operator alice", "10.0.0.7", "quota_set", "tenant red", "pins 1", "pins 2", "done"))
-    assert "refused, 17 times: wrong token" in text
-    assert "The audit trail has no such entry." in text
 
 
 @pytest.fixture
@@ -178,10 +166,3 @@ def test_tokens_show_when_they_end() -> None:
     assert "1970-01-21 00:00, in 18" in lines[2]
     assert "1970-01-02 00:00: has ended" in lines[3]
     assert "No tokens" in text(tokens_table([], now_s=0))
-
-
-def test_slow_requests_show_tenant_and_place() -> None:
-    slow = pb.SlowRequest(tenant="red", operation="match_prefix", duration_us=1_234_500, time_s=60, at="n1", peer="10.0.0.7:5")
-    line = text(slow_table([slow])).splitlines()[1]
-    assert line.split() == ["1,234.5", "ms", "match", "prefix", "red", "n1", "10.0.0.7:5", "00:01:00"]
-    assert "No request took" in text(slow_table([]))

@@ -78,17 +78,6 @@ def test_options_reach_the_plan() -> None:
     assert planned("--pp", 2)["per_gpu"]["kv_bytes_per_token"] == 327_680 / 4
 
 
-def test_a_models_own_configuration_will_do(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 512}
-    path = tmp_path / "tiny" / "config.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, "torch_dtype": "float16", **config}))
-    result = run("--model", path, "--gpu", "L4", "--duration-s", "10", "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert (found["model"], found["kv_bytes_per_token"]) == ("tiny", 2 * 2 * 2 * 32 * 2)
-
-
 def test_a_trace_is_replayed(trace: Path) -> None:
     found = planned("--trace", trace)["trace"]
     assert [each["name"] for each in found] == ["HBM", "DRAM", "NVMe"]

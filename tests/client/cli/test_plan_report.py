@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from kvstore.client.cli.plan_report import draw, plan_table
 from kvstore.client.tools.planning import Plan, TraceHits, make_plan, outcomes_of
-from kvstore.protocol.errors import ConfigError
 from kvstore.scheduler.pressure.load import Load
 from tests.client.cli.planned import GB, setup
 
@@ -39,13 +37,6 @@ def test_people_see_what_fits_what_pays_and_what_strategies_do() -> None:
     assert not any("trace" in line or "no times" in line for line in lines)
 
 
-def test_one_gpu_is_not_each_of_several_and_metadata_has_its_share() -> None:
-    lines = shown(make_plan(setup("llama3-8b", tp=1, scheme="int4/64")))
-    assert "a token 36 KiB: 4.50 bits an element with 11.1 % of metadata" in lines
-    assert "weights 15.0 GiB" in lines
-    assert "users 12 of 12 contexts of 5,000 tokens fit in HBM at once" in lines
-
-
 def test_hits_of_a_trace_are_by_tier() -> None:
     hits = TraceHits(name="DRAM", total_blocks=1234, total_ratio=0.5, added_ratio=0.25)
     lines = shown(make_plan(setup()), hits)
@@ -58,12 +49,6 @@ def test_without_times_the_columns_that_need_them_are_left_out_and_the_reason_is
     assert "prefix bytes DRAM 50 GB/s NVMe 1 GB/s NIC 100 GB/s" in lines
     assert lines[-1].startswith("no times: gemma-3-27b has a sliding window")
     assert not any("goodput" in line or "pays" in line for line in lines)
-
-
-def test_where_nothing_is_completed_there_are_no_latencies() -> None:
-    lines = shown(make_plan(setup(load=Load(users=2, context_tokens=300_000, output_tokens=1, duration_s=30))))
-    first = next(line for line in lines if line.startswith("reject")).split()
-    assert first[2:] == ["0", first[1], "0.0", "-", "-", "-", "-"]
 
 
 def test_every_chart_has_its_labels_and_names(tmp_path: Path) -> None:
@@ -95,9 +80,3 @@ def test_a_tier_that_never_holds_a_sequence_has_no_line(tmp_path: Path) -> None:
     found = (tmp_path / "sequences.svg").read_text()
     assert ">HBM + DRAM<" in found
     assert ">HBM<" not in found
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"cannot make the folder {tmp_path}/file/plots"):
-        draw(make_plan(setup("gemma-3-27b", load=LOAD)), {}, [], tmp_path / "file" / "plots", "svg")

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from kvstore.client.cli.main import kvstore
-from kvstore.client.cli.quota import Row, excesses, is_known, known_tenants, limit_shown, quota_table, rows
+from kvstore.client.cli.quota import Row, excesses, is_known, known_tenants, rows
 from kvstore.protocol import control_pb2 as pb
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import System, until
@@ -170,23 +169,6 @@ def test_each_tenant_has_a_row_for_what_it_uses_and_for_what_is_limited_at_each_
         Row("red", "master", "reservations", 1, None, ""),
         Row("red", "master", "connections", 0, None, "operator"),
     ]
-
-
-def test_a_tenant_that_has_nothing_yet_shows_what_it_may_have_of_the_master_and_one_of_an_older_master_shows_no_origin() -> None:
-    status = pb.StatusReply(quotas=pb.Quotas(tenants={"red": pb.TenantQuota(pins=3)}))
-    assert rows(status) == [Row("red", "master", "pins", 0, 3, "")]
-
-
-def test_the_table_shows_sizes_as_sizes_and_no_limit_as_a_dash() -> None:
-    console = Console(width=100, record=True, file=None, quiet=True)
-    with console.capture() as captured:
-        console.quiet = False
-        console.print(quota_table(rows(STATUS)))
-    lines = [line.split() for line in captured.get().splitlines()]
-    assert lines[0] == ["tenant", "at", "what", "used", "quota", "set", "by"]
-    assert ["red", "n2", "dram_bytes", "1", "KiB", "1", "KiB", "file"] in lines
-    assert ["blue", "n1", "nvme_bytes", "5", "B", "-", "-"] in lines
-    assert limit_shown("pins", None) == "none"
 
 
 def test_what_lies_above_a_new_limit_is_told_by_living_node() -> None:

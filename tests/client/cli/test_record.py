@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from kvstore.client import Client
 from kvstore.client.cli import record as cli_record
 from kvstore.client.cli.command_group import CommandGroup
-from kvstore.client.cli.ending import ending_signals
 from kvstore.client.cli.record import interrupts, record
 from kvstore.client.tools.recorder import Recorder
 from kvstore.kvcache.traces.event_file import BlockEvent, Gap, read_events
@@ -77,13 +76,6 @@ def test_a_signal_interrupts_nothing_and_is_noted(number: signal.Signals) -> Non
         assert not interrupted.is_set()
         signal.raise_signal(number)
         assert interrupted.is_set()
-
-
-def test_the_handlers_of_signals_are_put_back(master: str, tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in ending_signals()]
-    result = run(str(tmp_path / "file"), "--master", master, "--duration", "0.001", "--json")
-    assert json.loads(result.stdout)["stored"] == 0
-    assert [signal.getsignal(number) for number in ending_signals()] == before
 
 
 def test_what_is_missing_is_in_the_summary(master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

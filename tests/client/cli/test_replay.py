@@ -12,7 +12,6 @@ from kvstore.client.cli.main import kvstore
 from kvstore.client.cli.replay import table_share
 from kvstore.client.tools.block_bytes import block_key
 from tests.client.embedded import embedded
-from tests.refusals import refused_alone
 
 PROMPTS = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2, 5]]
 
@@ -112,15 +111,3 @@ def test_a_running_cluster_and_ones_own_exclude_each_other(trace: Path) -> None:
     result = replay(trace, "--master", "127.0.0.1:1", "--dram", "1MiB")
     assert result.exit_code == 2
     assert "--dram is for one that the replay starts itself" in result.stderr
-
-
-@pytest.mark.parametrize("size", ["0", "many"])
-def test_a_block_size_that_is_none_is_misuse(trace: Path, master: str, size: str) -> None:
-    result = replay(trace, "--master", master, "--block-bytes", size)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("kvstore: error: ")
-
-
-def test_the_default_address_named_is_a_cluster_that_runs(trace: Path) -> None:
-    """Nobody listens there: not a cluster of the replay's own, but an error that says so."""
-    assert "127.0.0.1:7440" in refused_alone("replay", str(trace), "--master", "127.0.0.1:7440", "--deadline-s", "1")

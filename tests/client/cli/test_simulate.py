@@ -9,9 +9,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console, RenderableType
 
 from kvstore.client.cli.command_group import CommandGroup
-from kvstore.client.cli.simulate import CURVE_POINTS, draw, modes_table, report_table, simulate, thinned
-from kvstore.client.tools.tables import seconds
-from kvstore.protocol.errors import ConfigError, InvalidArgument
+from kvstore.client.cli.simulate import draw, modes_table, simulate
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.scheduler.request import Slo
 from kvstore.scheduler.simulator.plan import Mode, Plan
 from kvstore.scheduler.simulator.report import Report
@@ -126,10 +125,6 @@ def test_a_trace_must_be_there_and_not_empty(tmp_path: Path) -> None:
     assert (empty.exit_code, empty.stderr) == (2, f"kvstore: error: {tmp_path}/empty has no requests\n")
 
 
-def test_requests_are_generated_without_a_trace() -> None:
-    assert report("generated:1:12", *SMALL)["requests"] == 12
-
-
 def simulated(slo: Slo, mode: Mode = Mode.DISAGGREGATED) -> Report:
     return Scenario(plan=Plan(mode=mode, prefill=1, decode=1, slo=slo)).run(TRACE)
 
@@ -141,32 +136,11 @@ def printed(table: RenderableType) -> str:
     return captured.get()
 
 
-def test_a_report_fits_on_a_screen() -> None:
-    text = printed(report_table(simulated(Slo())))
-    assert "10 requests in" in text
-    assert "10 (100.0 %)" in text
-    assert "rejected          0 (0.0 %)\n" in "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    assert "of prefixes between instances" in text
-    assert all(stage in text for stage in ("schedule", "queue", "transfer", "load cache", "prefill", "decode"))
-    assert len(text.splitlines()) < 25
-
-
-def test_reasons_of_rejections_are_named() -> None:
-    assert "10 (100.0 %): 10 by ttft" in printed(report_table(simulated(Slo(ttft_s=1e-6))))
-
-
 def test_modes_stand_side_by_side_in_the_order_of_the_published_table() -> None:
     text = printed(modes_table({mode: simulated(Slo(), mode) for mode in Mode}))
     assert text.splitlines()[0].split("  ")[-1].strip() == "P/D disaggregation"
     rows = [line[:22].strip() for line in text.splitlines()[1:]]
     assert rows == ["TTFT, mean", "TTFT, p90", "TBT, mean", "TBT, p99", "TBT of a request, p99", "prefill MFU", "decode MFU", "goodput"]
-
-
-@pytest.mark.parametrize(
-    ("value_s", "text"), [(0.0, "0 us"), (0.00025, "250 us"), (0.0123, "12.3 ms"), (1.266, "1.27 s"), (19.65, "19.65 s"), (105.4, "105 s")]
-)
-def test_times_are_written_in_the_unit_they_are_read_in(value_s: float, text: str) -> None:
-    assert seconds(value_s) == text
 
 
 def finished(*, ttft_s: float = 30.0, output: int = 20) -> Report:
@@ -192,23 +166,6 @@ def test_several_have_a_load_chart_each_and_share_the_others(tmp_path: Path) -> 
     assert ">two<" in (tmp_path / "ttft.svg").read_text()
 
 
-def test_without_a_second_token_there_is_no_time_between_tokens(tmp_path: Path) -> None:
-    assert "tbt.svg" not in [path.name for path in draw({"one": finished(output=1)}, Slo(30.0, 0.1), tmp_path)]
-
-
 def test_nothing_finished_is_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no request was finished"):
         draw({"one": finished(ttft_s=1e-6)}, Slo(), tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"cannot make the folder {tmp_path}/file/plots"):
-        draw({"one": finished()}, Slo(), tmp_path / "file" / "plots")
-
-
-def test_a_long_curve_keeps_its_ends() -> None:
-    curve = [(float(number), number / 9999) for number in range(10_000)]
-    times, shares = thinned(curve)
-    assert (times[0], times[-1], shares[-1]) == (25.0, 9999.0, 1.0)
-    assert CURVE_POINTS <= len(times) <= CURVE_POINTS + 1

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,17 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvstore.client.cli.main import kvstore
-from kvstore.client.cli.topology import Subject, draw, speed, topology_view
+from kvstore.client.cli.topology import Subject, draw, topology_view
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.json_form import as_json, parse_topology
-from kvstore.transfer.topology.model import Gpu, Nic, NumaNode, Rails, Topology
+from kvstore.transfer.topology.model import Nic, NumaNode, Topology
 from tests.client.embedded import embedded
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 from tests.transfer.topology.machines import Machine, dgx, laptop, server
 
 SVG = "{http://www.w3.org/2000/svg}"
-EMPTY = Topology("h")
 
 
 @pytest.fixture(scope="module")
@@ -125,20 +123,6 @@ def test_nics_gpus_and_rails_of_a_host_are_listed(tmp_path: Path) -> None:
     assert "cuda:7 mlx5_7 mlx5_4, mlx5_5, mlx5_6, eno1, mlx5_0, mlx5_1, mlx5_2, mlx5_3" in lines
 
 
-def test_a_host_without_gpus_has_no_table_of_them(tmp_path: Path) -> None:
-    lines = shown(Subject("node-0", server(tmp_path).topology()))
-    assert not [line for line in lines if line.startswith("GPU")]
-    assert "cpu:0 mlx5_0 mlx5_1" in lines
-
-
-def test_a_link_that_is_down_and_a_nic_without_an_interface_are_said_so() -> None:
-    topology = Topology("h", (NumaNode(0),), (Nic("mlx5_0", "roce", is_up=False, numa_node=0),))
-    lines = shown(Subject("n", topology))
-    assert lines[0] == "n 1 NUMA node, 1 NIC, 0 GPUs"
-    assert "mlx5_0 - roce down - 0 -" in lines
-    assert "cpu:0 - -" in lines
-
-
 def test_a_node_without_a_topology_says_why() -> None:
     assert shown(Subject("n", None, "dead", "it has not told its topology"))[:2] == ["n (dead)", "it has not told its topology"]
 
@@ -178,29 +162,9 @@ def test_a_link_that_is_down_is_dashed_says_so_and_has_no_line() -> None:
     assert len(elements(svg, "path")) == 1
 
 
-def test_lines_end_at_the_cards_that_they_connect() -> None:
-    svg = draw([Subject("n", Topology("h", (NumaNode(0), NumaNode(1)), (Nic("a", addresses=("10.0.0.1",), numa_node=1),)))])
-    middles = [float(card.get("y", "")) + float(card.get("height", "")) / 2 for card in elements(svg, "rect", "card")]
-    for line in elements(svg, "path"):
-        begin, *_, end = (float(y) for _x, y in re.findall(r"(\S+) ([\d.]+)", (line.get("d") or "").replace("M", "").replace("C", "")))
-        assert {begin, end} <= set(middles)
-
-
 def test_a_node_without_a_topology_is_a_panel_with_the_reason() -> None:
     svg = draw([Subject("n", None, "dead", "it has not told its topology")])
     assert texts(svg)[:2] == ["n (dead)", "it has not told its topology"]
-
-
-def test_devices_on_no_numa_node_have_a_box_of_their_own_and_unnamed_gpus_their_address() -> None:
-    gpu = Gpu(3, pci_path="pci0000:00/0000:01:00.0")
-    svg = draw([Subject("n", Topology("h", nics=(Nic("veth", addresses=("10.0.0.1",)),), gpus=(gpu,)))])
-    assert {"on no NUMA node", "cuda:3", "0000:01:00.0", "veth"} <= set(texts(svg))
-    assert len(elements(svg, "path", "gpu")) == 1
-
-
-def test_a_location_of_an_override_without_a_device_has_no_line() -> None:
-    topology = Topology("h", (NumaNode(0),), (Nic("a", addresses=("10.0.0.1",)),), override={"cuda:7": Rails(("a",), ())})
-    assert len(elements(draw([Subject("n", topology)]), "path")) == 1
 
 
 def test_names_of_any_characters_and_lengths_leave_the_document_whole() -> None:
@@ -208,23 +172,3 @@ def test_names_of_any_characters_and_lengths_leave_the_document_whole() -> None:
     svg = draw([Subject("<script>" + "y" * 300, Topology("h", (NumaNode(0),), (nic,)))])
     assert any(text.startswith("<script>yyy") and text.endswith("…") for text in texts(svg))
     assert any(text.startswith('<&">xxx') and text.endswith("…") for text in texts(svg))
-
-
-def test_a_cluster_is_drawn_in_columns_within_the_page() -> None:
-    for count, columns in ((0, 1), (1, 1), (2, 2), (4, 2), (7, 3), (30, 3)):
-        svg = draw([Subject(f"n{index}", EMPTY if index % 2 else None) for index in range(count)])
-        root = ElementTree.fromstring(svg)
-        width, height = float(root.get("width", "")), float(root.get("height", ""))
-        places = [re.findall(r"[\d.]+", group.get("transform") or "") for group in elements(svg, "g")]
-        assert len({x for x, _y in places}) == min(columns, count)
-        assert len(set(map(tuple, places))) == count
-        assert all(float(x) < width and float(y) < height for x, y in places)
-
-
-def test_it_has_colours_for_dark_ground() -> None:
-    assert "prefers-color-scheme: dark" in draw([])
-
-
-def test_a_speed_is_said_if_it_is_known() -> None:
-    assert speed(Nic("a", speed_gbit_s=2.5)) == "2.5 Gbit/s"
-    assert speed(replace(Nic("a"), speed_gbit_s=0)) == "speed unknown"

@@ -12,11 +12,10 @@ from kvstore.client import Client
 from kvstore.client.cli import bench as cli_bench
 from kvstore.client.cli.main import kvstore
 from kvstore.client.tools import bench
-from kvstore.client.tools.bench import Row, alternate, at_least, at_most, huge_pages, measure, microseconds, table, write
+from kvstore.client.tools.bench import Row, at_least, at_most, huge_pages, measure, table, write
 from kvstore.client.tools.cluster import Cluster, ClusterPlan
 from kvstore.protocol import control_pb2 as pb
 from tests.client.embedded import embedded
-from tests.refusals import refused_alone
 
 LARGE = ["memcpy of {}, one thread", "put_batch {}, used memory", "put_batch {}, fresh memory", "get_batch_into {}"]
 
@@ -98,40 +97,11 @@ def test_the_command_measures_a_cluster_that_is_named(small: None, running: Clus
     assert [row["name"] for row in json.loads(result.stdout)[:-1]] == FIGURES
 
 
-def test_the_default_address_named_is_a_cluster_that_runs() -> None:
-    """Nobody listens there: not a cluster of the bench's own, but an error that says so."""
-    assert "127.0.0.1:7440" in refused_alone("bench", "--master", "127.0.0.1:7440", "--deadline-s", "1")
-
-
 def test_without_a_master_it_starts_a_cluster_of_its_own(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_bench, "NEEDED_DRAM_BYTES", 16 << 20)
     result = CliRunner().invoke(kvstore, ["bench", "--json"])
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)) == len(FIGURES) + 1
-
-
-def test_without_json_it_is_a_table(small: None, running: Cluster) -> None:
-    result = CliRunner().invoke(kvstore, ["bench", "--master", running.address])
-    assert result.exit_code == 0, result.output
-    assert "get_batch_into 4 x 128 KiB" in result.stdout
-
-
-def test_a_median_is_of_all_calls() -> None:
-    calls: list[int] = []
-    assert microseconds(lambda: calls.append(1), calls=7) >= 0
-    first, second = alternate(lambda: calls.append(2), lambda: calls.append(3), calls=2)
-    assert min(first, second) >= 0
-    assert calls == [1] * 7 + [2, 3, 2, 3]
-
-
-@pytest.mark.parametrize(("value", "met"), [(1.9, False), (2.0, True), (2.1, True)])
-def test_an_aim_at_least_is_met_from_its_value_on(value: float, met: bool) -> None:
-    assert at_least("speed", value, "GB/s", 2) == Row("speed", value, "GB/s", ">= 2", met)
-
-
-@pytest.mark.parametrize(("value", "met"), [(59.9, True), (60.0, True), (60.1, False)])
-def test_an_aim_at_most_is_met_up_to_its_value(value: float, met: bool) -> None:
-    assert at_most("time", value, "us", 60) == Row("time", value, "us", "<= 60", met)
 
 
 def test_the_table_says_what_was_met_missed_or_had_no_aim() -> None:

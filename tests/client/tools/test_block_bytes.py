@@ -1,11 +1,10 @@
 """Promises of block_bytes.py."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.tools.block_bytes import BlockArena, block_key, mix
+from kvstore.client.tools.block_bytes import BlockArena, mix
 from kvstore.protocol.errors import InvalidArgument
 
 IDS = st.integers(0, (1 << 64) - 1)
@@ -39,11 +38,6 @@ def test_different_blocks_differ_in_every_word(ids: list[int]) -> None:
     assert len(set(mix(ids).tolist())) == len(ids)
 
 
-def test_a_block_repeats_no_word() -> None:
-    words = np.frombuffer(made([7], 4096).views[0], np.uint64)
-    assert len(set(words.tolist())) == 512
-
-
 @pytest.mark.parametrize("block_bytes", [1, 7, 8, 4096])
 def test_right_blocks_have_no_wrong_byte(block_bytes: int) -> None:
     arena, expected = made([1, 2, 3], block_bytes), made([1, 2, 3], block_bytes)
@@ -57,11 +51,6 @@ def test_one_flipped_bit_is_one_wrong_byte_of_its_block(block_bytes: int, at: in
     arena.views[1][at] ^= 4
     assert arena.wrong_bytes(expected, 3).tolist() == [0, 1, 0]
     assert arena.wrong_bytes(expected, 1).tolist() == [0]
-
-
-def test_the_key_depends_on_the_block_and_its_size() -> None:
-    assert len({block_key(1, 4096), block_key(2, 4096), block_key(1, 8192)}) == 3
-    assert len(block_key(1, 4096)) == 16
 
 
 @pytest.mark.parametrize(("blocks", "block_bytes"), [(0, 8), (1, 0), (1, -1)])

@@ -101,12 +101,6 @@ def test_one_that_does_not_stop_in_time_is_killed(starter: Starter) -> None:
     assert "was ended by SIGKILL" in str(child.failure())
 
 
-def test_stopping_one_that_has_ended_is_a_no_op(starter: Starter) -> None:
-    child = starter.start(SERVES)
-    child.kill()
-    assert child.stop()
-
-
 def test_a_refusal_of_its_settings_is_a_config_error_in_its_own_words_and_not_in_the_log_too(starter: Starter) -> None:
     child = starter.start(REFUSES)
     with pytest.raises(ConfigError, match=r"^node-0: no such disk$"):

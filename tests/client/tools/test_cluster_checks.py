@@ -17,7 +17,6 @@ from kvstore.client.tools.cluster_report import MasterTold
 from kvstore.client.tools.doctor import Check, Verdict
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.client.embedded import embedded
 from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
@@ -78,11 +77,6 @@ def test_a_real_etcd_answers(etcd: EtcdServer) -> None:
     assert "healthy" in found.found or "known faults" in found.found
 
 
-def test_etcd_that_is_down_is_told_without_urllibs_words() -> None:
-    (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"etcd://127.0.0.1:{free_ports(1)[0]}"), cluster_checks.fetch)
-    assert judged(found) == (Verdict.WARNING, "does not answer here: Connection refused")
-
-
 def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_factory: Callable[..., EtcdServer]) -> None:
     member = etcd_server_factory(tls=True).host_port
     for scheme in ("etcds", "etcd"):  # of etcd://…?ca=FILE the status hides what tells that it is asked by TLS
@@ -109,10 +103,6 @@ def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
         assert judged(*cluster_checks.etcd(IN_ETCD, refused(error)))[0] is Verdict.WARNING, "plainly there is none to be wanted"
     (found,) = cluster_checks.etcd(status, refused(urllib.error.URLError("nobody there")))
     assert (judged(found)[0], found.advice) == (Verdict.WARNING, "curl https://e:1/health, on a master's host too")
-
-
-def test_a_catalog_elsewhere_has_no_etcd() -> None:
-    assert cluster_checks.etcd(pb.StatusReply(catalog="lmdb:/var/lib/x"), Answers()) == []
 
 
 def test_a_catalog_in_trouble_is_wrong() -> None:
@@ -181,35 +171,6 @@ def test_a_clock_that_is_off_is_told_of(off_s: float, verdict: Verdict) -> None:
     assert judged(check)[0] is verdict
 
 
-def test_the_clock_that_differs_most_is_named_be_it_a_nodes_or_that_of_a_master_that_follows() -> None:
-    dates = {"http://m:1/healthz": 0.0, "http://f:1/healthz": -40.0, "https://n:1/healthz": 5.0}
-
-    def ask(url: str) -> tuple[str, str]:
-        if url not in dates:
-            raise OSError("not from here")
-        return "ok", email.utils.formatdate(NOW_S + dates[url], usegmt=True)
-
-    nodes = [pb.NodeStatus(name="n", http="https://n:1"), pb.NodeStatus(name="far", http="127.0.0.1:9"), pb.NodeStatus(name="without")]
-    status = pb.StatusReply(name="m", http="m:1", nodes=nodes)
-    told = [MasterTold("m:7440", name="m", http="m:1"), MasterTold("f:7440", name="f", http="f:1"), MasterTold("x:7440", trouble="gone")]
-    check = cluster_checks.clock(status, ask, told, lambda: NOW_S)
-    assert (judged(check), check.advice) == ((Verdict.WARNING, "39 s off that of f"), "timedatectl set-ntp true, here or on the host of f")
-    del dates["http://f:1/healthz"]
-    assert judged(cluster_checks.clock(status, ask, told, lambda: NOW_S)) == (Verdict.WARNING, "5 s off that of n")
-    del dates["https://n:1/healthz"]
-    assert judged(cluster_checks.clock(status, ask, told, lambda: NOW_S)) == (Verdict.OK, "as those of 1 daemon")
-
-
-def test_a_clock_that_cannot_be_read_is_not_compared() -> None:
-    for status, answers in (
-        (pb.StatusReply(), Answers()),
-        (pb.StatusReply(http="m:1"), Answers()),
-        (pb.StatusReply(http="m:1"), lambda url: ("ok", "")),
-    ):
-        check = cluster_checks.clock(status, answers, (), lambda: NOW_S)
-        assert judged(check) == (Verdict.OK, "not compared: no daemon's HTTP port can be reached from here")
-
-
 @pytest.mark.parametrize(
     ("mode", "verdict", "whom"),
     [(0o600, Verdict.OK, "their owner only"), (0o660, Verdict.OK, "group "), (0o666, Verdict.WARNING, "every user")],
@@ -226,10 +187,6 @@ def test_who_may_use_a_nodes_socket_is_told(tmp_path: Path, mode: int, verdict: 
     assert judged(cluster_checks.sockets(pb.StatusReply())) == (Verdict.OK, "no node on this host")
 
 
-def test_a_group_without_a_name_is_a_number() -> None:
-    assert cluster_checks._group(4_000_000_000) == "4000000000"
-
-
 def test_of_a_real_cluster_all_is_well() -> None:
     with embedded() as cluster:
         found = cluster_checks.checks(ClientSettings(master=cluster.address))
@@ -243,18 +200,3 @@ def test_without_a_master_one_line_says_why() -> None:
     assert judged(found)[0] is Verdict.WARNING
     assert "no master can be reached" in found.found
     assert not cluster_checks.are_well([Check("x", Verdict.WRONG, "y", "z")])
-
-
-def test_what_does_not_speak_http_is_told_as_what_cannot_be_reached() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def greet() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(b"\xff\xfe who are you?\r\n")
-
-        greeting = in_background(greet)
-        with pytest.raises(OSError, match="does not speak HTTP"):
-            cluster_checks.fetch("http://127.0.0.1:{1}/healthz".format(*server.getsockname()))
-        greeting.result(PATIENCE_S)

@@ -16,7 +16,6 @@ from kvstore.client.tools.cluster_checks import shared_memory_checks
 from kvstore.client.tools.cluster_report import (
     NEEDS_TENANT,
     MasterTold,
-    Trouble,
     ask_masters,
     exit_status,
     health_line,
@@ -66,12 +65,6 @@ def test_each_master_says_what_it_is_and_one_that_does_not_answer_is_told_of(pai
     late = pb.StatusReply(records=1002, owner=status.owner)
     assert master_line(ask_masters(settings, late)[1]) == f"{follower.listen}: following, 1,000 blocks behind"
     node.close()
-
-
-def test_a_master_whose_catalog_is_in_trouble_says_so() -> None:
-    told = MasterTold("m:1", "owner", catalog_health="etcd has no space left")
-    assert master_line(told) == "m:1: owner, etcd has no space left"
-    assert master_line(replace(told, catalog_health="ok")) == "m:1: owner"
 
 
 def test_status_shows_the_masters_where_several_are_named(pair: tuple[Places, Places]) -> None:
@@ -176,23 +169,11 @@ def test_a_cluster_is_looked_at_as_a_client_would(tmp_path: Path) -> None:
         assert "docs/sharing.md" in check.advice
 
 
-def test_without_a_master_doctor_says_that_it_has_not_looked() -> None:
-    settings = ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}")
-    [check] = shared_memory_checks(settings)
-    assert check.verdict is Verdict.OK
-    assert check.found.startswith("not looked at: no master can be reached")
-    assert probe_shared_memory(settings) == ({}, check.found)
-
-
 def test_operator_token_asks_no_master() -> None:
     """Nothing listens at the address: to connect would be another text."""
     settings = ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}", token="an operator's")
     assert probe_shared_memory(settings) == ({}, NEEDS_TENANT)
     assert shared_memory_checks(settings) == [Check("shared memory", Verdict.OK, NEEDS_TENANT)]
-
-
-def test_a_cluster_that_is_well_has_none() -> None:
-    assert troubles(WELL, [MasterTold("m:1", "owner")]) == []
 
 
 def test_the_worst_comes_first_and_silent_masters_are_named() -> None:
@@ -209,10 +190,3 @@ def test_the_worst_comes_first_and_silent_masters_are_named() -> None:
     with console.capture() as capture:
         console.print(trouble_lines(found))
     assert capture.get().splitlines()[0] == f"error: {found[0].text}"
-
-
-def test_what_to_do_is_below_each() -> None:
-    console = Console(width=120, no_color=True)
-    with console.capture() as capture:
-        console.print(trouble_lines([Trouble("error", "n2 is dead", "Start it again."), Trouble("warning", "n3 is slow")]))
-    assert capture.get() == "error: n2 is dead\n    Start it again.\nwarning: n3 is slow\n"

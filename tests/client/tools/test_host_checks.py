@@ -3,7 +3,6 @@
 import datetime
 import os
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -119,13 +118,6 @@ def test_a_certificate_is_told_of_before_it_ends(tmp_path: Path) -> None:
     (tmp_path / "broken.pem").write_text("nothing")
     for broken in ("broken.pem", "absent.pem"):
         assert judged(host_checks.certificate(str(tmp_path / broken), NOW))[0] is Verdict.WRONG
-
-
-def test_a_certificate_is_looked_at_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_authority(tmp_path)
-    file = str(issue(tmp_path, "n1", [Subject("node", "n1")], ["localhost"])[0])
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    assert judged(host_checks.certificate(file, datetime.datetime.now(datetime.UTC)))[0] is Verdict.OK
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console, RenderableType
 
-from kvstore.client.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
-from kvstore.client.tools.tables import bar, duration, percent, rate
+from kvstore.client.tools.status_tables import nodes_table, status_lines, tiers_table
+from kvstore.client.tools.tables import bar, duration
 from kvstore.protocol import control_pb2 as pb
 
 DRAM = pb.TierStatus(name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, health="ok")
@@ -48,12 +48,6 @@ def text(renderable: RenderableType) -> str:
     return capture.get()
 
 
-def test_a_dead_node_of_which_its_master_never_heard_has_no_age() -> None:
-    shown = text(nodes_table(pb.StatusReply(nodes=[pb.NodeStatus(node_id=1, name="a", state="dead")])))
-    assert "not since this master began" in " ".join(shown.split())
-    assert "0.0 s ago" not in shown
-
-
 @pytest.mark.parametrize(
     ("share", "drawn"), [(0.0, "········"), (1.0, "████████"), (0.5, "████····"), (0.52, "████▏···"), (-1.0, "········"), (7.0, "████████")]
 )
@@ -65,39 +59,9 @@ def test_a_bar_turns_red_where_eviction_begins() -> None:
     assert [bar(share, 8).spans[0].style for share in (0.5, 0.8, 0.96)] == ["green", "yellow", "red"]
 
 
-def test_what_nodes_have_spilled_is_shown_where_they_do() -> None:
-    assert "spilled" not in text(status_lines(STATUS))
-    spilling = pb.StatusReply(counters={"spilled_blocks": 1234, "spilled_bytes": 3 << 20})
-    assert "1,234 blocks, 3 MiB, from nodes that were nearly full" in text(status_lines(spilling))
-
-
-def test_which_copies_were_made_of_hot_blocks_is_shown_where_there_are_any() -> None:
-    assert "copies made of such" not in text(status_lines(STATUS))
-    hot = pb.StatusReply(counters={"hot_blocks": 12, "hot_copies": 1234, "hot_copied_bytes": 3 << 20})
-    assert "12 blocks, 1,234 copies made of such, 3 MiB" in text(status_lines(hot))
-
-
-def test_of_several_partitions_there_is_no_console_to_look_for() -> None:
-    one, several = (pb.StatusReply(http="127.0.0.1:9", partitions=count) for count in (1, 4))
-    assert "console" in text(status_lines(one))
-    shown = text(status_lines(several))
-    assert "console" not in shown
-    assert "4 of the key space: owners not told" in shown
-    owners = [pb.CatalogOwner(name=name) for name in ("b", "a", "b", "")]
-    assert "4 of the key space: a 1, b 2, 1 without an owner" in text(status_lines(pb.StatusReply(partitions=4, owners=owners)))
-
-
-def test_no_whole_has_no_percentage() -> None:
-    assert (percent(1, 0), percent(1, 8)) == ("-", "12.5 %")
-
-
 @pytest.mark.parametrize(("seconds", "shown"), [(42.9, "42 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (273_600, "3 d 4 h")])
 def test_durations_have_two_units_at_most(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
-
-
-def test_a_rate_is_a_size_a_second() -> None:
-    assert rate(1.5 * (1 << 30)) == "1.5 GiB/s"
 
 
 def test_status_names_what_an_operator_looks_for_first() -> None:
@@ -162,12 +126,6 @@ def test_drained_nodes_are_named_and_how_far_they_are() -> None:
     assert "drained" not in text(status_lines(STATUS))
 
 
-def test_blocks_that_the_master_has_not_decided_about_are_shown_beside_those_that_it_knows() -> None:
-    node = pb.NodeStatus(name="a", state="alive", blocks=1500, counters={"undecided": 12})
-    assert "1,500 + 12 undecided" in text(nodes_table(pb.StatusReply(nodes=[node])))
-    assert "undecided" not in text(nodes_table(STATUS)).splitlines()[1]
-
-
 def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:
     row = text(tiers_table(STATUS)).splitlines()[1]
     assert "████████████····" in row
@@ -209,22 +167,6 @@ def test_a_tier_that_quantises_shows_what_it_is_worth_and_bits_with_their_metada
     assert "int4/64: 200 KiB for 800 KiB of values, 5.00 bits an element" in text(status_lines(with_tier(QUANTISED)))
 
 
-def test_values_that_a_former_codec_left_are_shown_and_an_empty_tier_has_no_bits() -> None:
-    former = pb.TierStatus()
-    former.CopyFrom(QUANTISED)
-    former.codec = ""
-    assert "none any more: 200 KiB" in text(status_lines(with_tier(former)))
-    assert " -  " in text(tiers_table(with_tier(former)))
-    fresh = pb.TierStatus(name="nvme", capacity_bytes=1, health="ok", codec="int8")
-    assert text(tiers_table(with_tier(fresh))).splitlines()[6].split()[-1] == "-"
-    assert effective_bits(0, 0) is None
-
-
-def test_without_a_codec_nothing_is_said_of_one() -> None:
-    assert "quantised" not in text(status_lines(STATUS))
-    assert "codec" not in text(tiers_table(STATUS))
-
-
 def test_who_is_no_operator_is_told_so_and_shown_no_zeros() -> None:
     seen = pb.StatusReply(version="1.2.3", catalog_health="ok", nodes=[pb.NodeStatus(node_id=1, name="a", state="alive")])
     shown = " ".join(text(status_lines(seen)).split())
@@ -235,9 +177,3 @@ def test_who_is_no_operator_is_told_so_and_shown_no_zeros() -> None:
     for table in (nodes_table, tiers_table):
         assert "shown to operators" in " ".join(text(table(seen)).split())
         assert "shown to operators" not in text(table(STATUS))
-
-
-def test_nodes_that_were_stopped_are_named_and_no_trouble() -> None:
-    status = pb.StatusReply(nodes=[pb.NodeStatus(name="a", state="alive"), pb.NodeStatus(name="b", state="stopped")])
-    assert "1 of 2 alive; stopped: b" in text(status_lines(status))
-    assert "stopped" in text(nodes_table(status))

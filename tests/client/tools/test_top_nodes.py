@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kvstore.client.tools.top_nodes import LARGE, count_text, latency_text, nodes_of, nodes_table, spark_lines
+from kvstore.client.tools.top_nodes import LARGE, count_text, nodes_of, nodes_table, spark_lines
 from kvstore.console.model import Document, Model
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
@@ -32,16 +32,6 @@ def test_a_node_is_as_full_as_its_fullest_tier() -> None:
     assert [node["hbm_share"] is None for node in nodes] == [False, True, True, False]
 
 
-def test_a_node_without_tiers_is_empty() -> None:
-    document = document_of({})
-    at = document["nodes"]["fields"].index("dram_capacity_bytes")
-    for row in document["nodes"]["rows"]:
-        for offset in range(-2, 4):
-            row[at + offset] = 0
-    assert [(node["fullest"], node["share"]) for node in nodes_of(document)] == [("", 0.0)] * 4
-    assert "hbm" not in drawn(document, 250)[0]
-
-
 def test_a_wider_terminal_has_more_columns() -> None:
     document = document_of({}, dead=(1,))
     heads = [drawn(document, width)[0] for width in (50, 100, 160, 250)]
@@ -59,21 +49,9 @@ def test_the_last_page_is_full() -> None:
     assert [line.split()[0] for line in drawn(document, 100, first=99, page=3)[1:]] == ["node-1", "node-2", "node-3"]
 
 
-def test_a_state_that_is_not_known_comes_first() -> None:
-    document = document_of({}, dead=(3,))
-    at = document["nodes"]["fields"].index("state")
-    document["nodes"]["rows"][2][at] = "of a later release"
-    assert [line.split()[0] for line in drawn(document, 100, sort="state")[1:3]] == ["node-2", "node-3"]
-
-
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (9999, "9,999"), (12_345, "12.3 k"), (2_500_000, "2.5 M"), (3e9, "3.0 G")])
 def test_counts_are_short(value: float, text: str) -> None:
     assert count_text(value) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.000085, "85 us"), (0.0012, "1.2 ms"), (3.4, "3.40 s")])
-def test_latencies_have_a_unit_that_fits(seconds: float, text: str) -> None:
-    assert latency_text(seconds) == text
 
 
 def test_the_highest_bar_fills_all_lines_and_nothing_is_a_level() -> None:

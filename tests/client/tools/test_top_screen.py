@@ -9,7 +9,6 @@ from rich.console import Console
 from kvstore.client.tools.top_nodes import SORTS
 from kvstore.client.tools.top_screen import View, screen
 from kvstore.console.model import Document, Model
-from kvstore.protocol import control_pb2 as pb
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 
@@ -106,20 +105,3 @@ def test_what_is_wrong_is_shown_first_and_q_ends_it() -> None:
     view.failure = "no master answers"
     assert "no master answers" in lines(view)[1]
     assert [view.press(key, 1) for key in ("q", "Q", "\x03")] == [False] * 3
-
-
-def test_latencies_are_those_of_what_is_asked_for_most() -> None:
-    assert any("read 85 us (4.6 ms)" in line and "lookup 130 us" in line for line in lines(view_of(3)))
-    assert not any("in brackets" in line for line in lines(View(document=Model().document(pb.StatusReply(), at_s=1, wall_s=1))))
-
-
-def test_before_the_first_look_it_says_what_it_waits_for() -> None:
-    assert lines(View()) == ["asking the cluster…"]
-    assert lines(View(failure="nobody is there")) == ["nobody is there"]
-
-
-def test_a_cluster_without_a_figure_shows_dashes() -> None:
-    view = View()
-    view.take(Model().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1))
-    assert any("hit ratio" in line and " -" in line for line in lines(view))
-    assert "no node has joined yet" in lines(view)[-1]

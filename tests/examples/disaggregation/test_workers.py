@@ -56,12 +56,6 @@ def test_each_object_has_a_process_of_its_own_and_keeps_its_state() -> None:
     assert not active_children()
 
 
-def test_a_call_may_be_started_and_waited_for_later() -> None:
-    with counters(1, 2) as group:
-        results = group.start("add", 5)
-        assert [count for count, _ in results()] == [6, 7]
-
-
 def test_a_failure_is_told_though_others_are_still_busy() -> None:
     with counters(1, 2) as group, pytest.raises(WorkerFailed, match=r"(?s)fail_at of counters-1 failed.*this is the count"):
         group.call("fail_at", 2)
@@ -89,9 +83,3 @@ def test_a_call_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_object_that_cannot_be_made_fails_the_first_call() -> None:
     with counters(-1) as group, pytest.raises(WorkerFailed, match="below nothing"):
         group.call("add", 1)
-
-
-def test_a_second_close_does_nothing() -> None:
-    group = counters(1)
-    group.close()
-    group.close()

@@ -16,21 +16,17 @@ from aiohttp.test_utils import make_mocked_request
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.credentials import NO_TENANT
 from kvstore.security.guard import Guard
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity
+from kvstore.security.identity import STRANGER, Identity
 from kvstore.telemetry.http.access import (
     Access,
     Authorize,
     Explain,
-    anybody,
-    by_any_of,
     by_file,
     by_token,
     is_foreign,
     named_by_token,
     this_host_only,
-    unexplained,
     why_by_token,
-    why_unknown,
 )
 from kvstore.telemetry.http.server import HttpServer
 
@@ -74,14 +70,6 @@ def test_a_name_of_elsewhere_that_means_this_host_is_foreign() -> None:
 def test_what_is_malformed_is_foreign() -> None:
     assert this_host_only(request(host="[::1")) is Access.NONE
     assert is_foreign(request(Origin="http://[x"))
-
-
-def test_a_port_without_credentials_explains_nothing() -> None:
-    assert unexplained(request("10.0.0.1", Authorization="Bearer any")) == ""
-
-
-def test_a_daemon_without_credentials_of_the_cluster_knows_no_names() -> None:
-    assert anybody(request()) is EVERYBODY
 
 
 @contextmanager
@@ -183,11 +171,6 @@ def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Pat
         by_file(str(path))
 
 
-def test_any_of_no_tokens_lets_nobody_in() -> None:
-    with serving(by_any_of(())) as address:
-        assert access(address) == access(address, "Bearer") == "NONE"
-
-
 @pytest.mark.parametrize(
     ("token", "why"),
     [
@@ -204,10 +187,6 @@ def test_a_token_that_is_not_enough_is_refused_with_the_reason(tmp_path: Path, t
     former = 'former = { token = "former", expires = 2020-01-01 }\n'
     file.write_text(TOKENS.replace("[nodes]", former + "[nodes]") + '[instances]\n"*" = "engines"\n')
     assert refused(by_token(guard := Guard(str(file))), why_by_token(guard), token) == why
-
-
-def test_a_token_that_no_line_of_a_file_has_is_not_known() -> None:
-    assert refused(by_any_of(["one"]), why_unknown, "two") == "That token is not known"
 
 
 def refused(authorize: Authorize, explain: Explain, token: str | None) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import socket
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from aiohttp import web
 
 from kvstore.protocol.errors import ConfigError, Full
-from kvstore.rpc.address import Address, parse_address
 from kvstore.security.identity import Identity, Kind
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, Subject
@@ -27,12 +25,6 @@ from tests.telemetry.http.asking import Answer, ask
 from tests.telemetry.http.served import fine, serving
 
 
-def test_handlers_run_in_a_thread_of_the_server() -> None:
-    with serving(fine) as server:
-        answer = ask(server.address, "/it")
-    assert (answer.status, answer.text) == (200, "http")
-
-
 def test_what_has_to_wait_waits_in_another_thread() -> None:
     async def handler(_request: web.Request) -> web.Response:
         name = await asked(lambda: threading.current_thread().name)
@@ -40,14 +32,6 @@ def test_what_has_to_wait_waits_in_another_thread() -> None:
 
     with serving(handler) as server:
         assert ask(server.address, "/it").text not in ("http", threading.current_thread().name)
-
-
-def test_what_is_raised_there_is_raised_here() -> None:
-    def fail() -> None:
-        raise ConfigError("no")
-
-    with pytest.raises(ConfigError, match="no"):
-        asyncio.run(asked(fail))
 
 
 def test_what_waits_for_ever_holds_up_nobody_else_until_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,22 +55,6 @@ def test_what_waits_for_ever_holds_up_nobody_else_until_it_is_too_much(monkeypat
             await asyncio.gather(*waiting)
 
     asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
-
-
-def test_without_a_thread_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_asking", threading.BoundedSemaphore(1))
-
-    def start(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    async def test() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start)
-            with pytest.raises(Full, match="there is no thread to ask in: can't start new thread"):
-                await asked(lambda: "well")
-        assert await asked(lambda: "well") == "well"
-
-    asyncio.run(test())
 
 
 def test_what_waits_for_ever_does_not_keep_the_process() -> None:
@@ -135,27 +103,6 @@ def test_closing_hangs_up_and_frees_the_address(monkeypatch: pytest.MonkeyPatch)
     HttpServer(server.address).close()
 
 
-def test_a_server_that_was_never_started_closes_too() -> None:
-    server = HttpServer("127.0.0.1:0")
-    with pytest.raises(ConfigError, match="already in use"):
-        HttpServer(server.address)
-    server.close()
-    server.close()
-    HttpServer(server.address).close()
-
-
-def test_what_a_request_may_is_what_the_server_was_told() -> None:
-    found: list[Access] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        found.append(server.access(request))
-        return web.Response()
-
-    with serving(handler, has=Access.READ) as server:
-        ask(server.address, "/it")
-    assert found == [Access.READ]
-
-
 def test_what_serves_is_loaded_once_somebody_connects() -> None:
     """By daemons too: it is a third of what they would import."""
     program = (
@@ -192,33 +139,6 @@ def test_routes_may_be_added_when_the_first_connects_and_once() -> None:
     assert added == ["http"]
 
 
-def test_what_cannot_be_added_is_logged_and_the_daemon_lives_on(caplog: pytest.LogCaptureFixture) -> None:
-    tried = threading.Event()
-
-    def add(_server: HttpServer) -> None:
-        tried.set()
-        raise ImportError("no such module")
-
-    server = HttpServer("127.0.0.1:0")
-    server.later(add)
-    server.start()
-    host, _, port = server.address.rpartition(":")
-    with caplog.at_level(logging.ERROR):
-        with contextlib.suppress(ConnectionError):  # it may be hung up on already
-            socket.create_connection((host, int(port)), 60).close()
-        assert tried.wait(60)
-        server.close()
-    assert "nobody is answered" in caplog.text
-    HttpServer(server.address).close()
-
-
-def test_a_server_that_nobody_ever_asked_closes() -> None:
-    server = HttpServer("127.0.0.1:0")
-    server.start()
-    server.close()
-    HttpServer(server.address).close()
-
-
 def test_what_does_not_end_in_time_keeps_nobody_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_S", 0.05)
     entered, end = threading.Event(), threading.Event()
@@ -244,17 +164,6 @@ def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None
         port = server.address.rpartition(":")[2]
         assert server.told() == f"{scheme}0.0.0.0:{port}"
         assert (server.told("there"), server.told("")) == (f"{scheme}there:{port}", "")
-        server.close()
-
-
-def test_who_may_ask_for_what_a_handler_answers_is_one_thing_wherever_it_answers() -> None:
-    server = HttpServer("127.0.0.1:0")
-    try:
-        server.add("GET", "/it", fine, needs=Access.ADMIN)
-        server.add("POST", "/it", fine, needs=Access.ADMIN)
-        with pytest.raises(AssertionError, match="/that would change who may ask elsewhere"):
-            server.add("GET", "/that", fine, needs=Access.NONE)
-    finally:
         server.close()
 
 
@@ -296,15 +205,6 @@ def answer(server: HttpServer | None, **headers: str) -> Answer:
         return ask(server.address, "/it", headers=headers)
     finally:
         server.close()
-
-
-def test_no_address_is_no_server() -> None:
-    assert open_http(Settings(http="")) is None
-    assert parse_address(HTTP_DEFAULT) == Address("127.0.0.1", 0)
-
-
-def test_without_tokens_this_host_is_let_in() -> None:
-    assert answer(open_http(Settings())).status == 200
 
 
 def test_with_tokens_who_shows_one_is_let_in_and_nobody_else(tmp_path: Path) -> None:

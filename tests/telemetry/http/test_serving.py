@@ -1,6 +1,5 @@
 """Promises of serving.py: who may, how many at once, and the form of errors, over real sockets."""
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -9,8 +8,6 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -227,33 +224,3 @@ def test_who_takes_nothing_of_an_answer_is_noticed(server: HttpServer, monkeypat
     with connected(server, 1) as (asking,):
         assert answer(asking, b"health") == answer(asking, b"health") == b"HTTP/1.1 200 OK"
     assert noticed == [(PEER_TIMEOUT_S, True)]
-
-
-def test_an_answer_that_is_taken_slowly_comes_whole(server: HttpServer) -> None:
-    with connected(server, 1) as (sock,):
-        sock.sendall(ASKED % (b"long", b""))
-        head, _, body = sock.recv(65_536).partition(b"\r\n\r\n")
-        size = len(body)
-        while size < LONG_BYTES:
-            size += len(sock.recv(1 << 20))
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert size == LONG_BYTES
-
-
-def test_a_request_whose_connection_has_gone_meanwhile_is_nobodys() -> None:
-    inner = asyncio.Protocol()
-    runner: Any = SimpleNamespace(server=lambda: inner)
-    request: Any = SimpleNamespace(protocol=inner, get_extra_info=lambda name: None)
-
-    async def test() -> None:
-        connections = Connections(runner)
-        connections.asks(request)
-        connections.is_let_in(request)
-        made: Any = connections()
-        connections.asks(request)
-        connections._look(made)
-        assert inner in connections._there, "it has asked"
-        made.connection_lost(None)
-        assert not connections._there
-
-    asyncio.run(test())

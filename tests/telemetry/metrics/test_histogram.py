@@ -4,14 +4,14 @@ import dis
 import random
 import sys
 import threading
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
 import pytest
 
 from kvstore.telemetry.metrics import histogram as module
-from kvstore.telemetry.metrics.histogram import BOUNDS_S, Counts, Histogram, Histograms, sum_of
+from kvstore.telemetry.metrics.histogram import Counts, Histogram
 
 LOOKS_FOR_SIGNALS: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
 """Instructions of CPython after which handlers of signals are run."""
@@ -57,33 +57,6 @@ def test_a_measurement_is_in_the_first_bucket_whose_bound_it_does_not_exceed() -
     assert histogram.counts() == Counts((0.001, 0.01), (2, 2, 1), 0.022000002)
 
 
-def test_one_measurement_may_stand_for_several() -> None:
-    histogram = Histogram()
-    histogram.observe(3_000, times=61)
-    counts = histogram.counts()
-    assert counts.counts[BOUNDS_S.index(5e-6)] == sum(counts.counts) == 61
-    assert counts.sum_s == 61 * 3e-6
-
-
-def test_there_is_one_for_each_name() -> None:
-    histograms = Histograms()
-    assert histograms.read() == {}
-    histograms["get"].record(5)
-    histograms["get"].record(5)
-    histograms["put"].observe(5, times=3)
-    assert {name: sum(counts.counts) for name, counts in histograms.read().items()} == {("get",): 2, ("put",): 3}
-
-
-def test_histograms_of_the_same_bounds_come_to_their_sum() -> None:
-    one, two = Histogram(), Histogram()
-    one.record(3_000)
-    two.observe(3_000, times=2)
-    two.record(10**12)
-    assert sum_of([one.counts()]) == one.counts()
-    whole = sum_of([one.counts(), two.counts()])
-    assert (whole.counts[BOUNDS_S.index(5e-6)], whole.counts[-1], round(whole.sum_s, 9)) == (3, 1, 1000.000009)
-
-
 def test_a_log_holds_so_much_and_what_is_recorded_is_counted_as_what_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOGGED", 7)
     rng = random.Random(2)
@@ -125,26 +98,6 @@ def test_of_several_threads_no_measurement_is_lost_or_counted_twice(monkeypatch:
     for thread in threads:
         thread.join()
     assert sum(histogram.counts().counts) == 80_000
-
-
-def test_who_comes_while_the_log_is_folded_leaves_it_and_what_was_appended_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler that calls the client in the middle of a fold."""
-    histogram = Histogram()
-
-    def length(of: Sized) -> int:
-        if not interrupted:
-            interrupted.append(True)
-            histogram.record(2)
-            histogram.fold()
-        return of.__len__()
-
-    interrupted: list[bool] = []
-    histogram.log.append(1)
-    monkeypatch.setattr(module, "len", length, raising=False)
-    histogram.fold()
-    monkeypatch.undo()
-    assert histogram.log == [2]
-    assert sum(histogram.counts().counts) == 2
 
 
 def test_whenever_a_handler_raises_the_log_is_folded_by_the_next_call() -> None:

@@ -3,29 +3,20 @@
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Lookup, MatchPrefix
-from kvstore.protocol.message import MAX_SLOW
 from kvstore.protocol.session_messages import Ok
 from kvstore.telemetry.metrics.requests import (
     KEPT_TURNS,
     MAX_KEPT,
     MAX_WINDOWS,
     MIN_SLOW_NS,
-    OPERATIONS,
     WINDOW_NS,
     Requests,
     Slow,
     SlowRequests,
-    in_words,
     slow_messages,
 )
 
 MS = 1_000_000
-
-
-def test_operations_are_named_by_their_messages() -> None:
-    assert OPERATIONS[MatchPrefix.TYPE] == "match_prefix"
-    assert Ok.TYPE not in OPERATIONS
-    assert in_words("KVStoreError") == "kvstore_error"
 
 
 def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
@@ -117,15 +108,6 @@ def test_windows_end_and_are_forgotten() -> None:
     slow.run_due(MAX_WINDOWS * WINDOW_NS)
     assert slow.version > versions[-1]
     assert ("red", "put", 5) not in shown(slow)
-
-
-def test_what_is_shown_is_bounded() -> None:
-    slow = SlowRequests()
-    for minute in range(MAX_WINDOWS):
-        slow.run_due(minute * WINDOW_NS)
-        for number in range(MAX_KEPT):
-            slow.add(of(f"t{number}", "put", 10 + number))
-    assert len(slow.slowest()) == MAX_SLOW
 
 
 def test_messages_have_all_and_the_slowest_comes_first() -> None:
