@@ -14,8 +14,7 @@ from kvstore.protocol.transfers import Fetch, Join, Joined, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
