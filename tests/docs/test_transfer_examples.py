@@ -12,6 +12,12 @@ from kvstore.protocol import transfers
 from kvstore.protocol.frames import pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.transfers import Fetch
+from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES
+from kvstore.transfer.paths.path_chooser import PathState
+from kvstore.transfer.paths.slices import MAX_PIECES_A_SLICE
+from kvstore.transfer.streams.answering import LAST_WORD_S
+from kvstore.transfer.testing.agents import AgentConformance
+from kvstore.transfer.testing.connections import ConnectionConformance
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = (DOCS / "transfer.md").read_text(encoding="utf-8")
@@ -55,3 +61,35 @@ def test_every_message_is_described_field_by_field(message: type[Message]) -> No
     assert section is not None
     fields = re.findall(r"^\| (\w+) \| (\w+) \|", section[1], re.MULTILINE)[1:]
     assert fields == list(message.FORM) or "those of Fetch" in section[1]
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    assert f"protocol version **{VERSION}**" in DOCUMENT
+    for name, limit in (
+        ("body", transfers.MAX_TRANSFER_BODY_BYTES),
+        ("a piece", transfers.MAX_PIECE_BYTES),
+        ("payload", MAX_PAYLOAD_BYTES),
+        ("notification", transfers.MAX_NOTICE_BYTES),
+    ):
+        assert f"| {name} | {limit} bytes |" in DOCUMENT
+    assert f"| pieces of a request | {transfers.MAX_PIECES} |" in DOCUMENT
+    assert f"| notifications that nobody took | {MAX_NOTICES}, and {MAX_NOTICES_BYTES} bytes;" in DOCUMENT
+    assert f"with at most {MAX_PIECES_A_SLICE:,} pieces" in DOCUMENT
+    assert f"closed at most {LAST_WORD_S:g} s later" in DOCUMENT
+
+
+def test_the_counters_are_those_of_the_code() -> None:
+    table = DOCUMENT.split("## Counters")[1].split("\n## ")[0]
+    names = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)[`.]", row)]
+    assert names
+    assert set(names) <= set(PathState.__slots__)
+
+
+def test_the_suites_are_where_the_page_says() -> None:
+    assert f"from {ConnectionConformance.__module__} import {ConnectionConformance.__name__}" in DOCUMENT
+    assert AgentConformance.__name__ in DOCUMENT
+
+
+def test_what_it_links_to_is_there() -> None:
+    for target in re.findall(r"\]\(([\w./]+)", DOCUMENT):
+        assert (DOCS / target).exists(), target

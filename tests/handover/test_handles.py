@@ -20,13 +20,13 @@ def test_who_waits_goes_on_once_it_is_over() -> None:
     assert not handle.is_fenced
     handle.finish(None)
     assert waiting.result(10) is None
-    assert (handle.is_over, handle.error, handle.is_fenced, handle.wait_over(0)) == (True, None, True, True)
+    assert (handle.is_over, handle.error, handle.is_fenced, handle._over.wait(0)) == (True, None, True, True)
 
 
 def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handles, "PATIENCE_S", 0.0)
     handle = Sending(b"r", limit_s=0.01)
-    assert not handle.wait_over(0.0)
+    assert not handle._over.wait(0.0)
     with within(0.01), pytest.raises(DeadlineExceeded, match="its blocks must stay"):
         handle.wait()
     assert not handle.is_fenced

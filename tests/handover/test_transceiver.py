@@ -1,4 +1,4 @@
-"""Promises of transceiver.py: whatever the layouts and the way, the receiver's blocks become the sender's, and nothing else changes."""
+"""Promises of transceiver.py: every way and any two layouts, and arguments that are checked."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.handover.transceiver import block_indexes, check_regions
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import Attention, CacheSpec
@@ -15,10 +16,10 @@ from kvstore.protocol.settings import Size
 from tests.forks import told_by_child
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, make_consistent, outcomes
 
+LAYOUT = layout_of(pool_blocks=8, order="vllm-flash")
 QUANTISED = dataclasses.replace(SPEC, scheme=CacheScheme.parse("int8"))
 LATENT = CacheSpec(layers=4, kv_heads=1, heads=8, head_dim=24, dtype="float16", attention=Attention.MLA)
 LARGE_BLOCKS = dataclasses.replace(SPEC, block_tokens=64)
-
 LAYOUTS: dict[str, tuple[CacheLayout, CacheLayout]] = {
     "the same": (layout_of(), layout_of()),
     "tp2 pp2 to tp1": (layout_of(tp=2, pp=2), layout_of()),
@@ -32,6 +33,26 @@ LAYOUTS: dict[str, tuple[CacheLayout, CacheLayout]] = {
     "context-parallel": (layout_of(cp=2), layout_of(pp=2)),
     "groups": (layout_of(tp=2, dp=2), layout_of()),
 }
+
+
+def region(size_bytes: int) -> Region:
+    return Region(memoryview(bytearray(size_bytes)))
+
+
+@pytest.mark.parametrize(("blocks", "tokens"), [([1], 17), ([1], 0), ([], 1), ([8], 1), ([-1], 1)])
+def test_too_few_blocks_or_those_outside_of_the_pool_are_refused(blocks: list[int], tokens: int) -> None:
+    with pytest.raises(InvalidArgument):
+        block_indexes(blocks, LAYOUT, tokens=tokens)
+
+
+def test_the_regions_are_as_many_and_as_large_as_the_layouts() -> None:
+    sizes = [LAYOUT.region_bytes(0, number) for number in range(LAYOUT.region_count(0))]
+    check_regions(LAYOUT, 0, [region(size + 1) for size in sizes])
+    for wrong in ([], [region(size) for size in sizes[1:]], [region(size - 1) for size in sizes]):
+        with pytest.raises(InvalidArgument, match="the pool of rank 0 has 4 regions"):
+            check_regions(LAYOUT, 0, wrong)
+    with pytest.raises(InvalidArgument, match="rank 1"):
+        check_regions(LAYOUT, 1, [])
 
 
 def blocks_of(layout: CacheLayout, tokens: int, seed: int) -> list[int]:
@@ -134,8 +155,6 @@ def test_over_shared_memory_the_receiver_reads_and_nothing_can_be_written_by_map
 
 
 # --- mistakes ---
-
-
 def test_engines_that_disagree_about_the_model_both_hear_of_it() -> None:
     other = dataclasses.replace(SPEC, model="that")
     with Executor(layout_of(dataclasses.replace(SPEC, model="this"))) as source, Executor(layout_of(other)) as destination:

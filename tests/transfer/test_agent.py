@@ -1,16 +1,44 @@
-"""A request is over once and says so to whoever waits; `transfer` holds its memory until then; what an agent leaves out has a default."""
+"""Promises of agent.py: requests, the interface's defaults, and notifications that nobody takes."""
 
 from collections.abc import Callable
 from threading import Event
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unreachable
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, Direction, Notices, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Piece
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import make_region, shown
+
+
+def test_they_are_told_once_in_order_with_their_sender() -> None:
+    notices = Notices("here")
+    for message in (b"one", b"", b"x" * MAX_NOTICE_BYTES):
+        notices.put("there", message)
+    assert notices.take() == [("there", b"one"), ("there", b""), ("there", b"x" * MAX_NOTICE_BYTES)]
+    assert notices.take() == []
+
+
+def test_one_that_is_too_long_is_refused() -> None:
+    notices = Notices("here")
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_NOTICE_BYTES} bytes"):
+        notices.put("there", bytes(MAX_NOTICE_BYTES + 1))
+    assert notices.take() == []
+
+
+@pytest.mark.parametrize(("size_bytes", "most"), [(0, MAX_NOTICES), (MAX_NOTICE_BYTES - 1, MAX_NOTICES_BYTES // MAX_NOTICE_BYTES)])
+def test_what_nobody_takes_is_bounded_in_number_and_in_bytes(size_bytes: int, most: int) -> None:
+    notices, message = Notices("here"), bytes(size_bytes)
+    for _ in range(most):
+        notices.put("t", message)
+    with pytest.raises(Full, match=f"here has {most} notifications that nobody took"):
+        notices.put("t", message)
+    assert len(notices.take()) == most
+    notices.put("t", message)
+    assert len(notices.take()) == 1
 
 
 class OwnAgent(TransferAgent):

@@ -282,3 +282,56 @@ def shielded(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return run
+
+
+class _Time(ctypes.Structure):
+    """struct timespec."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Latch:
+    """See the module. Thread-safe. It is made shut, and opened once.
+
+    `sit_out()` returns when it is open, or `limit_s` after it was made; until then nothing ends it, for it is to be called by who has been
+    struck while he waited. First in a `finally` it cannot be missed: CPython looks for signals after calls, at jumps back and at the
+    beginning of functions, and none of these lies before it.
+    """
+
+    __slots__ = ("_end", "_lock", "_waiting", "is_open", "sit_out")
+
+    def __init__(self, limit_s: float) -> None:
+        self.is_open = False
+        self._waiting: list[threading.Lock] = []
+        # Readers are counted, not known by their thread, in glibc as in musl: another one may unlock.
+        self._lock = _Lock()
+        address = ctypes.addressof(self._lock)
+        _init(address, None)
+        _enter(address)
+        if _IS_STEADY:
+            now_s, wait = time.monotonic(), partial(_libc.pthread_rwlock_clockwrlock, ctypes.c_void_p(address), time.CLOCK_MONOTONIC)
+        else:
+            now_s, wait = time.time(), partial(_libc.pthread_rwlock_timedwrlock, address)
+        parts_s, whole_s = math.modf(min(now_s + limit_s, _LATEST_S))
+        self._end = _Time(int(whole_s), int(parts_s * 1e9))
+        # A partial, since a method would be a function, at whose beginning a handler may raise.
+        self.sit_out: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
+        vars(self.sit_out)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
+
+    def open(self) -> None:
+        """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""
+        if not self.is_open:
+            self.is_open = True
+            for waiting in list(self._waiting):
+                waiting.release()
+            _leave(ctypes.addressof(self._lock))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it is open, or the time is over; whether it is open. What a signal handler raises ends it."""
+        if not self.is_open:
+            waiting = threading.Lock()
+            waiting.acquire()
+            self._waiting.append(waiting)  # whoever opens it has marked it so before he looks at this list
+            if not self.is_open and not waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                self._waiting.remove(waiting)
+        return self.is_open

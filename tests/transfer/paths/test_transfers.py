@@ -1,4 +1,4 @@
-"""Promises of a transfer to whoever holds it; that it ends is the carrier's (test_carrier.py)."""
+"""Promises of a transfer to whoever holds it; that it ends is the carrier's (test_slice_dispatcher.py)."""
 
 from collections.abc import Callable
 
