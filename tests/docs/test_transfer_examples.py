@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol import transfers
-from kvstore.protocol.frames import pack_header
+from kvstore.protocol.frames import MAX_PAYLOAD_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.transfers import Fetch
 from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES

@@ -13,6 +13,7 @@ from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import Attention, CacheSpec
 from kvstore.protocol.errors import Cancelled, Closed, InvalidArgument, KVStoreError, ProtocolError
 from kvstore.protocol.settings import Size
+from kvstore.transfer.memory.region import Region
 from tests.forks import told_by_child
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, make_consistent, outcomes
 

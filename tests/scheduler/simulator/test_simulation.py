@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.kvcache.traces.named import generate
 from kvstore.protocol.errors import ConfigError, InvalidArgument, TraceError
 from kvstore.scheduler.admission import Admission, AdmitAll, RejectEarly, RejectLate
 from kvstore.scheduler.baselines import DISPATCHERS, make_dispatcher

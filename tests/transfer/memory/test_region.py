@@ -5,6 +5,7 @@ import threading
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, KVStoreError, StaleHandle

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.protocol.errors import ProtocolError
+from kvstore.protocol.errors import ConfigError, ProtocolError
 from kvstore.rpc.address import network_id
 from kvstore.transfer.agent import Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
