@@ -1,20 +1,20 @@
-"""Safety against exceptions that signal handlers raise, where a thread or a peer touches memory that the caller is to get back.
+"""Safety of memory and state against exceptions of signal handlers.
 
-**The contract.** CPython runs signal handlers in the main thread, between any two bytecodes and inside each wait of its own locks. A
-handler may raise there, time and again, inside a `finally` too. Other threads see no signals.
+CPython runs signal handlers in the main thread, between any two bytecodes and inside every wait of its own locks. A handler may raise
+there, time and again: no `try` and no `finally` is safe from that. The contract: no call returns or raises while a thread of ours still
+touches the caller's memory, and no change of shared state is cut in two. Three means, each for its case:
 
-Whatever is raised: when a call has ended nothing touches its caller's memory any more, and each slot, lease, reservation and lock is given
-back. Events and conditions do not keep this: struck within their own code they leave their lock taken.
+- `Shield` covers a whole call, locks and state too. Each handler runs as promptly as ever, but inside one of ours, which keeps its
+  exception and raises it when the shield goes down. It cannot wait for what goes on after its end.
+- `Gate` waits, without a limit, until all threads inside have left. It holds nothing back and can stand in a coroutine.
+- `Latch` waits until another thread opens it, with a limit. It holds also where the caller is struck on the way out of the call that has
+  begun a request.
 
-| | holds | use |
-|---|---|---|
-| `Gate` | the end of work that threads do for a call, without a limit | `shut()` first in a `finally`; also in a coroutine |
-| `Shield` | what a handler raises, until a whole call is over: locks and state too | `with Shield():` around it |
-| `Latch` | until another thread or process says once that it is over, with a limit | `sit_out()` first in a `finally` |
-| `begin_thread` | | a thread without the condition that `Thread.start` waits on |
+The waits of a gate and a latch are one call of the C library, which no signal ends. First in a `finally` they cannot be missed: CPython
+looks for signals after calls, at jumps back and at the beginning of functions, and none of these lies before them. Threads other than the
+main one see no signals and need none of this.
 
-Waits are one call of the C library, which no signal ends. Put first into a `finally` it cannot be missed: CPython looks for signals after
-calls, at jumps back and at the beginning of functions, and none of these lies before it.
+Source: pyarrow's SignalStopHandler replaces handlers around its calls in the same way as a shield.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -35,12 +35,20 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 _Lock: Final = ctypes.c_char * 256
 """More than a pthread_rwlock_t takes on any Linux: 56 bytes on x86-64."""
-
 _libc = ctypes.CDLL(None)
 _init, _enter, _shut, _leave = (getattr(_libc, f"pthread_rwlock_{name}") for name in ("init", "tryrdlock", "wrlock", "unlock"))
-_init.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_init.argtypes = _libc.pthread_rwlock_timedwrlock.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 for _function in (_enter, _shut, _leave):
     _function.argtypes = (ctypes.c_void_p,)
+P = ParamSpec("P")
+T = TypeVar("T")
+_SIGNALS: Final = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
+_handler_of: Final = _signal.getsignal
+"""Without the look-up of an enum that makes `signal.getsignal` twenty times slower: each shield asks for every signal."""
+_IS_STEADY: Final = hasattr(_libc, "pthread_rwlock_clockwrlock")
+"""The C library waits by a clock that nobody sets: glibc from 2.30 on. Elsewhere a step of the wall clock ends or prolongs a wait."""
+_LATEST_S: Final = float(1 << 40)
+"""The end of a latch without a limit: 34,000 years."""
 
 
 class Gate:
@@ -82,78 +90,6 @@ def begin_thread(work: Callable[[], object]) -> None:
     """Do `work` in a thread that the interpreter's end does not wait for. One call of C: `threading.Thread.start` waits for the thread on
     a condition, which a signal handler that raises leaves with its lock taken or released twice."""
     _thread.start_new_thread(work, ())
-
-
-_LATEST_S: Final = float(1 << 40)
-"""The end of a latch without a limit: 34,000 years."""
-
-
-class _Time(ctypes.Structure):
-    """struct timespec."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-for _function in (_libc.pthread_rwlock_rdlock, _libc.pthread_rwlock_unlock):
-    _function.argtypes = (ctypes.c_void_p,)
-for _function in (_libc.pthread_rwlock_init, _libc.pthread_rwlock_timedwrlock):
-    _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-_IS_STEADY: Final = hasattr(_libc, "pthread_rwlock_clockwrlock")
-"""The C library waits by a clock that nobody sets: glibc from 2.30 on. Elsewhere a step of the wall clock ends or prolongs a wait."""
-
-
-class Latch:
-    """See the module. Thread-safe. It is made shut, and opened once.
-
-    `sit_out()` returns when it is open, or `limit_s` after it was made; until then nothing ends it, for it is to be called by who has been
-    struck while he waited. First in a `finally` it cannot be missed: CPython looks for signals after calls, at jumps back and at the
-    beginning of functions, and none of these lies before it.
-    """
-
-    __slots__ = ("_end", "_lock", "_waiting", "is_open", "sit_out")
-
-    def __init__(self, limit_s: float) -> None:
-        self.is_open = False
-        self._waiting: list[threading.Lock] = []
-        # Readers are counted, not known by their thread, in glibc as in musl: another one may unlock.
-        self._lock = _Lock()
-        address = ctypes.addressof(self._lock)
-        _libc.pthread_rwlock_init(address, None)
-        _libc.pthread_rwlock_rdlock(address)
-        if _IS_STEADY:
-            now_s, wait = time.monotonic(), partial(_libc.pthread_rwlock_clockwrlock, ctypes.c_void_p(address), time.CLOCK_MONOTONIC)
-        else:
-            now_s, wait = time.time(), partial(_libc.pthread_rwlock_timedwrlock, address)
-        parts_s, whole_s = math.modf(min(now_s + limit_s, _LATEST_S))
-        self._end = _Time(int(whole_s), int(parts_s * 1e9))
-        # A partial, since a method would be a function, at whose beginning a handler may raise.
-        self.sit_out: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
-
-    def open(self) -> None:
-        """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""
-        if not self.is_open:
-            self.is_open = True
-            for waiting in list(self._waiting):
-                waiting.release()
-            _libc.pthread_rwlock_unlock(ctypes.addressof(self._lock))
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it is open, or the time is over; whether it is open. What a signal handler raises ends it."""
-        if not self.is_open:
-            waiting = threading.Lock()
-            waiting.acquire()
-            self._waiting.append(waiting)  # whoever opens it has marked it so before he looks at this list
-            if not self.is_open and not waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-                self._waiting.remove(waiting)
-        return self.is_open
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_SIGNALS: Final = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
-_handler_of: Final = _signal.getsignal
-"""Without the look-up of an enum that makes `signal.getsignal` twenty times slower: each shield asks for every signal."""
 
 
 class Shield:
@@ -282,3 +218,56 @@ def shielded(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return run
+
+
+class _Time(ctypes.Structure):
+    """struct timespec."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Latch:
+    """See the module. Thread-safe. It is made shut, and opened once.
+
+    `sit_out()` returns when it is open, or `limit_s` after it was made; until then nothing ends it, for it is to be called by who has been
+    struck while he waited. First in a `finally` it cannot be missed: CPython looks for signals after calls, at jumps back and at the
+    beginning of functions, and none of these lies before it.
+    """
+
+    __slots__ = ("_end", "_lock", "_waiting", "is_open", "sit_out")
+
+    def __init__(self, limit_s: float) -> None:
+        self.is_open = False
+        self._waiting: list[threading.Lock] = []
+        # Readers are counted, not known by their thread, in glibc as in musl: another one may unlock.
+        self._lock = _Lock()
+        address = ctypes.addressof(self._lock)
+        _init(address, None)
+        _enter(address)
+        if _IS_STEADY:
+            now_s, wait = time.monotonic(), partial(_libc.pthread_rwlock_clockwrlock, ctypes.c_void_p(address), time.CLOCK_MONOTONIC)
+        else:
+            now_s, wait = time.time(), partial(_libc.pthread_rwlock_timedwrlock, address)
+        parts_s, whole_s = math.modf(min(now_s + limit_s, _LATEST_S))
+        self._end = _Time(int(whole_s), int(parts_s * 1e9))
+        # A partial, since a method would be a function, at whose beginning a handler may raise.
+        self.sit_out: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
+        vars(self.sit_out)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
+
+    def open(self) -> None:
+        """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""
+        if not self.is_open:
+            self.is_open = True
+            for waiting in list(self._waiting):
+                waiting.release()
+            _leave(ctypes.addressof(self._lock))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it is open, or the time is over; whether it is open. What a signal handler raises ends it."""
+        if not self.is_open:
+            waiting = threading.Lock()
+            waiting.acquire()
+            self._waiting.append(waiting)  # whoever opens it has marked it so before he looks at this list
+            if not self.is_open and not waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                self._waiting.remove(waiting)
+        return self.is_open
