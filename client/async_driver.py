@@ -14,7 +14,6 @@ from kvstore.client.effects import (
     Await,
     Effect,
     Fill,
-    Later,
     Move,
     Operation,
     Post,
@@ -160,9 +159,6 @@ class AsyncDriver:
                 return await _asynchronous(effect.channel).call_for_fds(effect.message, effect.deadline)
             case Sleep():
                 return await asyncio.sleep(effect.seconds)
-            case Later():
-                asyncio.get_running_loop().run_in_executor(None, effect.function)
-                return None
             case Aside():
                 task = asyncio.create_task(self.run(effect.operation))
                 self._aside.add(task)

@@ -23,7 +23,6 @@ from kvstore.client.effects import (
     Await,
     Effect,
     Fill,
-    Later,
     Move,
     Operation,
     Post,
@@ -362,8 +361,6 @@ class Driver:
                 return _blocking(effect.channel).call_for_fds(effect.message, effect.deadline)
             case Sleep():
                 return time.sleep(effect.seconds)
-            case Later():
-                return begin_thread(effect.function)
             case Aside():
                 return begin_thread(partial(self.run, effect.operation))
             case Together():

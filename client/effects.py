@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvstore.transfer.paths.batch import Copy
 
 T = TypeVar("T")
+E = TypeVar("E")
 
 
 class AnyChannel(Protocol):
@@ -121,13 +122,6 @@ class Move:
 
 
 @dataclass(slots=True)
-class Later:
-    """Run `function` in the background, soon; nobody waits for it."""
-
-    function: Callable[[], None]
-
-
-@dataclass(slots=True)
 class Aside:
     """Carry out an operation in the background, beside this one; nobody waits for it. It raises no KVStoreError."""
 
@@ -149,7 +143,7 @@ class Together:
 SMALL_WORK_BYTES: Final = 16 << 10
 """Up to this size the way to the driver and back takes longer than the work."""
 
-Effect = Take | Ask | Send | Await | AskForFds | Fill | Post | Work | Move | Later | Aside | Sleep | Together
+Effect = Take | Ask | Send | Await | AskForFds | Fill | Post | Work | Move | Aside | Sleep | Together
 Operation = Generator[Effect, Any, T]
 AnyLoan = Loan[AnyChannel]
 
@@ -162,7 +156,7 @@ def work(function: Callable[[], T], size_bytes: int) -> Operation[T]:
     return result
 
 
-def drive(operation: Operation[T], do: Callable[[Effect], Any]) -> T:
+def drive(operation: Generator[E, Any, T], do: Callable[[E], Any]) -> T:
     """The result of `operation`, whose effects `do` carries out one after another: what it returns is sent in, what it raises thrown in.
 
     Raises what the operation does not catch. It is closed by then, so that nothing it has borrowed lives as long as a traceback does.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kvstore.client.effects import AnyChannel, AskForFds, Later, Operation, Work
+from kvstore.client.effects import AnyChannel, Aside, AskForFds, Operation, Work
 from kvstore.protocol.errors import Broken, Closed, StaleHandle
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import Slabs
@@ -249,11 +249,14 @@ class SlabMapping:
         if not self.slabs.announce((yield from self._ask_for_slabs(channel, keys, deadline))):
             return
         try:
-            yield Later(self.slabs.map_announced)
+            yield Aside(self._map_announced())
         except BaseException as error:  # a thread that has begun all the same finds none left
             self.slabs.give_up_announced()
             if not isinstance(error, RuntimeError):
                 raise
+
+    def _map_announced(self) -> Operation[None]:
+        yield Work(self.slabs.map_announced, MAPPING_WORK_BYTES)
 
     def _unmap_dropped(self) -> Operation[None]:
         if self.slabs.has_dropped:

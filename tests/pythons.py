@@ -19,12 +19,11 @@ FOLDER: Final = ROOT / "build" / "pythons"
 SUITES: Final = (
     "tests/client",
     "tests/store",
-    "tests/handover/test_latch_signals.py",
+    "tests/transfer/memory/test_latch_signals.py",
     "tests/handover/test_signals.py",
     "tests/router/test_signals.py",
     "tests/telemetry/test_routes.py",
-    "tests/transfer/memory/test_gate.py",
-    "tests/transfer/memory/test_shield.py",
+    "tests/transfer/memory/test_signal_safety.py",
     "tests/transfer/test_signals.py",
 )
 """What depends most on the interpreter: threads, forks, ctypes, buffers, and where a signal's handler may run."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from kvstore.client.aio import AsyncClient
 from kvstore.client.buffers import nbytes_of
+from kvstore.client.effects import drive
 from kvstore.client.holds import Hold
 from kvstore.client.jobs.job import BaseJob, Kind, Result
 from kvstore.client.sync import Client
@@ -134,15 +135,12 @@ class Calls(AnyCalls[Client]):
 
     def carry_out(self, job: BaseJob) -> Outcome:
         """Fill in the results of all its keys."""
-        steps, answer = self._steps(job), None
-        while True:
-            try:
-                call = steps.send(answer)
-            except StopIteration as end:
-                outcome: Outcome = end.value
-                return outcome
+
+        def ask(call: Callable[[], Any]) -> Any:
             with self._within(job):
-                answer = self.ask(call)
+                return self.ask(call)
+
+        return drive(self._steps(job), ask)
 
     def ask(self, call: Callable[[], Any]) -> Any:
         """What `call` returns, or the error that it raises, typed."""

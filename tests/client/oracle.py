@@ -146,7 +146,6 @@ class Oracle:
         self.log: list[Message] = []
         self.loans: list[Loan[OracleChannel]] = []
         self.slept_s = 0.0
-        self.later: list[Callable[[], None]] = []
         self.replicas: dict[bytes, list[int]] = {}
         self.reserved: set[bytes] = set()
         self.generation = 0
@@ -205,7 +204,7 @@ class Oracle:
                 return effect.function()
             case effects.Move():
                 return self._move(effect)
-            case effects.Later() | effects.Aside():
+            case effects.Aside():
                 self._begin_thread(effect)
             case effects.Sleep():
                 self.slept_s += effect.seconds
@@ -214,15 +213,12 @@ class Oracle:
                 return [self.run(operation) for operation in effect.operations]
         return None
 
-    def _begin_thread(self, effect: effects.Later | effects.Aside) -> None:
+    def _begin_thread(self, effect: effects.Aside) -> None:
         """It is left to the test. Scripted are errors."""
         scripted: Any = self.script[type(effect)].popleft() if self.script[type(effect)] else None
         if scripted is not None:
             raise scripted
-        if isinstance(effect, effects.Later):
-            self.later.append(effect.function)
-        else:
-            self.aside.append(effect.operation)
+        self.aside.append(effect.operation)
 
     def _move(self, move: effects.Move) -> None:
         """Scripted are errors, and functions of the move that are called once its bytes have arrived."""

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.driver import Driver
-from kvstore.client.effects import Aside, Later, Operation, Work
+from kvstore.client.effects import Aside, Operation, Work
 from kvstore.client.operations import Operations
 from kvstore.protocol.master_messages import Cancel
 from tests.no_threads import no_more_threads
@@ -41,7 +41,7 @@ def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) ->
         yield Work(note, 1)
 
     def operation() -> Operation[None]:
-        yield Later(note)
+        yield Aside(aside())
         yield Aside(aside())
 
     driver.run(operation())

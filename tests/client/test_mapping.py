@@ -24,14 +24,14 @@ def test_a_slab_that_is_gone_is_a_stale_handle_and_the_others_stay_mapped(oracle
 def test_a_slab_that_is_being_mapped_is_waited_for(oracle: Oracle, node: OracleNode) -> None:
     channel, slabs = channel_to(oracle, node), oracle.resources.mapping.slabs
     oracle.run(oracle.resources.mapping.map_ahead(channel, 1, [1], oracle.deadline()))
-    [map_announced] = oracle.later
+    [map_announced] = oracle.aside
     begun = slabs._next_announced()  # as the thread does
     assert begun is not None
     mapping = oracle.resources.mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True)
     wait = next(mapping)
     slabs._map(begun)
     oracle._do(wait)
-    map_announced()
+    oracle.run(map_announced)
     with pytest.raises(StopIteration) as end:
         mapping.send(None)
     assert len(end.value.value) == 1
@@ -42,8 +42,8 @@ def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracl
     channel, mapping = channel_to(oracle, node), oracle.resources.mapping
     oracle.run(mapping.map_ahead(channel, 1, [1, 2], oracle.deadline()))
     assert len(oracle.run(mapping.map_slabs(channel, 1, [2], oracle.deadline(), writable=True))) == 1
-    [map_announced] = oracle.later
-    map_announced()
+    [map_announced] = oracle.aside
+    oracle.run(map_announced)
     assert len(oracle.run(mapping.map_slabs(channel, 1, [1, 2], oracle.deadline(), writable=True))) == 2
     assert len(oracle.log) == 1, "the node was asked for both once"
 
@@ -51,7 +51,7 @@ def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracl
 def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:
     channel, mapping = channel_to(oracle, node), oracle.resources.mapping
     fds = os.listdir("/proc/self/fd")
-    oracle.script[effects.Later].append(RuntimeError("can't start new thread"))
+    oracle.script[effects.Aside].append(RuntimeError("can't start new thread"))
     oracle.run(mapping.map_ahead(channel, 1, [1], oracle.deadline()))
     assert os.listdir("/proc/self/fd") == fds
     assert len(oracle.run(mapping.map_slabs(channel, 1, [1], oracle.deadline(), writable=True))) == 1

@@ -43,8 +43,8 @@ def test_slabs_named_ahead_are_mapped_in_the_background(node: OracleNode) -> Non
     put(oracle, [b"a"], [BIG])
     in_use = len(oracle.resources.mapping.slabs)
     put(oracle, [b"b"], [BIG])  # what is already on its way is not asked for again
-    [map_ahead] = oracle.later
-    map_ahead()
+    [map_ahead] = oracle.aside
+    oracle.run(map_ahead)
     assert len(oracle.resources.mapping.slabs) == 2 * in_use, "slab 2; the node does not have slab 9"
 
 
