@@ -82,12 +82,6 @@ def test_requests_over_tcp_and_unix_are_served(daemon: Daemon, tmp_path: Path) -
     assert (tmp_path / "new" / "node.sock").stat().st_mode & 0o777 == 0o600
 
 
-def test_tcp_answers_are_not_held_back(daemon: Daemon) -> None:
-    with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)):
-        (session,) = daemon.server.sessions
-        assert session._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def test_a_peer_whose_host_vanishes_is_noticed(daemon: Daemon) -> None:
     with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)):
         (session,) = daemon.server.sessions
@@ -184,26 +178,6 @@ def test_a_strangers_message_is_a_hello_and_no_longer_than_one_can_be(daemon: Da
         daemon.ask(known, long)
 
 
-def test_who_introduces_himself_at_the_end_is_gone_all_the_same(daemon: Daemon) -> None:
-    """The handler hangs up within the frame that introduced him."""
-
-    def know_and_close(session: Session, header: Header, body: bytes) -> None:
-        session.context = "known"
-        session.close("enough")
-
-    daemon.handler.on_frame = know_and_close
-    with daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)) as sock:
-        sock.sendall(frame(Hello(ROLE_CLIENT)))
-        pump(daemon.reactor, lambda: daemon.handler.closed_count == 1)
-    daemon.clock.now_ns = int(HELLO_TIMEOUT_S * 1e9)
-    daemon.reactor.run_once(0)
-    assert not daemon.server.sessions
-
-
-def test_ipv6_addresses_are_shown_in_brackets(daemon: Daemon) -> None:
-    assert daemon.server.listen_tcp("::1", 0).startswith("[::1]:")
-
-
 def test_a_connection_over_the_limit_is_told_so_and_its_place_is_free_again_later(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
     socks = [daemon.connect(address) for _ in range(2)]
@@ -227,12 +201,6 @@ def test_a_connection_over_the_limit_is_told_so_and_its_place_is_free_again_late
     for sock in (first, *others):
         daemon.ask(sock)
         sock.close()
-
-
-def test_closed_sessions_are_forgotten_and_the_handler_is_told(daemon: Daemon) -> None:
-    daemon.connect(daemon.server.listen_tcp("127.0.0.1", 0)).close()
-    pump(daemon.reactor, lambda: not daemon.server.sessions)
-    assert daemon.handler.closed_count == 1
 
 
 def test_a_port_in_use_is_a_config_error(daemon: Daemon) -> None:
@@ -360,19 +328,6 @@ def test_out_of_descriptors_connections_wait_without_the_loop_spinning(daemon: D
     daemon.clock.now_ns += int(ACCEPT_PAUSE_S * 1e9)
     daemon.ask(waiting)
     waiting.close()
-
-
-def test_a_pause_that_outlives_its_listener_does_nothing(daemon: Daemon) -> None:
-    daemon.server.listen_tcp("127.0.0.1", 0)
-    listener = daemon.server._listeners[0]
-    daemon.server.close()
-    daemon.server._listen_again(listener)
-
-
-def test_a_connection_that_went_away_before_it_was_accepted_is_ignored(daemon: Daemon) -> None:
-    daemon.server.listen_tcp("127.0.0.1", 0)
-    daemon.server._accept(daemon.server._listeners[0], None)
-    assert daemon.server.sessions == set()
 
 
 def test_sockets_lie_where_only_this_user_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
