@@ -37,8 +37,8 @@ def map_large_arrays() -> None:
 
 
 def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> list[str]:
-    """As `end_on_signals`, of the reactor's `run`: by `ask_to_end`, called in the loop at the first signal, and at once at the second. None:
-    at once at the first."""
+    """As `end_on_signals`, of the reactor's `run`: by `ask_to_end`, called in the loop at the first signal, and at once at the second.
+    None: at once at the first."""
     asked = ask_to_end is None
 
     def end() -> None:

@@ -133,11 +133,8 @@ class Node:
         self._server = Server(
             self.reactor,
             Nobody(),
-            max_connections=settings.max_connections,
-            limits=SendLimits(settings.peer_bytes, settings.send_timeout_s),
-            hello_timeout_s=settings.hello_timeout_s,
-            max_strangers=settings.max_strangers,
-            peer_timeout_s=settings.peer_timeout_s,
+            settings,
+            send_limits=SendLimits(settings.peer_bytes, settings.send_timeout_s),
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )

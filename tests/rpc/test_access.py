@@ -13,7 +13,7 @@ from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.access import MIN_AGE_S, UNCHANGED, SocketAccess, sweep
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Nobody, Server
+from kvstore.rpc.server import ConnectionLimits, Nobody, Server
 from tests.forks import told_by_child
 from tests.rpc.wires import read_frame
 from tests.users import GROUP, IS_ROOT, NOBODY, become_another, common_folder, shut_out
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def server() -> Iterator[Server]:
     reactor = Reactor()
-    server = Server(reactor, Nobody(), max_connections=10)
+    server = Server(reactor, Nobody(), ConnectionLimits(10))
     yield server
     server.close()
     reactor.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import Closed, TooManyConnections, Unauthorized
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
@@ -26,7 +27,7 @@ def daemon(tmp_path: Path) -> Iterator[Started]:
 
 def with_pool(scenario: Callable[[AsyncPool], Coroutine[Any, Any, None]], *, connect_timeout_s: float = 60) -> None:
     async def main() -> None:
-        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=connect_timeout_s)
+        pool = AsyncPool(Hello(1), ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=connect_timeout_s, busy_poll_us=0))
         try:
             await scenario(pool)
         finally:

@@ -1,8 +1,6 @@
 """The pool of a blocking client against a real daemon."""
 
-import resource
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +8,14 @@ from queue import SimpleQueue
 
 import pytest
 
+from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan, Pool, connect_failed, max_open_channels
+from kvstore.rpc.pool import Loan, Pool, connect_failed
 from tests.rpc.daemon_child import Daemon, running
 from tests.rpc.wires import Item, Looks
 
@@ -54,7 +53,7 @@ def daemon(tmp_path: Path) -> Iterator[tuple[Daemon, Address, Address]]:
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=60)
+    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
     yield pool
     pool.close()
 
@@ -143,7 +142,7 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) 
 
 
 def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
-    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2)
+    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(60))
     pool.close()
@@ -202,7 +201,7 @@ def test_no_thread_starves_behind_others(daemon: Started, pool: Pool) -> None:
 
 def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:
     """The daemon refuses the third: its caller waits for one of the two that there are."""
-    pool = Pool(HELLO, max_channels=9, idle_ttl_s=60, connect_timeout_s=60)
+    pool = Pool(HELLO, ClientSettings(max_channels=9, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
     loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
     daemon[0].refusal = TooManyConnections("all 2 connections are in use")
     taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
@@ -218,9 +217,3 @@ def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> Non
     for loan in loans:
         loan.give_back()
     pool.close()
-
-
-def test_half_of_the_descriptors_are_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, expected in ((256, 128), (resource.RLIM_INFINITY, sys.maxsize)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
-        assert max_open_channels() == expected

@@ -22,6 +22,7 @@ from kvstore.rpc.server import (
     ACCEPT_PAUSE_S,
     HELLO_TIMEOUT_S,
     MAX_HELLO_BYTES,
+    ConnectionLimits,
     Nobody,
     Server,
     default_run_dir,
@@ -40,7 +41,7 @@ class Daemon:
         self.answer: Message = Ok()
         self.reactor = Reactor(self.clock)
         self.handler = Recorder(on_frame=self._answer)
-        self.server = Server(self.reactor, self.handler, max_connections=max_connections, **options)
+        self.server = Server(self.reactor, self.handler, ConnectionLimits(max_connections, **options))
 
     def _answer(self, session: Session, header: Header, body: bytes) -> None:
         if header.type == Hello.TYPE:
@@ -378,7 +379,7 @@ def test_a_folder_in_tmp_that_another_user_may_have_made_is_refused(
 
 
 def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handler_that_it_gets(daemon: Daemon) -> None:
-    server = Server(daemon.reactor, Nobody(), max_connections=2)
+    server = Server(daemon.reactor, Nobody(), ConnectionLimits(2))
     address = server.listen_tcp("127.0.0.1", 0)
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as sock:
