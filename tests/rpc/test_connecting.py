@@ -1,4 +1,4 @@
-"""Promises of connecting.py, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
+"""Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
 
 import asyncio
 import errno
