@@ -14,7 +14,7 @@ from kvstore.protocol.errors import DeadlineExceeded, ProtocolError, Unauthorize
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import Put, Release, Slabs
 from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
@@ -99,15 +99,6 @@ def test_descriptors_come_along_and_are_the_callers(daemon: Started) -> None:
     with_channel(daemon[2], scenario)
 
 
-def test_a_posted_message_arrives(daemon: Started) -> None:
-    async def scenario(channel: AsyncChannel) -> None:
-        await channel.post(Release([7]))
-        await asyncio.to_thread(daemon[0].heard.wait, 5)
-
-    with_channel(daemon[1], scenario)
-    assert daemon[0].released == [7]
-
-
 def test_no_answer_in_time_closes_the_channel(daemon: Started) -> None:
     daemon[0].on_nodes = lambda session, header, message: None
 
@@ -170,23 +161,6 @@ def test_an_answer_that_is_there_when_the_deadline_ends_is_taken() -> None:
     asyncio.run(main())
 
 
-def test_descriptors_may_come_late() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
-        call = asyncio.create_task(channel.call_for_fds(Slabs([1]), Deadline(5)))
-        await asyncio.sleep(0)
-        socket.send_fds(theirs, [frame(SlabFds([4096]))], [theirs.fileno()])
-        slabs, fds = await call
-        assert (list(slabs.sizes), len(fds)) == ([4096], 1)
-        os.close(fds[0])
-        channel.close()
-        theirs.close()
-
-    asyncio.run(main())
-
-
 def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -198,16 +172,6 @@ def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
         theirs.close()
 
     asyncio.run(main())
-
-
-def test_a_peer_that_hangs_up_is_unavailable(daemon: Started) -> None:
-    daemon[0].on_nodes = lambda session, header, message: session.close()
-
-    async def scenario(channel: AsyncChannel) -> None:
-        with pytest.raises(Unavailable):
-            await channel.call(Nodes(), Ok, Deadline(5))
-
-    with_channel(daemon[1], scenario)
 
 
 def test_a_refused_hello_is_passed_on(daemon: Started) -> None:
@@ -250,18 +214,6 @@ GARBAGE = [
     pack_header(Failure.TYPE, 1, 1) + b"a",
     frame(Failure(103, "of another request"), request_id=9),
 ]
-
-
-@pytest.mark.parametrize(
-    "answer", GARBAGE, ids=["noise", "another type", "another request", "a body too long", "a torn failure", "another's failure"]
-)
-def test_an_answer_that_is_none_closes_the_channel(answer: bytes) -> None:
-    async def scenario(channel: AsyncChannel) -> None:
-        with pytest.raises(ProtocolError):
-            await channel.call(Nodes(), Ok, Deadline(5))
-        assert not channel.is_open
-
-    with_peer([answer], scenario)
 
 
 def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:

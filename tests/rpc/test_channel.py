@@ -172,27 +172,11 @@ def test_a_flag_that_does_not_come_ends_the_channel(either: Line) -> None:
     assert not line.channel.is_open
 
 
-def test_a_peer_that_closes_in_place_of_a_flag_is_unavailable(line: Line) -> None:
-    line.peer.close()
-    with pytest.raises(Unavailable):
-        ask_for_flag(line)
-    assert not line.channel.is_open
-
-
 def test_the_peers_typed_error_is_raised_and_the_channel_stays_usable(line: Line) -> None:
     line.peer.sendall(frame(Failure(Full.code, "no room"), 1) + frame(Flags(b"\0"), 2))
     with pytest.raises(Full, match="no room"):
         line.exists()
     assert line.exists() == Flags(b"\0")
-
-
-def test_an_answer_may_come_byte_by_byte(line: Line, background: Callable[[Callable[[], object]], None]) -> None:
-    def trickle() -> None:
-        for byte in frame(Flags(bytes(50)), 1):
-            line.peer.sendall(bytes([byte]))
-
-    background(trickle)
-    assert line.exists() == Flags(bytes(50))
 
 
 def test_answers_of_any_size_one_after_another_are_read_whole(either: Line, background: Callable[[Callable[[], object]], None]) -> None:
@@ -219,12 +203,6 @@ def test_values_are_sent_from_many_buffers_whatever_the_socket_takes(
     put = Put("", [b"k"], [len(value)], [0], [0], [b""])
     assert line.channel.call(put, Flags, Deadline(10), [memoryview(part) for part in parts]) == Flags(b"\1")
     assert received[0][1] == value
-
-
-def test_a_message_without_an_answer_is_sent_with_id_zero(line: Line) -> None:
-    line.channel.post(Release([3]))
-    header, message, _ = read_frame(line.peer)
-    assert (header.request_id, message.pack()) == (0, Release([3]).pack())
 
 
 def test_a_post_to_a_peer_that_is_gone_closes_the_channel_quietly(line: Line) -> None:
@@ -266,16 +244,6 @@ def test_values_arrive_in_their_views_however_the_bytes_come(sizes: list[int], c
     line.close()
 
 
-def test_large_values_arrive_in_many_views(either: Line, background: Callable[[Callable[[], object]], None]) -> None:
-    line = either
-    value = os.urandom(1 << 20)
-    background(lambda: line.peer.sendall(frame(Ok(), 1, value)))
-    memory = bytearray(len(value))
-    line.channel.call(EXISTS, Ok, Deadline(10))
-    line.channel.read_into([memoryview(memory)[at : at + 1024] for at in range(0, 1 << 20, 1024)], Deadline(10))
-    assert memory == value
-
-
 def test_a_peer_that_closes_within_its_values_is_unavailable(either: Line) -> None:
     line = either
     line.peer.sendall(frame(Ok(), 1, b"value")[:-1])
@@ -303,14 +271,6 @@ def test_a_peer_that_stops_within_its_answer_is_left_at_the_deadline(line: Line,
     line.peer.sendall(frame(Flags(bytes(9)), 1)[:sent])
     with pytest.raises(DeadlineExceeded, match=r"^\S+: no answer within the deadline of 0\.2 s$"):
         line.exists(SOON_S)
-    assert not line.channel.is_open
-
-
-def test_a_peer_that_stops_within_its_values_is_left_at_the_deadline(line: Line) -> None:
-    line.peer.sendall(frame(Ok(), 1, b"value")[:-1])
-    line.channel.call(EXISTS, Ok, Deadline(10))
-    with pytest.raises(DeadlineExceeded):
-        line.channel.read_into([memoryview(bytearray(5))], Deadline(SOON_S))
     assert not line.channel.is_open
 
 
@@ -455,11 +415,6 @@ def test_a_channel_between_calls_is_quiet(line: Line) -> None:
 
 def test_a_peer_that_speaks_unasked_is_not_quiet(line: Line) -> None:
     line.peer.sendall(b"x")
-    assert not line.channel.is_quiet()
-
-
-def test_a_peer_that_hung_up_is_not_quiet(line: Line) -> None:
-    line.peer.close()
     assert not line.channel.is_quiet()
 
 

@@ -129,15 +129,6 @@ def test_an_announced_length_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_room_for_a_large_frame_at_most_doubles() -> None:
-    reader = FrameReader()
-    arrived = feed(reader, pack_header(KIND, 1, 32 << 20))
-    while arrived < 4 << 20:
-        assert reader.next_frame() is None
-        assert len(reader.recv_buffer()) <= max(arrived, BUFFER_BYTES)
-        arrived += feed(reader, bytes(100_000))
-
-
 def test_bytes_that_are_no_frame_are_refused() -> None:
     for data, why in (
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a kvstore frame"),
@@ -184,14 +175,6 @@ def test_values_that_nobody_wants_are_thrown_away_and_no_more() -> None:
     feed(reader, b"value")
     assert reader.discard(100) == 5
     assert reader.discard(95) == 0
-
-
-def test_of_a_connection_that_is_gone_no_memory_is_kept() -> None:
-    reader = FrameReader()
-    feed(reader, Sent(b"body", b"value").packed(1))
-    assert reader.next_frame() is not None
-    reader.let_go()
-    assert (reader.unread_bytes, len(reader.recv_buffer()), reader.next_frame()) == (0, 0, None)
 
 
 Ends = tuple[socket.socket, socket.socket]

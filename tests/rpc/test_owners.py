@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, ProtocolError, Unauthorized, Unavailable
-from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -85,12 +85,6 @@ def test_a_chain_of_names_ends() -> None:
         count += 1
         assert not asking.is_owner(address, standing_by(f"n:{count}"))
     assert count == 1 + MAX_NAMED
-
-
-def test_who_is_no_master_owns_nothing() -> None:
-    asking = Round(Masters([A]))
-    assert not asking.is_owner(A, Welcome(SERVER_NODE, "n1"))
-    assert str(asking.error()) == "no master can be reached: a:1 is 'n1', which is no master"
 
 
 def test_a_refusal_is_told_before_what_is_unavailable() -> None:
@@ -228,16 +222,6 @@ def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypa
     assert asked == [A, B, C, A]
     with pytest.raises(Unavailable, match="there was no time to ask one"):
         find_owner(masters, HELLO, Deadline(0), attempt_s=2)
-
-
-def test_one_that_does_not_answer_is_passed_over_and_named() -> None:
-    with stub_masters(2) as (silent, owner):
-        silent.is_silent = True
-        channel = find_owner(known(silent, owner), HELLO, Deadline(60), attempt_s=0.05)
-        channel.close()
-        assert str(channel.address) == owner.address
-        with pytest.raises(Unavailable, match=f"{silent.address} does not answer"):
-            find_owner(known(silent), HELLO, Deadline(60), attempt_s=0.05)
 
 
 def test_while_nobody_owns_it_several_are_asked_again_until_one_does() -> None:

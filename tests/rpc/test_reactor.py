@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, WRITABLE, Reactor
+from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, Reactor
 from tests.rpc.wires import Looks
 
 SECOND_NS = 1_000_000_000
@@ -68,15 +68,6 @@ def test_a_ready_descriptor_calls_its_callback_until_it_is_unregistered(reactor:
     reactor.unregister(pipe[0])
     reactor.run_once(0)
     assert len(seen) == 2
-
-
-def test_the_events_waited_for_can_be_changed(reactor: Reactor, pipe: tuple[int, int]) -> None:
-    seen: list[int] = []
-    reactor.register(pipe[1], seen.append, WRITABLE)
-    reactor.run_once(0)
-    reactor.modify(pipe[1], 0)
-    reactor.run_once(0)
-    assert seen == [WRITABLE]
 
 
 def test_a_descriptor_forgotten_earlier_in_the_round_is_not_called_even_if_its_number_is_reused(reactor: Reactor) -> None:
@@ -197,21 +188,6 @@ def test_a_call_handed_over_while_calls_run_waits_for_the_next_round(reactor: Re
     assert done == []
     reactor.run_once(0)
     assert done == [1]
-
-
-def test_run_serves_handed_over_calls_timers_and_stops(reactor: Reactor, clock: Clock) -> None:
-    done: list[str] = []
-
-    def last() -> None:
-        done.append("timer")
-        reactor.stop()
-
-    reactor.call_soon(lambda: done.append("soon"))
-    reactor.call_later(0.001, lambda: None)
-    reactor.call_soon(lambda: setattr(clock, "now_ns", SECOND_NS))
-    reactor.call_later(0.002, last)
-    reactor.run()
-    assert done == ["soon", "timer"]
 
 
 def test_another_thread_gets_the_result_of_its_call(running: Reactor) -> None:
