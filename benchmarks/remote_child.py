@@ -25,7 +25,7 @@ from kvstore.rpc.busy_poll import DEFAULT_US, BusyPoll
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server
+from kvstore.rpc.server import ConnectionLimits, Server
 from kvstore.rpc.session import Session
 from kvstore.transfer.config import TransferSettings
 
@@ -202,7 +202,7 @@ class Frames:
 
 def serve_frames(address: str) -> None:
     reactor = Reactor()
-    server = Server(reactor, Frames(), max_connections=8)
+    server = Server(reactor, Frames(), ConnectionLimits(8))
     host, _, port = address.rpartition(":")
     print(json.dumps(server.listen_tcp(host, int(port))), flush=True)
     reactor.run()

@@ -90,15 +90,7 @@ class AsyncDriver:
     def __init__(self, operations: Operations) -> None:
         """Does no I/O: channels are opened when effects want them."""
         self._reservations = operations.resources.reservations
-        chosen = operations.settings
-        self._pool = AsyncPool(
-            operations.hello,
-            max_channels=chosen.max_channels,
-            idle_ttl_s=chosen.idle_ttl_s,
-            connect_timeout_s=chosen.connect_timeout_s,
-            peer_timeout_s=chosen.peer_timeout_s,
-            tls=operations.resources.tls,
-        )
+        self._pool = AsyncPool(operations.hello, operations.settings, tls=operations.resources.tls)
         self._tidying: asyncio.Task[None] | None = None
         self._aside: set[asyncio.Task[None]] = set()
         """Operations that nobody waits for."""

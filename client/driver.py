@@ -287,17 +287,8 @@ class Driver:
     def __init__(self, operations: Operations) -> None:
         """Does no I/O: channels are opened when effects want them."""
         self._reservations = operations.resources.reservations
-        chosen = operations.settings
-        self.pool = Pool(
-            operations.hello,
-            max_channels=chosen.max_channels,
-            idle_ttl_s=chosen.idle_ttl_s,
-            connect_timeout_s=chosen.connect_timeout_s,
-            peer_timeout_s=chosen.peer_timeout_s,
-            busy_poll_us=chosen.busy_poll_us,
-            gil=operations.resources.copier.gil,
-            tls=operations.resources.tls,
-        )
+        resources = operations.resources
+        self.pool = Pool(operations.hello, operations.settings, gil=resources.copier.gil, tls=resources.tls)
         self._tidying: threading.Lock | None = None
         """Locked while a thread gives back what an interrupted put had reserved."""
 

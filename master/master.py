@@ -120,10 +120,7 @@ class Master:
         self._server = Server(
             self.reactor,
             Nobody(),
-            max_connections=settings.max_connections,
-            hello_timeout_s=settings.hello_timeout_s,
-            max_strangers=settings.max_strangers,
-            peer_timeout_s=settings.peer_timeout_s,
+            settings,
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )

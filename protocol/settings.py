@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.protocol.variables import CLOSE, CONFIG, SECTIONS, check_variables, variable_name
+from kvstore.protocol.variables import CONFIG, SECTIONS, check_variables, nearest, variable_name
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -212,22 +212,15 @@ def _check_sections(path: str, document: Mapping[str, Any], known: Collection[st
             continue
         if not isinstance(content, dict | list):
             raise ConfigError(f"{path}: {name} stands in no section: write it below the line [SECTION] of the program that it is for")
-        nearest = _nearest(name, known)
-        mend = f"did you mean [{nearest}]?" if nearest else f"there are {', '.join(f'[{one}]' for one in sorted(known))}"
+        meant = nearest(name, known)
+        mend = f"did you mean [{meant}]?" if meant else f"there are {', '.join(f'[{one}]' for one in sorted(known))}"
         raise ConfigError(f"{path}: unknown section [{name}]: {mend}")
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    """Return the known name that is most like this one, "" if none is."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)), "")
 
 
 def _hint(unknown: Collection[str], known: Collection[str]) -> str:
     """Return what was probably meant, or else all that is known: masters have 70 settings."""
-    nearest = [_nearest(name, known) for name in unknown]
-    return f"did you mean {', '.join(nearest)}?" if all(nearest) else f"known are {', '.join(sorted(known))}"
+    meant = [nearest(name, known) for name in unknown]
+    return f"did you mean {', '.join(meant)}?" if all(meant) else f"known are {', '.join(sorted(known))}"
 
 
 def _parse(hint: Any, raw: Any, metadata: Mapping[str, Any], source: str) -> Any:

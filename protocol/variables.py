@@ -39,17 +39,14 @@ def check_variables(environ: Mapping[str, str], section: str, names: Collection[
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known or variable.startswith(others) or SERVICE_LINK.fullmatch(variable):
             continue
-        nearest = _nearest(variable, known)
-        if nearest:
-            raise ConfigError(f"{variable} is no setting: did you mean {nearest}?")
+        if meant := nearest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known]):  # all begin with it
+            raise ConfigError(f"{variable} is no setting: did you mean {PREFIX}{meant}?")
         if variable.startswith(variable_name(section, "")):
             raise ConfigError(f"{variable} is no setting: those of {section} are in docs/settings.md, and --help lists them")
 
 
-def _nearest(variable: str, known: Collection[str]) -> str:
-    """The one of `known` that is most like it, "" where none is. What all begin with says nothing."""
-    short = {name.removeprefix(PREFIX): name for name in known}
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known name that is most like this one; "" if none is."""
     import difflib
 
-    found = difflib.get_close_matches(variable.removeprefix(PREFIX), short, n=1, cutoff=CLOSE)
-    return short[found[0]] if found else ""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)), "")

@@ -10,9 +10,9 @@ from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan, connect_deadline, connect_failed, max_open_channels
+from kvstore.rpc.descriptors import max_open_files
+from kvstore.rpc.pool import Loan, PoolSettings, connect_deadline, connect_failed
 from kvstore.rpc.shelf import Shelf, Turn, Waiter
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from kvstore.security.tls.certificates import Certificates
 
 
@@ -22,19 +22,17 @@ class AsyncPool:
     def __init__(
         self,
         hello: Hello,
+        settings: PoolSettings,
         *,
-        max_channels: int,
-        idle_ttl_s: float,
-        connect_timeout_s: float,
-        peer_timeout_s: float = PEER_TIMEOUT_S,
         tls: Certificates | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
         self._tls = tls
-        self._shelf: Shelf[AsyncChannel] = Shelf(max_channels=max_channels, max_open=max_open_channels(), idle_ttl_s=idle_ttl_s)
-        self._connect_timeout_s = connect_timeout_s
-        self._peer_timeout_s = peer_timeout_s
+        self._shelf: Shelf[AsyncChannel] = Shelf(
+            max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
+        )
+        self._settings = settings
         self._clock_ns = clock_ns
 
     async def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> Loan[AsyncChannel]:
@@ -74,8 +72,8 @@ class AsyncPool:
 
     async def _open(self, address: Address, deadline: Deadline, hello: Hello) -> AsyncChannel:
         try:
-            attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return await AsyncChannel.open(address, hello, attempt, peer_timeout_s=self._peer_timeout_s, tls=self._tls)
+            attempt = connect_deadline(deadline, self._settings.connect_timeout_s)
+            return await AsyncChannel.open(address, hello, attempt, peer_timeout_s=self._settings.peer_timeout_s, tls=self._tls)
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

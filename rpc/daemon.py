@@ -37,27 +37,24 @@ def map_large_arrays() -> None:
 
 
 def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> list[str]:
-    """Have SIGTERM and SIGINT end the reactor's `run`: by `ask_to_end`, called in the loop at the first of them, and at once at the second.
-    None: at once at the first. For the main thread. The names of those that came are in the list, which is the caller's to read."""
-    asked, came = False, list[str]()
+    """As `end_on_signals`, of the reactor's `run`: by `ask_to_end`, called in the loop at the first signal, and at once at the second.
+    None: at once at the first."""
+    asked = ask_to_end is None
 
-    def on_signal(number: int, _frame: object) -> None:
+    def end() -> None:
         nonlocal asked
-        came.append(signal.Signals(number).name)
-        if ask_to_end is None or asked:
+        if asked or ask_to_end is None:
             reactor.stop()
         else:
             asked = True
             reactor.call_soon(ask_to_end)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    return came
+    return end_on_signals(end)
 
 
 def end_on_signals(end: Callable[[], None]) -> list[str]:
-    """Have SIGTERM and SIGINT call `end`, which may happen within any instruction. For the main thread, of a daemon without a reactor. The
-    names of those that came are in the list, which is the caller's to read."""
+    """Have SIGTERM and SIGINT call `end`, which may happen within any instruction. For the main thread. The names of those that came are in
+    the list, which is the caller's to read."""
     came = list[str]()
 
     def on_signal(number: int, _frame: object) -> None:

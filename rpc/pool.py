@@ -3,14 +3,12 @@
 `shelf.py` is the bookkeeping, without locks or sockets; `Pool` lends blocking channels to threads; `async_pool.py` lends to tasks.
 """
 
-import resource
-import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, TooManyConnections, Unavailable
 from kvstore.protocol.session_messages import Hello
@@ -18,14 +16,33 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
+from kvstore.rpc.descriptors import max_open_files
 from kvstore.rpc.gil_contention import GilContention
 from kvstore.rpc.shelf import Closable, Shelf, Turn, Waiter
-from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from kvstore.security.tls.certificates import Certificates
 
 Lent = TypeVar("Lent", bound=Closable, covariant=True)
+
+
+class PoolSettings(Protocol):
+    """Settings of a client that its pools are held to."""
+
+    @property
+    def max_channels(self) -> int: ...
+
+    @property
+    def idle_ttl_s(self) -> float: ...
+
+    @property
+    def connect_timeout_s(self) -> float: ...
+
+    @property
+    def peer_timeout_s(self) -> float: ...
+
+    @property
+    def busy_poll_us(self) -> int: ...
 
 
 class Loan(Generic[Lent]):
@@ -60,12 +77,6 @@ class Loan(Generic[Lent]):
         self.give_back(error)
 
 
-def max_open_channels() -> int:
-    """Channels that one pool may have open: half of the descriptors that this process may have now. The other half are the program's."""
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 2
-
-
 def connect_deadline(deadline: Deadline, connect_timeout_s: float) -> Deadline:
     """For one attempt to connect: a dead address must leave time for another one."""
     return deadline.part(min(deadline.left_s(), connect_timeout_s))
@@ -86,22 +97,20 @@ class Pool:
     def __init__(
         self,
         hello: Hello,
+        settings: PoolSettings,
         *,
-        max_channels: int,
-        idle_ttl_s: float,
-        connect_timeout_s: float,
-        peer_timeout_s: float = PEER_TIMEOUT_S,
-        busy_poll_us: int = 0,
         gil: GilContention | None = None,
         tls: "Certificates | None" = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._hello = hello
         self._tls = tls
-        self._shelf: Shelf[Channel] = Shelf(max_channels=max_channels, max_open=max_open_channels(), idle_ttl_s=idle_ttl_s)
-        self._connect_timeout_s = connect_timeout_s
-        self._peer_timeout_s = peer_timeout_s
-        self._busy_poll = BusyPoll(busy_poll_us, gil=gil)
+        # The other half of the descriptors are the program's.
+        self._shelf: Shelf[Channel] = Shelf(
+            max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
+        )
+        self._settings = settings
+        self._busy_poll = BusyPoll(settings.busy_poll_us, gil=gil)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
 
@@ -164,8 +173,10 @@ class Pool:
 
     def _open(self, address: Address, deadline: Deadline, hello: Hello) -> Channel:
         try:
-            attempt = connect_deadline(deadline, self._connect_timeout_s)
-            return Channel.open(address, hello, attempt, peer_timeout_s=self._peer_timeout_s, busy_poll=self._busy_poll, tls=self._tls)
+            attempt = connect_deadline(deadline, self._settings.connect_timeout_s)
+            return Channel.open(
+                address, hello, attempt, peer_timeout_s=self._settings.peer_timeout_s, busy_poll=self._busy_poll, tls=self._tls
+            )
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 

@@ -9,8 +9,9 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, Header, pack_header
@@ -39,6 +40,32 @@ MAX_HELLO_BYTES: Final = 8 * MAX_BATCH + (64 << 10)
 log = logging.getLogger("kvstore.transfer")
 
 
+class ConnectionSettings(Protocol):
+    """Settings of a daemon that its connections are held to."""
+
+    @property
+    def max_connections(self) -> int: ...
+
+    @property
+    def hello_timeout_s(self) -> float: ...
+
+    @property
+    def max_strangers(self) -> int: ...
+
+    @property
+    def peer_timeout_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """ConnectionSettings of a server that has no settings of its own."""
+
+    max_connections: int
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+    max_strangers: int = MAX_STRANGERS
+    peer_timeout_s: float = PEER_TIMEOUT_S
+
+
 class Server:
     """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller.
 
@@ -52,12 +79,9 @@ class Server:
         self,
         reactor: Reactor,
         handler: Handler,
+        settings: ConnectionSettings,
         *,
-        max_connections: int,
-        limits: SendLimits = DEFAULT_LIMITS,
-        hello_timeout_s: float = HELLO_TIMEOUT_S,
-        max_strangers: int = MAX_STRANGERS,
-        peer_timeout_s: float = PEER_TIMEOUT_S,
+        send_limits: SendLimits = DEFAULT_LIMITS,
         tls: Certificates | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -73,15 +97,15 @@ class Server:
         """Who serves a session from the frame on by which it was known."""
         self.on_denied: Callable[[Session, Denied], None] = lambda _session, _error: None
         """Called with each session that showed a credential which is refused, or asked for what its own does not allow."""
-        self._max_connections = min(max_connections, max_accepted())
-        bound = "max_connections" if self._max_connections == max_connections else f"half of the {described_limit()}"
+        self._max_connections = min(settings.max_connections, max_accepted())
+        bound = "max_connections" if self._max_connections == settings.max_connections else f"half of the {described_limit()}"
         self._full = f"the server has all its {self._max_connections} connections in use ({bound})"
         self._refusals = RefusalLog()
         self._spare = SpareDescriptor()
-        self._limits = limits
-        self._hello_timeout_s = hello_timeout_s
-        self._max_strangers = min(max_strangers, max(1, self._max_connections // 2))
-        self._peer_timeout_s = peer_timeout_s
+        self._send_limits = send_limits
+        self._hello_timeout_s = settings.hello_timeout_s
+        self._max_strangers = min(settings.max_strangers, max(1, self._max_connections // 2))
+        self._peer_timeout_s = settings.peer_timeout_s
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
         self.sessions: set[Session] = set()
@@ -168,7 +192,7 @@ class Server:
                 sock = self._tls.begin_from(sock)
             except OSError:  # gone already
                 return
-        session = Session(self._reactor, sock, _Tracked(self), self._limits, self._observer, self.tracer)
+        session = Session(self._reactor, sock, _Tracked(self), self._send_limits, self._observer, self.tracer)
         session.on_denied = self.on_denied
         session.number = next(self._numbers)
         session.limit_bodies(MAX_HELLO_BYTES)

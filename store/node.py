@@ -128,11 +128,13 @@ class Node:
         self._server = Server(
             self.reactor,
             Nobody(),
-            max_connections=settings.max_connections,
-            limits=SendLimits(tuning.peer_bytes, tuning.send_timeout_s),
-            hello_timeout_s=tuning.hello_timeout_s,
-            max_strangers=tuning.max_strangers,
-            peer_timeout_s=tuning.peer_timeout_s,
+            ConnectionLimits(
+                max_connections=settings.max_connections,
+                hello_timeout_s=tuning.hello_timeout_s,
+                max_strangers=tuning.max_strangers,
+                peer_timeout_s=tuning.peer_timeout_s,
+            ),
+            send_limits=SendLimits(tuning.peer_bytes, tuning.send_timeout_s),
             tls=self._tls,
             observer=self._measures.requests if settings.http else None,  # else nobody can read it
         )

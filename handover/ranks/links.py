@@ -67,15 +67,7 @@ class Links:
         self._desk = desk
         self.description = b""
         """Our own; set before the first `tell`."""
-        self.server = Server(
-            reactor,
-            self,
-            max_connections=settings.max_connections,
-            hello_timeout_s=settings.hello_timeout_s,
-            max_strangers=settings.max_strangers,
-            peer_timeout_s=settings.peer_timeout_s,
-            tls=tls,
-        )
+        self.server = Server(reactor, self, settings, tls=tls)
         self._sessions: dict[bytes, Session] = {}
         """Introduced ones, by the peer's instance."""
         self._opening: dict[bytes, _Link] = {}

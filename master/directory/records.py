@@ -288,7 +288,7 @@ def delete_quota(tenant: str) -> Op:
 
 
 def _limits(value: bytes) -> NamedLimits:
-    """Limits of a later release, which this one does not know, are not held to: telling.py does the same."""
+    """Limits of a later release, which this one does not know, are not held to: so does security/quotas/limits.py."""
     found = [(field, limit) for field, limit in _LIMIT.iter_unpack(value) if 1 <= field <= len(NAMES)]
     return {NAMES[field - 1]: None if limit == _NO_LIMIT else limit for field, limit in found}
 

@@ -1,8 +1,7 @@
 """A program's certificate and the authorities that it trusts, read again when their files change; connections made TLS with them.
 
-There is no thread: the files are looked at when a connection is made, and `tls_reload_interval_s` has passed or `reload` was called. What
-cannot be used is logged, and the former goes on. Connections that are open keep what they began with, unless the peer's certificate is
-revoked: where that can be, they look too.
+There is no thread: each new connection looks at the files. What cannot be used is logged, and the former goes on. Open connections keep
+what they began with, unless the peer's certificate is revoked: where that can be, they look at the files, too.
 """
 
 import logging
@@ -25,6 +24,8 @@ from kvstore.security.tls.tls_socket import Check, TlsSocket
 
 SERVERS: Final = (MASTER, NODE)
 ANY_KIND: Final = (MASTER, NODE, CLIENT)
+LOOK_INTERVAL_NS: Final = 1_000_000_000
+"""Between two looks at the files by open connections, which ask with each record: a look takes 5 us."""
 log = logging.getLogger("kvstore.security")
 
 
@@ -68,7 +69,7 @@ class Certificates:
         self._role: OwnRole | None = None
         self._seen = self._signature()
         self._current = self._read()
-        self._look_ns = clock_ns() + int(settings.tls_reload_interval_s * 1e9)
+        self._looked_ns = clock_ns()
 
     @classmethod
     def of(cls, settings: TlsSettings) -> "Certificates | None":
@@ -108,7 +109,7 @@ class Certificates:
 
     def names_revoked(self, fingerprint: bytes) -> bool:
         """Whether that file names the certificate of this fingerprint by now."""
-        return self.revokes and fingerprint in self._now().revoked
+        return self.revokes and fingerprint in self._now(LOOK_INTERVAL_NS).revoked
 
     @property
     def requires_client_cert(self) -> bool:
@@ -132,8 +133,8 @@ class Certificates:
             check_role(found.own, self._role, found.server, found.client)
 
     def reload(self) -> None:
-        """Look at the files with the next connection. Safe within a signal handler."""
-        self._look_ns = 0
+        """Have open connections look at the files at once. Safe within a signal handler."""
+        self._looked_ns -= LOOK_INTERVAL_NS
 
     def pems(self) -> Pems:
         """What is in use now, for a library that has contexts of its own."""
@@ -192,11 +193,11 @@ class Certificates:
 
     # --- the files ---
 
-    def _now(self) -> _Current:
+    def _now(self, max_age_ns: int = 0) -> _Current:
         now_ns = self._clock_ns()
-        if now_ns >= self._look_ns:
+        if now_ns >= self._looked_ns + max_age_ns:
             with self._lock:
-                self._look_ns = now_ns + int(self._settings.tls_reload_interval_s * 1e9)
+                self._looked_ns = now_ns
                 self._look()
         return self._current
 

@@ -21,16 +21,10 @@ class TlsSettings:
         "File of certificates that are refused though their authority vouches for them, a SHA-256 fingerprint a line; what was opened with "
         "one ends (docs/security.md).",
     )
-    tls_reload_interval_s: float = setting(
-        10.0,
-        "The files of TLS are looked at again with a new connection after this long, and read if they changed; with tls_revoked by open "
-        "connections, too.",
-        minimum=0,
-    )
 
 
 def names_tls(settings: TlsSettings) -> bool:
-    """Whether any of them is set, but how often files are read."""
+    """Whether any of them is set."""
     return bool(settings.tls_ca or settings.tls_cert or settings.tls_key or settings.tls_revoked)
 
 

@@ -42,7 +42,7 @@ class CertifiedPeer:
 
     subjects: tuple[Subject, ...]
     fingerprint: bytes = field(default=b"", compare=False, repr=False)
-    """Of the certificate (revoked.py); b"" where nobody has shown one."""
+    """Of the certificate (pem_files.py); b"" where nobody has shown one."""
 
     def is_a(self, kind: str, name: str = "") -> bool:
         return any(subject.kind == kind and subject.name in (name, ANY) for subject in self.subjects)

@@ -69,7 +69,7 @@ class Scene:
         )
         stack.callback(self.resources.close)
         self.tell_nodes()
-        self.pool = Pool(Hello(ROLE_CLIENT), max_channels=2, idle_ttl_s=LONG_S, connect_timeout_s=LONG_S)
+        self.pool = Pool(Hello(ROLE_CLIENT), ClientSettings(max_channels=2, idle_ttl_s=LONG_S, connect_timeout_s=LONG_S, busy_poll_us=0))
         stack.callback(self.pool.close)
         self.resources.hints.learn([(b"key", HINT)])
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping)

@@ -4,7 +4,6 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -220,7 +219,7 @@ def test_strangers_who_take_every_connection_leave_half_to_who_shows_who_he_is(t
     """Those who were let in before keep theirs."""
     tls = shared().master() if is_encrypted else ServerTlsSettings()
     settings = {name: getattr(tls, name) for name in ("tls_ca", "tls_cert", "tls_key")}
-    client = Certificates.of(replace(shared().client(), tls_reload_interval_s=10.0)) if is_encrypted else None
+    client = Certificates.of(shared().client()) if is_encrypted else None
     shown = as_metadata("", OPERATOR)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200)]
     with (

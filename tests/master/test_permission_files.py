@@ -169,7 +169,7 @@ def test_changed_certificates_and_refused_ones_are_audited(tmp_path: Path) -> No
     """A peer whose certificate is not accepted has no name: its address is what is known of it."""
     cluster, strange = Cluster(tmp_path / "ours"), Cluster(tmp_path / "theirs")
     settings = cluster.master()
-    tls = {name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key", "tls_reload_interval_s")}
+    tls = {name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key")}
     with master_in_thread(tmp_path / "run", **tls) as places:
 
         def opens(client: TlsSettings) -> bool:

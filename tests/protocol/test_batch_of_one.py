@@ -128,23 +128,6 @@ def test_layouts_of_lengths_that_a_peer_chooses_are_bounded(monkeypatch: pytest.
         assert len(one._layouts) <= 4
 
 
-def test_a_number_that_fits_into_no_column_is_left_to_them(  # who say which
-) -> None:
-    message = row(engine=0, lease=0, keys=[b"k"], sizes=[-1], slabs=[0], flags=b"\0")
-    assert BatchOfOne(KEYED).pack(message) is None
-    with pytest.raises(OverflowError):
-        Form(KEYED, ["engine", "lease", "keys", "sizes", "slabs", "flags"]).pack(message)
-
-
-@pytest.mark.parametrize("keys", [[], [b"a", b"b"], [b"one", b"three"], [b""]])
-def test_bodies_of_other_batches_are_not_read(keys: list[bytes]) -> None:
-    count = len(keys)
-    message = row(engine=0, lease=0, keys=keys, sizes=[5] * count, slabs=[6] * count, flags=bytes(count))
-    assert BatchOfOne(KEYED).unpack(by_columns(KEYED).pack(message)) is None
-    counted = row(share=5, flags=bytes(count), sizes=[7] * count, weight=1, wait=2)
-    assert count == 1 or BatchOfOne(COUNTED).unpack(by_columns(COUNTED).pack(counted)) is None
-
-
 @pytest.mark.parametrize("columns", [KEYED, COUNTED, PUT])
 def test_bytes_of_another_form_are_not_read(columns: tuple[tuple[str, str], ...]) -> None:
     message = row(
@@ -251,11 +234,6 @@ def test_of_any_bytes_it_reads_what_the_message_reads_or_nothing(put: OnePut, at
         assert as_message(found) == bytes(body)
         assert list(message.generations) == [0]
         assert message.keys == [found.key]
-
-
-@given(st.binary(max_size=120))
-def test_no_bytes_raise_anything(body: bytes) -> None:
-    assert OnePutForm().unpack(body) is None or Put.unpack(body).keys
 
 
 def test_several_blocks_and_reserved_ones_are_left_to_the_message() -> None:

@@ -1,18 +1,11 @@
 """Promises of merging.py: what the owners of partitions tell of a cluster comes to the sums of the cluster."""
 
-from typing import Any, cast
-
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.merging import merged_status
 
 
 def node(blocks: int, state: str = "alive", drain: pb.DrainStatus | None = None, name: str = "n") -> pb.NodeStatus:
     return pb.NodeStatus(name=name, blocks=blocks, state=state, drain=drain, counters={"misses": 3})
-
-
-def test_that_of_one_partition_is_as_it_is() -> None:
-    only = pb.StatusReply(blocks=3)
-    assert merged_status([only]) is only
 
 
 def test_blocks_and_what_is_counted_by_partition_are_summed_and_a_process_counts_once() -> None:
@@ -37,19 +30,6 @@ def test_blocks_and_what_is_counted_by_partition_are_summed_and_a_process_counts
     }
     assert [(one.name, one.blocks, one.counters["misses"]) for one in found.nodes] == [("n", 15, 3), ("m", 2, 3)]
     assert (first.blocks, first.nodes[0].blocks) == (1, 5), "what was told stays as it was"
-
-
-def test_what_a_partition_tells_of_nodes_is_gone_over_once_however_many_there_are() -> None:
-    class Counted:
-        looks = 0
-
-        def __getattr__(self, name: str) -> Any:
-            self.looks += name == "nodes"
-            return getattr(first, name)
-
-    first, second = pb.StatusReply(name="a", nodes=[node(1, name=f"n{number}") for number in range(9)]), Counted()
-    assert [one.blocks for one in merged_status([first, cast("pb.StatusReply", second)]).nodes] == [2] * 9
-    assert second.looks == 1
 
 
 def test_a_node_is_what_it_is_where_it_is_worst() -> None:

@@ -59,12 +59,6 @@ def test_keys_round_trip_whatever_their_lengths(keys: list[bytes]) -> None:
         reader.end()
 
 
-@pytest.mark.parametrize("count", [1, 127, 128, 129, 1024, 1025])
-def test_a_batch_of_any_number_of_equal_keys_round_trips(count: int) -> None:
-    keys = [index.to_bytes(16, "big") for index in range(count)]
-    assert Reader(pack_keys(keys)).keys() == keys
-
-
 @pytest.mark.parametrize("keys", [[b"", b"a", b""], [b"", b""], []])
 def test_empty_keys_pass_only_where_they_are_allowed(keys: list[bytes]) -> None:
     assert Reader(pack_keys(keys)).keys(allow_empty=True) == keys
@@ -176,22 +170,6 @@ def test_a_form_gives_its_values_in_the_order_of_the_parameters() -> None:
     ]  # fmt: skip
 
 
-def test_a_form_cut_anywhere_or_made_longer_is_refused() -> None:
-    data = EVERY_KIND.pack(ROW)
-    for end in range(len(data)):
-        with pytest.raises(ProtocolError):
-            EVERY_KIND.unpack(memoryview(data)[:end])
-    with pytest.raises(ProtocolError, match="1 bytes more"):
-        EVERY_KIND.unpack(data + b"\0")
-
-
-@pytest.mark.parametrize(("kind", "value"), [("parents", [b"p"]), ("labels", ["l"])])
-def test_a_column_of_another_length_than_its_batch_is_refused(kind: str, value: object) -> None:
-    form = Form((("keys", "keys"), ("column", kind)), ("keys", "column"))
-    with pytest.raises(ProtocolError, match="1 entries of a column for a batch of 2"):
-        form.unpack(form.pack(Row(keys=[b"a", b"b"], column=value)))
-
-
 def test_a_blob_over_the_limit_is_refused() -> None:
     form = Form((("keys", "keys"), ("blobs", "blobs")), ("keys", "blobs"))
     assert form.unpack(form.pack(Row(keys=[b"a"], blobs=[bytes(MAX_BLOB_BYTES)])))[1] == [bytes(MAX_BLOB_BYTES)]
@@ -216,18 +194,3 @@ def test_a_count_over_the_limit_is_refused() -> None:
     form = Form((("ids", "count"), ("ids", "u8s")), ("ids",))
     with pytest.raises(ProtocolError, match="over the limit"):
         form.unpack(struct.pack("<I", MAX_COUNT + 1) + bytes(MAX_COUNT + 1))
-
-
-def test_labels_that_are_not_utf8_are_refused() -> None:
-    form = Form((("names", "texts"),), ("names",))
-    with pytest.raises(ProtocolError, match="UTF-8"):
-        form.unpack(pack_keys([b"\xff"]))
-
-
-def test_a_batch_of_one_and_one_of_two_have_the_same_form() -> None:
-    form = Form((("weight", "u8"), ("keys", "keys"), ("sizes", "u64s")), ("keys", "sizes", "weight"))
-    for count in (1, 2):
-        parcel = Parcel([b"ab"] * count, array("Q", [7] * count), 9)
-        assert form.pack(parcel) == b"\x09" + struct.pack("<IH", count, 2) + b"ab" * count + struct.pack("<Q", 7) * count
-        keys, sizes, weight = form.unpack(form.pack(parcel))
-        assert (keys, list(sizes), weight) == (parcel.keys, list(parcel.sizes), parcel.weight)

@@ -15,7 +15,7 @@ from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
 from kvstore.protocol.session_messages import Count, Hello, Ok, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server
+from kvstore.rpc.server import ConnectionLimits, Server
 from kvstore.rpc.session import Session
 
 Answer = Callable[[Session, Header, Message], None]
@@ -26,7 +26,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self.reactor = Reactor()
-        self.server = Server(self.reactor, self, max_connections=1000)
+        self.server = Server(self.reactor, self, ConnectionLimits(1000))
         self.on_nodes: Answer = lambda session, header, message: session.reply(header.request_id, Ok())
         self.refusal: KVStoreError | None = None
         self.hellos: list[Hello] = []

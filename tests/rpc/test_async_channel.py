@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unauthorized, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, ProtocolError, Unauthorized, Unavailable
 from kvstore.protocol.frames import HEADER_BYTES, Header, pack_header
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Put, Release, SlabFds, Slabs
+from kvstore.protocol.node_messages import Put, Release, Slabs
 from kvstore.protocol.session_messages import Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_channel import AsyncChannel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.frame_reader import BUFFER_BYTES
 from kvstore.rpc.session import Session
 from tests.ports import free_ports
 from tests.rpc.daemon_child import Daemon, running
@@ -89,29 +88,6 @@ def test_large_payloads_go_both_ways_over_tcp_and_unix(daemon: Started, unix: bo
     assert daemon[0].received == BIG
 
 
-def test_an_unread_payload_forbids_the_next_call(daemon: Started) -> None:
-    daemon[0].on_nodes = values(b"abc")
-
-    async def scenario(channel: AsyncChannel) -> None:
-        await channel.call(Nodes(), Ok, Deadline(5))
-        with pytest.raises(ProtocolError, match="not read"):
-            await channel.call(Nodes(), Ok, Deadline(5))
-        assert not channel.is_open
-
-    with_channel(daemon[1], scenario)
-
-
-def test_reading_more_than_the_payload_is_a_protocol_error(daemon: Started) -> None:
-    daemon[0].on_nodes = values(b"abc")
-
-    async def scenario(channel: AsyncChannel) -> None:
-        await channel.call(Nodes(), Ok, Deadline(5))
-        with pytest.raises(ProtocolError):
-            await channel.read_into([memoryview(bytearray(4))], Deadline(5))
-
-    with_channel(daemon[1], scenario)
-
-
 def test_descriptors_come_along_and_are_the_callers(daemon: Started) -> None:
     async def scenario(channel: AsyncChannel) -> None:
         answer, fds = await channel.call_for_fds(Slabs([1, 0, 2]), Deadline(5))
@@ -121,29 +97,6 @@ def test_descriptors_come_along_and_are_the_callers(daemon: Started) -> None:
             os.close(fd)
 
     with_channel(daemon[2], scenario)
-
-
-def test_a_posted_message_arrives(daemon: Started) -> None:
-    async def scenario(channel: AsyncChannel) -> None:
-        await channel.post(Release([7]))
-        await asyncio.to_thread(daemon[0].heard.wait, 5)
-
-    with_channel(daemon[1], scenario)
-    assert daemon[0].released == [7]
-
-
-def test_the_peers_typed_error_leaves_the_channel_usable(daemon: Started) -> None:
-    def refuse(session: Session, header: Header, message: Message) -> None:
-        raise InvalidArgument("not so")
-
-    async def scenario(channel: AsyncChannel) -> None:
-        daemon[0].on_nodes = refuse
-        with pytest.raises(InvalidArgument, match="not so"):
-            await channel.call(Nodes(), Ok, Deadline(5))
-        daemon[0].on_nodes = values()
-        assert await channel.call(Nodes(), Ok, Deadline(5)) == Ok()
-
-    with_channel(daemon[1], scenario)
 
 
 def test_no_answer_in_time_closes_the_channel(daemon: Started) -> None:
@@ -208,23 +161,6 @@ def test_an_answer_that_is_there_when_the_deadline_ends_is_taken() -> None:
     asyncio.run(main())
 
 
-def test_descriptors_may_come_late() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        channel = AsyncChannel(Address(unix="/pair"), ours)
-        call = asyncio.create_task(channel.call_for_fds(Slabs([1]), Deadline(5)))
-        await asyncio.sleep(0)
-        socket.send_fds(theirs, [frame(SlabFds([4096]))], [theirs.fileno()])
-        slabs, fds = await call
-        assert (list(slabs.sizes), len(fds)) == ([4096], 1)
-        os.close(fds[0])
-        channel.close()
-        theirs.close()
-
-    asyncio.run(main())
-
-
 def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -236,16 +172,6 @@ def test_descriptors_that_do_not_come_in_time_close_the_channel() -> None:
         theirs.close()
 
     asyncio.run(main())
-
-
-def test_a_peer_that_hangs_up_is_unavailable(daemon: Started) -> None:
-    daemon[0].on_nodes = lambda session, header, message: session.close()
-
-    async def scenario(channel: AsyncChannel) -> None:
-        with pytest.raises(Unavailable):
-            await channel.call(Nodes(), Ok, Deadline(5))
-
-    with_channel(daemon[1], scenario)
 
 
 def test_a_refused_hello_is_passed_on(daemon: Started) -> None:
@@ -272,16 +198,6 @@ def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(daem
         asyncio.run(main())
 
 
-def test_a_name_that_cannot_be_a_hosts_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match="not a host name"):
-        asyncio.run(AsyncChannel.open(Address("a" * 64, 80), Hello(1), Deadline(5)))
-
-
-def test_a_deadline_that_is_over_is_exceeded_before_connecting() -> None:
-    with pytest.raises(DeadlineExceeded):
-        asyncio.run(AsyncChannel.open(Address("127.0.0.1", 1), Hello(1), Deadline(0)))
-
-
 def test_a_connect_that_takes_too_long_is_exceeded() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -298,65 +214,6 @@ GARBAGE = [
     pack_header(Failure.TYPE, 1, 1) + b"a",
     frame(Failure(103, "of another request"), request_id=9),
 ]
-
-
-@pytest.mark.parametrize(
-    "answer", GARBAGE, ids=["noise", "another type", "another request", "a body too long", "a torn failure", "another's failure"]
-)
-def test_an_answer_that_is_none_closes_the_channel(answer: bytes) -> None:
-    async def scenario(channel: AsyncChannel) -> None:
-        with pytest.raises(ProtocolError):
-            await channel.call(Nodes(), Ok, Deadline(5))
-        assert not channel.is_open
-
-    with_peer([answer], scenario)
-
-
-def test_a_failure_for_no_request_ends_the_channel() -> None:
-    async def scenario(channel: AsyncChannel) -> None:
-        with pytest.raises(ProtocolError, match="cannot read"):
-            await channel.call(Nodes(), Ok, Deadline(5))
-        assert not channel.is_open
-
-    with_peer([frame(Failure(602, "cannot read you"), request_id=0)], scenario)
-
-
-def test_a_payload_cut_short_is_unavailable() -> None:
-    async def scenario(channel: AsyncChannel) -> None:
-        await channel.call(Nodes(), Ok, Deadline(5))
-        with pytest.raises(Unavailable, match="within a payload"):
-            await channel.read_into([memoryview(bytearray(100))], Deadline(5))
-
-    with_peer([frame(Ok(), payload_bytes=100), b"x" * 50], scenario)
-
-
-def test_answers_of_any_size_one_after_another_are_read_whole() -> None:
-    large = Flags(b"\1" * (BUFFER_BYTES + 5))
-
-    async def scenario(channel: AsyncChannel) -> None:
-        for size in (3, len(large.flags), BUFFER_BYTES - 40, 30, 3):
-            assert len((await channel.call(Nodes(), Flags, Deadline(5))).flags) == size
-
-    sizes = (3, len(large.flags), BUFFER_BYTES - 40, 30, 3)
-    with_peer([frame(Flags(b"\1" * size), request_id=i + 1) for i, size in enumerate(sizes)], scenario)
-
-
-@pytest.mark.parametrize("sizes", [[0], [4096, 4096]])
-def test_a_peer_that_sends_another_number_of_descriptors_is_refused_and_none_leaks(sizes: list[int]) -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        fd = os.memfd_create("slab")
-        socket.send_fds(theirs, [frame(SlabFds(sizes))], [fd])
-        channel = AsyncChannel(Address(unix="/pair"), ours)
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(ProtocolError, match="1 descriptors for slabs of"):
-            await channel.call_for_fds(Slabs([1]), Deadline(5))
-        assert len(os.listdir("/proc/self/fd")) == before - 1  # the channel's own
-        theirs.close()
-        os.close(fd)
-
-    asyncio.run(main())
 
 
 def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
@@ -378,18 +235,6 @@ def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
         assert len(os.listdir("/proc/self/fd")) == before - 1  # the channel's own
         theirs.close()
         os.close(fd)
-
-    asyncio.run(main())
-
-
-def test_posting_on_a_broken_connection_closes_the_channel_and_says_nothing() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.close()
-        channel = AsyncChannel(Address(unix="/pair"), ours)
-        await channel.post(Release([1]))
-        assert not channel.is_open
 
     asyncio.run(main())
 

@@ -1,21 +1,20 @@
 """The pool of one event loop against a real daemon."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, TooManyConnections, Unauthorized, Unavailable
+from kvstore.client.config import ClientSettings
+from kvstore.protocol.errors import Closed, TooManyConnections, Unauthorized
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
 from kvstore.rpc.async_pool import AsyncPool
 from kvstore.rpc.deadline import Deadline
 from tests.rpc.daemon_child import Daemon, running
-from tests.rpc.wires import counted
 
 Started = tuple[Daemon, Address, Address]
 
@@ -28,7 +27,7 @@ def daemon(tmp_path: Path) -> Iterator[Started]:
 
 def with_pool(scenario: Callable[[AsyncPool], Coroutine[Any, Any, None]], *, connect_timeout_s: float = 60) -> None:
     async def main() -> None:
-        pool = AsyncPool(Hello(1), max_channels=2, idle_ttl_s=60, connect_timeout_s=connect_timeout_s)
+        pool = AsyncPool(Hello(1), ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=connect_timeout_s, busy_poll_us=0))
         try:
             await scenario(pool)
         finally:
@@ -48,34 +47,6 @@ def test_a_channel_is_opened_once_and_reused(daemon: Started) -> None:
     with_pool(scenario)
 
 
-def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started) -> None:
-    other = Hello(1, "tenant", name="me", ticket=b"a ticket")
-
-    async def scenario(pool: AsyncPool) -> None:
-        for _ in range(2):
-            (await pool.take(daemon[1], Deadline(5), other)).give_back()
-
-    with_pool(scenario)
-    assert daemon[0].hellos == [other]
-
-
-def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started) -> None:
-    async def scenario(pool: AsyncPool) -> None:
-        first, second = await pool.take(daemon[2], Deadline(5)), await pool.take(daemon[2], Deadline(5))
-        waiting = asyncio.create_task(pool.take(daemon[2], Deadline(5)))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        first.give_back()
-        third = await waiting
-        assert third.reused
-        with pytest.raises(DeadlineExceeded):
-            await pool.take(daemon[2], Deadline(0.01))
-        second.discard()
-        third.give_back()
-
-    with_pool(scenario)
-
-
 def test_a_cancelled_waiter_is_forgotten(daemon: Started) -> None:
     async def scenario(pool: AsyncPool) -> None:
         loans = [await pool.take(daemon[2], Deadline(5)) for _ in range(2)]
@@ -87,40 +58,6 @@ def test_a_cancelled_waiter_is_forgotten(daemon: Started) -> None:
         for loan in loans:
             loan.give_back()
         assert pool.counts(daemon[2]) == (0, 2)
-
-    with_pool(scenario)
-
-
-def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Started) -> None:
-    async def scenario(pool: AsyncPool) -> None:
-        looks = counted(pool._shelf)
-        held, elsewhere = [[await pool.take(address, Deadline(20)) for _ in range(2)] for address in (daemon[2], daemon[1])]
-        other = asyncio.create_task(pool.take(daemon[1], Deadline(20)))
-        waiting = [asyncio.create_task(pool.take(daemon[2], Deadline(20))) for _ in range(8)]
-        await asyncio.sleep(0)
-        for task in waiting:
-            held.pop().give_back()
-            held.append(await task)
-        elsewhere.pop().give_back()
-        elsewhere.append(await other)
-        assert len(looks) == 9 * 2, "before they waited, and when they were woken"
-        for loan in (*held, *elsewhere):
-            loan.give_back()
-
-    with_pool(scenario)
-
-
-def test_who_was_woken_and_does_not_go_on_wakes_the_next(daemon: Started) -> None:
-    async def scenario(pool: AsyncPool) -> None:
-        loans = [await pool.take(daemon[2], Deadline(5)) for _ in range(2)]
-        waiting = [asyncio.create_task(pool.take(daemon[2], Deadline(600))) for _ in range(2)]
-        await asyncio.sleep(0)
-        loans[0].give_back()
-        waiting[0].cancel()
-        loans[0] = await asyncio.wait_for(waiting[1], 20)
-        assert waiting[0].cancelled()
-        for loan in loans:
-            loan.give_back()
 
     with_pool(scenario)
 
@@ -151,18 +88,6 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started) -> None:
         assert pool.counts(daemon[1]) == (0, 0)
 
     with_pool(scenario)
-
-
-def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
-    async def scenario(pool: AsyncPool) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = Address("127.0.0.1", server.getsockname()[1])
-            with pytest.raises(Unavailable, match="does not answer"):
-                await pool.take(address, Deadline(60))
-            with pytest.raises(DeadlineExceeded):
-                await pool.take(address, Deadline(0.02))
-
-    with_pool(scenario, connect_timeout_s=0.2)
 
 
 def test_no_task_starves_behind_others(daemon: Started) -> None:

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,11 +33,6 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     yield BlockingSocket(mine, busy, Ended), peer
     mine.close()
     peer.close()
-
-
-def test_two_buffers_go_in_order(ends: Ends) -> None:
-    ends[0].send_two(b"head", memoryview(b"value"), Deadline(10))
-    assert read_exactly(ends[1], 9) == b"headvalue"
 
 
 def test_what_a_full_socket_takes_later_is_sent_whole(ends: Ends) -> None:
@@ -81,11 +75,6 @@ def test_a_stream_that_ends_is_the_owners_error(ends: Ends) -> None:
         mine.receive((room,), Deadline(10))
     with pytest.raises(Ended):
         mine.take((room,))
-
-
-def test_nothing_is_taken_where_nothing_has_come(ends: Ends) -> None:
-    assert ends[0].take((memoryview(bytearray(1)),)) == 0
-    ends[0].send(deque(), Deadline(10))
 
 
 def test_while_one_thread_waits_the_others_keep_no_gil() -> None:

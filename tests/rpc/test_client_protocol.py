@@ -10,10 +10,10 @@ from kvstore.protocol.errors import DeadlineExceeded, Full, ProtocolError, TooMa
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAX_DEADLINE_MS, TAKES_TRACES, VERSION, Header, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import Release, SlabFds
+from kvstore.protocol.node_messages import SlabFds
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
-from kvstore.rpc.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, notice, refusal, take_descriptors
+from kvstore.rpc.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_reader import FrameReader
 from tests.rpc.traced import sampled
@@ -112,10 +112,6 @@ def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_othe
     assert unpack_header(b"".join(greeted(TAKES_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
 
 
-def test_a_deadline_far_away_is_cut_to_the_protocols_limit(protocol: ClientProtocol) -> None:
-    assert unpack_header(protocol.request(EXISTS, Deadline(1e6))[0]).deadline_ms == MAX_DEADLINE_MS
-
-
 def test_ids_wrap_without_zero(protocol: ClientProtocol) -> None:
     protocol._request_id = MAX_REQUEST_ID - 1
     ids = [unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id for _ in range(3)]
@@ -127,11 +123,6 @@ def test_a_deadline_that_has_passed_makes_no_request_and_the_next_is_answered(pr
         protocol.request(EXISTS, Deadline(0))
     request_id = unpack_header(protocol.request(EXISTS, Deadline(10))[0]).request_id
     assert protocol.answer(*arrived(Flags(b"\1"), request_id), Flags) == Flags(b"\1")
-
-
-def test_the_answer_is_the_message_of_the_request(protocol: ClientProtocol) -> None:
-    assert protocol.answer(*arrived(Flags(b"\1\0")), Flags) == Flags(b"\1\0")
-    assert protocol.payload_left == 0
 
 
 def test_the_peers_typed_error_is_the_answer_too(protocol: ClientProtocol) -> None:
@@ -173,35 +164,10 @@ def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(
     protocol.request(EXISTS, Deadline(10))
 
 
-def test_views_for_values_are_kept_in_order_without_empty_ones(protocol: ClientProtocol) -> None:
-    protocol.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
-    views = protocol.destinations([memoryview(b""), memoryview(b"ab"), memoryview(b""), memoryview(b"cde")])
-    assert [bytes(view) for view in views] == [b"ab", b"cde"]
-
-
-def test_more_views_than_the_peer_sent_values_are_refused(protocol: ClientProtocol) -> None:
-    protocol.answer(*arrived(Flags(b""), payload_bytes=4), Flags)
-    with pytest.raises(ProtocolError, match="unix:/the/peer sent 4 bytes of values where more belong"):
-        protocol.destinations([memoryview(bytearray(5))])
-
-
-def test_the_error_of_a_closed_stream_says_whether_values_were_missing(protocol: ClientProtocol) -> None:
-    assert protocol.peer_closed().strerror == "the peer closed the connection"
-    protocol.payload_left = 3
-    assert protocol.peer_closed().strerror == "the peer closed the connection within a payload"
-
-
 def test_a_descriptor_belongs_to_each_slab_that_is_there(protocol: ClientProtocol) -> None:
     assert protocol.wrong_descriptors(SlabFds([4096, 0, 4096]), 2) is None
     wrong = protocol.wrong_descriptors(SlabFds([4096, 0]), 2)
     assert str(wrong) == "unix:/the/peer sent 2 descriptors for slabs of [4096, 0] bytes"
-
-
-def test_a_notice_has_no_id_and_no_deadline() -> None:
-    data = b"".join(notice(Release([3])))
-    header = unpack_header(data)
-    assert (header.type, header.request_id, header.deadline_ms, header.payload_bytes) == (Release.TYPE, 0, 0, 0)
-    assert Release.unpack(data[HEADER_BYTES:]).pack() == Release([3]).pack()
 
 
 def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut() -> None:

@@ -1,4 +1,4 @@
-"""Promises of connecting.py, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
+"""Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.encrypted import MAX_REFUSED_BYTES
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server
+from kvstore.rpc.server import ConnectionLimits, Server
 from kvstore.rpc.session import Session
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
@@ -40,7 +40,7 @@ class Daemon:
         self.reactor = Reactor()
         self.handler = Recorder(room=room, on_frame=self._answer)
         self._welcome = Welcome(server, name)
-        self.server = Server(self.reactor, self.handler, max_connections=10, tls=tls)
+        self.server = Server(self.reactor, self.handler, ConnectionLimits(10), tls=tls)
         self.address = parse_address(self.server.listen_tcp("127.0.0.1", 0))
         self._running = in_background(self.reactor.run)
 
@@ -218,7 +218,7 @@ def test_nobody_says_or_answers_that_he_is_another_than_his_certificate_says(mak
 def test_over_a_unix_socket_there_is_no_tls(tmp_path: Path) -> None:
     reactor = Reactor()
     handler = Recorder(on_frame=lambda session, header, _: session.reply(header.request_id, Welcome(1, "m")))
-    server = Server(reactor, handler, max_connections=1, tls=master())
+    server = Server(reactor, handler, ConnectionLimits(1), tls=master())
     path = server.listen_unix(tmp_path / "s.sock")
     running = in_background(reactor.run)
     channel = Channel.open(Address(unix=path), HELLO, Deadline(PATIENCE_S), tls=client())
@@ -236,7 +236,7 @@ def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Ca
         opened(daemon, client()).close()
         clock = Clock()
         reactor = Reactor(clock)
-        server = Server(reactor, Recorder(), max_connections=1, hello_timeout_s=1.0, tls=master())
+        server = Server(reactor, Recorder(), ConnectionLimits(1, hello_timeout_s=1.0), tls=master())
         address = parse_address(server.listen_tcp("127.0.0.1", 0))
         place = address.host, address.port
         with socket.create_connection(place) as stranger:
@@ -261,7 +261,7 @@ def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Ca
 
 def test_one_who_was_refused_and_goes_on_is_hung_up_on() -> None:
     reactor = Reactor()
-    server = Server(reactor, Recorder(), max_connections=4, tls=master())
+    server = Server(reactor, Recorder(), ConnectionLimits(4), tls=master())
     address = parse_address(server.listen_tcp("127.0.0.1", 0))
     place = address.host, address.port
     with socket.create_connection(place) as talker, socket.create_connection(place) as quitter:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Full, ProtocolError
-from kvstore.protocol.frames import HEADER_BYTES, VERSION, Header, pack_header
+from kvstore.protocol.frames import VERSION, Header, pack_header
 from kvstore.rpc.frame_reader import BUFFER_BYTES, DISCARD_BYTES, FrameReader, PayloadReader
 from kvstore.rpc.frame_writer import TURN_BYTES
 
@@ -106,14 +106,6 @@ def test_frames_and_values_come_out_as_they_went_in_whatever_the_cuts(frames: li
     assert receiver.reader.unread_bytes == 0
 
 
-def test_a_frame_that_begins_at_the_buffers_end_is_moved_to_its_start() -> None:
-    reader = FrameReader()
-    first, second = Sent(noise(BUFFER_BYTES - 2 * HEADER_BYTES - 5)), Sent(noise(100))
-    data = first.packed(1) + second.packed(2)
-    assert feed_all(reader, data) == [first.body, second.body]
-    assert len(reader.recv_buffer()) == BUFFER_BYTES
-
-
 def test_a_large_frame_gets_a_buffer_of_its_own_for_as_long_as_it_is_parsed() -> None:
     reader = FrameReader()
     large = Sent(noise(1 << 20))
@@ -137,21 +129,6 @@ def test_an_announced_length_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_room_for_a_large_frame_at_most_doubles() -> None:
-    reader = FrameReader()
-    arrived = feed(reader, pack_header(KIND, 1, 32 << 20))
-    while arrived < 4 << 20:
-        assert reader.next_frame() is None
-        assert len(reader.recv_buffer()) <= max(arrived, BUFFER_BYTES)
-        arrived += feed(reader, bytes(100_000))
-
-
-def test_what_overlaps_its_new_place_is_moved_whole() -> None:
-    reader = FrameReader()
-    first, second = Sent(noise(100)), Sent(noise(BUFFER_BYTES - HEADER_BYTES))
-    assert feed_all(reader, first.packed(1) + second.packed(2)) == [first.body, second.body]
-
-
 def test_bytes_that_are_no_frame_are_refused() -> None:
     for data, why in (
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a kvstore frame"),
@@ -172,15 +149,6 @@ def test_a_body_beyond_what_is_taken_of_this_peer_is_refused() -> None:
     reader.received(len(data))
     with pytest.raises(ProtocolError, match="say Hello first: until then a message has at most 99 bytes, not 100"):
         reader.next_frame()
-
-
-def test_values_fill_views_in_order_and_what_is_behind_stays() -> None:
-    reader = FrameReader()
-    feed(reader, b"abcdef" + b"rest")
-    memory = bytearray(6)
-    views = deque([memoryview(memory)[:1], memoryview(memory)[1:1], memoryview(memory)[1:]])
-    assert reader.move_into(views) == 6
-    assert (bytes(memory), len(views), reader.unread_bytes) == (b"abcdef", 0, 4)
 
 
 def test_what_lies_behind_a_frame_can_be_looked_at_where_it_is_whole() -> None:
@@ -207,14 +175,6 @@ def test_values_that_nobody_wants_are_thrown_away_and_no_more() -> None:
     feed(reader, b"value")
     assert reader.discard(100) == 5
     assert reader.discard(95) == 0
-
-
-def test_of_a_connection_that_is_gone_no_memory_is_kept() -> None:
-    reader = FrameReader()
-    feed(reader, Sent(b"body", b"value").packed(1))
-    assert reader.next_frame() is not None
-    reader.let_go()
-    assert (reader.unread_bytes, len(reader.recv_buffer()), reader.next_frame()) == (0, 0, None)
 
 
 Ends = tuple[socket.socket, socket.socket]

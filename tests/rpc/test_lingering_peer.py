@@ -51,14 +51,6 @@ def test_peer_that_has_closed_its_end_is_gone_at_once(ended: Ended) -> None:
     assert (peer.is_awaited, ended.gone, ended.ours.fileno()) == (False, [peer], -1)
 
 
-def test_socket_that_fails_has_no_peer(ended: Ended) -> None:
-    """As one of TCP whose peer has reset the connection."""
-    ended.ours.close()
-    ended.ours = socket.socket()
-    peer = ended.linger()
-    assert (peer.is_awaited, ended.gone) == (False, [peer])
-
-
 def test_peer_that_sends_without_end_gets_a_share_of_each_turn(ended: Ended) -> None:
     ended.ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MAX_READS * READ_BYTES)
     ended.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_READS * READ_BYTES)

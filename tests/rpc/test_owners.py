@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, NoOwner, ProtocolError, Unauthorized, Unavailable
-from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
+from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Hello, Welcome
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
@@ -31,15 +31,6 @@ def known(*masters: StubMaster) -> Masters:
 
 
 # --- addresses ---
-
-
-def test_those_given_are_known_in_order_once_each_and_the_first_is_taken_for_the_owner() -> None:
-    masters = Masters([A, B, A])
-    assert masters.in_order() == [A, B]
-    assert (masters.owner, masters.are_several) == (A, True)
-    assert not Masters([A, A]).are_several
-    with pytest.raises(InvalidArgument, match="at least one master"):
-        Masters([])
 
 
 def test_all_are_in_order_from_the_owner_on() -> None:
@@ -94,26 +85,6 @@ def test_a_chain_of_names_ends() -> None:
         count += 1
         assert not asking.is_owner(address, standing_by(f"n:{count}"))
     assert count == 1 + MAX_NAMED
-
-
-def test_a_name_that_is_no_address_leads_nowhere() -> None:
-    asking = Round(Masters([A]))
-    assert not asking.is_owner(A, standing_by("nonsense"))
-    assert asking.next() is None
-    assert str(asking.error()) == "no master can be reached: a:1 stands by for nonsense"
-
-
-def test_who_is_no_master_owns_nothing() -> None:
-    asking = Round(Masters([A]))
-    assert not asking.is_owner(A, Welcome(SERVER_NODE, "n1"))
-    assert str(asking.error()) == "no master can be reached: a:1 is 'n1', which is no master"
-
-
-def test_one_is_left_out_also_when_it_is_named() -> None:
-    asking = Round(Masters([A, B]), besides=A)
-    assert asking.next() == B
-    asking.is_owner(B, standing_by("a:1"))
-    assert asking.next() is None
 
 
 def test_a_refusal_is_told_before_what_is_unavailable() -> None:
@@ -253,23 +224,6 @@ def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypa
         find_owner(masters, HELLO, Deadline(0), attempt_s=2)
 
 
-def test_one_that_does_not_answer_is_passed_over_and_named() -> None:
-    with stub_masters(2) as (silent, owner):
-        silent.is_silent = True
-        channel = find_owner(known(silent, owner), HELLO, Deadline(60), attempt_s=0.05)
-        channel.close()
-        assert str(channel.address) == owner.address
-        with pytest.raises(Unavailable, match=f"{silent.address} does not answer"):
-            find_owner(known(silent), HELLO, Deadline(60), attempt_s=0.05)
-
-
-def test_nobody_is_asked_besides_who_is_left_out() -> None:
-    with stub_masters(2) as (follower, owner):
-        with pytest.raises(Unavailable, match=f"{follower.address} stands by for {owner.address}"):
-            find_owner(known(follower, owner), HELLO, Deadline(60), attempt_s=60, besides=parse_address(owner.address))
-        assert (follower.hellos, owner.hellos) == (1, 0)
-
-
 def test_while_nobody_owns_it_several_are_asked_again_until_one_does() -> None:
     with stub_masters(2) as (first, second):
         first.owner, first.refusal = "", Unavailable("no master owns the catalog now")
@@ -310,13 +264,6 @@ def test_a_single_master_is_not_waited_for_and_several_until_the_deadline() -> N
         with pytest.raises(Unavailable, match=r"^no master can be reached: "):
             await_owner(known(first, second), HELLO, Deadline(0.5), attempt_s=60, pause_s=0.01)
         assert second.hellos > 1
-
-
-def test_a_refusal_ends_the_waiting() -> None:
-    with stub_masters(2) as (first, second):
-        first.refusal = second.refusal = Unauthorized("the token is wrong")
-        with pytest.raises(Unauthorized):
-            await_owner(known(first, second), HELLO, Deadline(60), attempt_s=60, pause_s=60)
 
 
 def test_a_search_in_vain_leaves_nothing_to_the_collector() -> None:

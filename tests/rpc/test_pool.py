@@ -1,8 +1,6 @@
 """The pool of a blocking client against a real daemon."""
 
-import resource
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +8,16 @@ from queue import SimpleQueue
 
 import pytest
 
+from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument, TooManyConnections, Unauthorized, Unavailable
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.rpc.pool import Loan, Pool, connect_failed, max_open_channels
-from tests.ports import free_ports
+from kvstore.rpc.pool import Loan, Pool, connect_failed
 from tests.rpc.daemon_child import Daemon, running
-from tests.rpc.wires import Item, Looks, counted
+from tests.rpc.wires import Item, Looks
 
 HELLO = Hello(1, "tenant", "token", "me")
 A = Address("a", 1)
@@ -55,7 +53,7 @@ def daemon(tmp_path: Path) -> Iterator[tuple[Daemon, Address, Address]]:
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=60)
+    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
     yield pool
     pool.close()
 
@@ -87,26 +85,12 @@ def test_channels_of_a_pool_learn_together_when_to_look(daemon: Started, pool: P
     assert len(looks.told) == 4, "a Hello and a call each"
 
 
-def test_giving_back_twice_lends_once(daemon: Started, pool: Pool) -> None:
-    loan = pool.take(daemon[1], Deadline(20))
-    loan.give_back()
-    loan.give_back()
-    assert pool.counts(daemon[1]) == (0, 1)
-
-
 def test_a_kvstore_error_keeps_the_channel_and_any_other_closes_it(daemon: Started, pool: Pool) -> None:
     with pytest.raises(InvalidArgument), pool.take(daemon[1], Deadline(20)):
         raise InvalidArgument("the caller's")
     assert pool.counts(daemon[1]) == (0, 1)
     with pytest.raises(KeyboardInterrupt), pool.take(daemon[1], Deadline(20)):
         raise KeyboardInterrupt
-    assert pool.counts(daemon[1]) == (0, 0)
-
-
-def test_a_discarded_channel_is_closed(daemon: Started, pool: Pool) -> None:
-    loan = pool.take(daemon[1], Deadline(20))
-    loan.discard()
-    assert not loan.channel.is_open
     assert pool.counts(daemon[1]) == (0, 0)
 
 
@@ -125,94 +109,6 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
         pool.take(daemon[2], Deadline(0.01))
     second.give_back()
     third.give_back()
-
-
-def test_a_return_wakes_the_first_of_those_who_wait_and_nobody_else(daemon: Started, pool: Pool) -> None:
-    looks = counted(pool._shelf)
-    held, elsewhere = [pool.take(daemon[2], Deadline(20)) for _ in range(2)], [pool.take(daemon[1], Deadline(20)) for _ in range(2)]
-    taken: SimpleQueue[tuple[int, Loan[Channel]]] = SimpleQueue()
-
-    def start(number: int, address: Address) -> threading.Thread:
-        thread = threading.Thread(target=lambda: taken.put((number, pool.take(address, Deadline(20)))))
-        thread.start()
-        while pool._shelf.waiting(address) <= number:
-            assert thread.is_alive()
-        return thread
-
-    threads = [start(number, daemon[2]) for number in range(8)]
-    threads.append(start(0, daemon[1]))
-    for number in range(8):
-        held.pop().give_back()
-        got, loan = taken.get(timeout=20)
-        assert got == number
-        held.append(loan)
-    elsewhere.pop().give_back()
-    elsewhere.append(taken.get(timeout=20)[1])
-    for thread in threads:
-        thread.join()
-    assert len(looks) == 9 * 2, "before they waited, and when they were woken"
-    for loan in (*held, *elsewhere):
-        loan.give_back()
-
-
-def test_who_was_woken_and_does_not_go_on_wakes_the_next(daemon: Started, pool: Pool) -> None:
-    loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
-    taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
-    waiter = threading.Thread(target=lambda: taken.put(pool.take(daemon[2], Deadline(600))))
-
-    class Interrupted(Deadline):
-        """The signal comes right after the channel."""
-
-        def left_s(self) -> float:
-            waiter.start()
-            while pool._shelf.waiting(daemon[2]) < 2:
-                assert waiter.is_alive()
-            loans.pop().give_back()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pool.take(daemon[2], Interrupted(20))
-    loans.append(taken.get(timeout=20))
-    waiter.join()
-    assert not pool._shelf.waiting(daemon[2])
-    for loan in loans:
-        loan.give_back()
-
-
-def test_a_channel_that_could_not_be_opened_is_the_turn_of_who_waits_for_that_address(daemon: Started) -> None:
-    """Though another, who waits for another address, has waited longer."""
-    pool = Pool(HELLO, max_channels=1, idle_ttl_s=60, connect_timeout_s=60)
-    lent = pool.take(daemon[1], Deadline(20))
-    heard: SimpleQueue[Exception | Loan[Channel]] = SimpleQueue()
-
-    def take(address: Address) -> None:
-        try:
-            heard.put(pool.take(address, Deadline(10)))
-        except (Unavailable, DeadlineExceeded) as error:
-            heard.put(error)
-
-    def start(address: Address) -> threading.Thread:
-        thread = threading.Thread(target=take, args=(address,))
-        thread.start()
-        return thread
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        broken = Address("127.0.0.1", server.getsockname()[1])
-        threads = [start(broken)]
-        opening, _ = server.accept()
-        for address in (daemon[1], broken):
-            threads.append(start(address))
-            while not pool._shelf.waiting(address):
-                assert threads[-1].is_alive()
-    opening.close()
-    assert [type(heard.get(timeout=20)) for _ in range(2)] == [Unavailable, Unavailable]
-    lent.give_back()
-    last = heard.get(timeout=20)
-    assert isinstance(last, Loan)
-    last.give_back()
-    for thread in threads:
-        thread.join(20)
-    pool.close()
 
 
 def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Pool) -> None:
@@ -245,13 +141,8 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Pool) 
     assert pool.counts(daemon[1]) == (0, 0)
 
 
-def test_nobody_there_is_unavailable(pool: Pool) -> None:
-    with pytest.raises(Unavailable):
-        pool.take(Address("127.0.0.1", free_ports(1)[0]), Deadline(20))
-
-
 def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
-    pool = Pool(HELLO, max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2)
+    pool = Pool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(60))
     pool.close()
@@ -310,7 +201,7 @@ def test_no_thread_starves_behind_others(daemon: Started, pool: Pool) -> None:
 
 def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:
     """The daemon refuses the third: its caller waits for one of the two that there are."""
-    pool = Pool(HELLO, max_channels=9, idle_ttl_s=60, connect_timeout_s=60)
+    pool = Pool(HELLO, ClientSettings(max_channels=9, idle_ttl_s=60, connect_timeout_s=60, busy_poll_us=0))
     loans = [pool.take(daemon[2], Deadline(20)) for _ in range(2)]
     daemon[0].refusal = TooManyConnections("all 2 connections are in use")
     taken: SimpleQueue[Loan[Channel]] = SimpleQueue()
@@ -326,9 +217,3 @@ def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> Non
     for loan in loans:
         loan.give_back()
     pool.close()
-
-
-def test_half_of_the_descriptors_are_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, expected in ((256, 128), (resource.RLIM_INFINITY, sys.maxsize)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
-        assert max_open_channels() == expected

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, WRITABLE, Reactor
+from kvstore.rpc.reactor import MIN_CANCELLED, READABLE, Reactor
 from tests.rpc.wires import Looks
 
 SECOND_NS = 1_000_000_000
@@ -69,15 +68,6 @@ def test_a_ready_descriptor_calls_its_callback_until_it_is_unregistered(reactor:
     reactor.unregister(pipe[0])
     reactor.run_once(0)
     assert len(seen) == 2
-
-
-def test_the_events_waited_for_can_be_changed(reactor: Reactor, pipe: tuple[int, int]) -> None:
-    seen: list[int] = []
-    reactor.register(pipe[1], seen.append, WRITABLE)
-    reactor.run_once(0)
-    reactor.modify(pipe[1], 0)
-    reactor.run_once(0)
-    assert seen == [WRITABLE]
 
 
 def test_a_descriptor_forgotten_earlier_in_the_round_is_not_called_even_if_its_number_is_reused(reactor: Reactor) -> None:
@@ -157,22 +147,6 @@ def test_cancelled_timers_leave_though_their_time_is_far_away_and_the_others_run
     assert reactor._timers == []
 
 
-def test_a_timer_that_is_cancelled_twice_or_after_it_ran_is_no_more_cancelled_than_once(reactor: Reactor, clock: Clock) -> None:
-    """Else those that live would be counted as cancelled, and the heap made anew again and again."""
-    early = [reactor.call_later(1, lambda: None) for _ in range(MIN_CANCELLED + 1)]
-    late = reactor.call_later(3, lambda: None)
-    late.cancel()
-    late.cancel()
-    clock.now_ns = 2 * SECOND_NS
-    reactor.run_once(0)
-    for timer in early:
-        timer.cancel()
-    assert (len(reactor._timers), reactor._cancelled) == (1, 1)
-    clock.now_ns = 4 * SECOND_NS
-    reactor.run_once(0)
-    assert (len(reactor._timers), reactor._cancelled) == (0, 0)
-
-
 def test_what_repeats_does_not_crowd_after_a_late_call(reactor: Reactor, clock: Clock) -> None:
     done: list[int] = []
     reactor.every(1.0, lambda: done.append(clock.now_ns // SECOND_NS))
@@ -216,32 +190,6 @@ def test_a_call_handed_over_while_calls_run_waits_for_the_next_round(reactor: Re
     assert done == [1]
 
 
-def test_run_serves_handed_over_calls_timers_and_stops(reactor: Reactor, clock: Clock) -> None:
-    done: list[str] = []
-
-    def last() -> None:
-        done.append("timer")
-        reactor.stop()
-
-    reactor.call_soon(lambda: done.append("soon"))
-    reactor.call_later(0.001, lambda: None)
-    reactor.call_soon(lambda: setattr(clock, "now_ns", SECOND_NS))
-    reactor.call_later(0.002, last)
-    reactor.run()
-    assert done == ["soon", "timer"]
-
-
-def test_run_wakes_for_a_timer_alone(reactor: Reactor) -> None:
-    reactor.call_later(0, reactor.stop)
-    reactor.run()
-
-
-def test_run_waits_for_descriptors_when_there_is_nothing_else(reactor: Reactor, pipe: tuple[int, int]) -> None:
-    reactor.register(pipe[0], lambda _: reactor.stop())
-    os.write(pipe[1], b"x")
-    reactor.run()
-
-
 def test_another_thread_gets_the_result_of_its_call(running: Reactor) -> None:
     assert running.call(threading.get_ident, deadline_s=10) != threading.get_ident()
 
@@ -271,12 +219,6 @@ def test_a_closed_reactor_takes_no_calls(reactor: Reactor) -> None:
     reactor.stop()
     with pytest.raises(Closed):
         reactor.call(lambda: None, deadline_s=1)
-
-
-def test_a_reactor_gives_its_descriptors_back() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    Reactor().close()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_stop_may_come_from_a_signal_handler_that_interrupts_a_hand_over(reactor: Reactor) -> None:
@@ -333,10 +275,4 @@ def test_a_reactor_that_looks_hears_other_threads_and_serves_timers(looks: Looks
     reactor.stop()
     thread.join(10)
     assert not thread.is_alive()
-    reactor.close()
-
-
-def test_one_of_no_time_is_none() -> None:
-    reactor = Reactor(busy_poll=BusyPoll(0))
-    assert reactor._busy_poll is None
     reactor.close()

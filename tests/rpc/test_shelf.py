@@ -76,16 +76,6 @@ def test_no_more_than_max_channels_are_lent_to_one_address() -> None:
     borrow(shelf)
 
 
-def test_a_borrower_that_opens_none_gets_only_idle_channels() -> None:
-    shelf = make(max_channels=1)
-    assert shelf.lend(A, opens=False) == (None, None)
-    turn, item = opened(shelf)
-    shelf.give_back(item, turn, 0)
-    again, lent = shelf.lend(A, opens=False)
-    assert (again is not None, lent) == (True, item)
-    assert shelf.lend(A, opens=False) == (None, None)
-
-
 def test_a_dropped_turn_is_over_and_its_channel_forgotten() -> None:
     shelf = make(max_channels=1)
     turn, item = opened(shelf)
@@ -93,14 +83,6 @@ def test_a_dropped_turn_is_over_and_its_channel_forgotten() -> None:
     del turn, item
     assert (shelf.counts(A), held()) == ((0, 0), None)
     borrow(shelf)
-
-
-def test_broken_channels_are_dropped() -> None:
-    shelf = make()
-    turn, broken = opened(shelf)
-    broken.close()
-    shelf.give_back(broken, turn, 0)
-    assert shelf.counts(A) == (0, 0)
 
 
 def test_idle_channels_are_closed_after_the_time_to_live() -> None:
@@ -269,13 +251,6 @@ def test_without_descriptors_callers_wait_for_open_channels() -> None:
     again = [again[1], *(borrow(shelf) for _ in range(2))]
     assert shelf.counts(A) == (3, 0)
     shelf.give_back(item, again[1][0], 9 * RETRY_NS)
-
-
-def test_without_any_channel_nobody_waits_for_descriptors() -> None:
-    shelf = make()
-    turn, _ = borrow(shelf)
-    assert not shelf.exhausted(A, turn, 0)
-    borrow(shelf)
 
 
 def test_a_forked_child_closes_its_copies_of_all_channels() -> None:

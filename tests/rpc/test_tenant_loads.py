@@ -28,18 +28,6 @@ def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
     assert loads.refused() == {"connections": 1, "requests_in_flight": 0}
 
 
-def test_a_connection_that_changes_hands_is_counted_once() -> None:
-    loads = TenantLoads()
-    loads.hold_to(Quotas(tenants={"blue": Quota(connections=0)}))
-    loads.enter("a", "red")
-    with pytest.raises(QuotaExceeded):
-        loads.enter("a", "blue")
-    assert loads.of("red") == (1, 0)
-    loads.enter("a", "green")
-    assert (loads.of("red"), loads.of("green")) == ((0, 0), (1, 0))
-    loads.check_integrity()
-
-
 def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybody_looks() -> None:
     loads, quotas = TenantLoads(), Quotas(Quota(requests_in_flight=1))
     load = loads.enter("a", "red")
@@ -83,23 +71,6 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     mine.belong_to(None)
     mine.begin(asked(5))
     assert blue.requests == 0
-
-
-def test_who_says_again_whose_a_connection_is_has_as_much_waiting_as_before() -> None:
-    loads, mine = TenantLoads(), InFlight()
-    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
-    red = loads.enter("a", "red")
-    mine.belong_to(red)
-    mine.begin(asked(1, body_bytes=MAX_HELD_BYTES))
-    mine.begin(asked(2))
-    mine.belong_to(loads.enter("a", "red"))
-    assert (red.requests, mine.is_full) == (2, True)
-    with pytest.raises(ProtocolError):
-        mine.check(asked(1))
-    with pytest.raises(QuotaExceeded):
-        mine.begin(asked(3))
-    assert mine.end(1)
-    assert red.requests == 1
 
 
 @pytest.mark.parametrize("number", [0, 7])

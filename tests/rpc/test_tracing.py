@@ -1,20 +1,15 @@
 """Promises of tracing.py: the time of each request is told once, with its answer; only one that a Trace announced has a span."""
 
-import socket
 from functools import partial
 
 import pytest
 
 from kvstore.protocol.catalog_messages import Publish
 from kvstore.protocol.errors import Full, KVStoreError
-from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import Exists, Lookup
 from kvstore.protocol.session_messages import Trace
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc import tracing
-from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Nobody
-from kvstore.rpc.session import Session
 from kvstore.rpc.tracing import (
     BROKEN,
     CALL,
@@ -64,17 +59,6 @@ def test_answers_in_order_and_out_of_order() -> None:
     assert noted.kinds == [11, 13, 14, 12]
 
 
-def test_an_answer_is_told_once_and_a_request_without_an_id_never() -> None:
-    noted = Noted()
-    stopwatch = Stopwatch(noted)
-    stopwatch.begin(1, 11)
-    stopwatch.answered(1)
-    stopwatch.answered(1)
-    stopwatch.begin(0, 12)
-    stopwatch.answered(0)
-    assert noted.kinds == [11]
-
-
 def test_of_one_peer_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "MAX_UNANSWERED", 2)
     noted = Noted()
@@ -102,13 +86,6 @@ def test_slow_request_is_told_with_its_type_and_duration() -> None:
 @pytest.fixture
 def spans() -> Spans:
     return Spans()
-
-
-def test_a_call_knows_what_goes_ahead_of_its_requests() -> None:
-    frame = Call(PARENT).frame
-    header = unpack_header(frame)
-    assert (header.type, header.request_id, header.payload_bytes) == (Trace.TYPE, 0, 0)
-    assert Trace.unpack(frame[HEADER_BYTES:]) == Trace(PARENT.text())
 
 
 def test_metadata_name_the_call_that_is_sampled_and_only_one_that_can_be_read() -> None:
@@ -160,14 +137,6 @@ def test_what_cannot_be_read_is_as_nothing(spans: Spans, body: bytes) -> None:
     stopwatch.close()
     assert spans.told == [(Lookup.TYPE, PARENT, BROKEN)]
     assert spans.linked == [()]
-
-
-def test_a_message_without_an_answer_has_no_span_and_uses_the_announcement_up(spans: Spans) -> None:
-    stopwatch = TracedStopwatch(None, spans)
-    stopwatch.announced(ANNOUNCED)
-    stopwatch.begin(0, Lookup.TYPE)
-    stopwatch.begin(1, Lookup.TYPE)
-    assert stopwatch.span(1) is None
 
 
 def announcement(span_id: int) -> memoryview:
@@ -223,16 +192,3 @@ def test_of_one_peer_only_so_many_spans_are_open_and_they_end_with_the_connectio
     stopwatch.close()
     stopwatch.close()
     assert spans.told == [(Lookup.TYPE, PARENT, BROKEN)] * 2
-
-
-def test_who_only_traces_keeps_no_slow_requests(spans: Spans) -> None:
-    stopwatch = TracedStopwatch(None, spans)
-    stopwatch.begin(1, Exists.TYPE)
-    assert stopwatch.answered(1) is None
-    mine, peer = socket.socketpair()
-    reactor = Reactor()
-    session = Session(reactor, mine, Nobody())
-    stopwatch.observer.slow(session, Exists.TYPE, 1)
-    session.close("the test is over")
-    reactor.close()
-    peer.close()

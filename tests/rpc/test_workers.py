@@ -20,12 +20,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_what_a_pool_takes_is_done(pool: ThreadPoolExecutor) -> None:
-    done = threading.Event()
-    assert submit_once(pool, done.set) is not None
-    assert done.wait(PATIENCE_S)
-
-
 def test_what_is_taken_back_in_time_is_not_done(pool: ThreadPoolExecutor) -> None:
     may_go, done = threading.Event(), list[str]()
     for _ in range(2):
@@ -50,29 +44,6 @@ def test_what_was_refused_for_want_of_a_thread_is_not_done_later(pool: ThreadPoo
     may_go.set()
     pool.shutdown()
     assert not done
-
-
-def test_what_a_free_thread_has_taken_meanwhile_was_not_refused(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits in the queue while a thread is being started, and one that has just become free takes it."""
-    may_go, taken, done = threading.Event(), threading.Event(), list[str]()
-    submit_once(pool, lambda: may_go.wait(PATIENCE_S))
-
-    def no_thread_after_it_was_taken(thread: threading.Thread) -> None:
-        may_go.set()
-        assert taken.wait(PATIENCE_S)
-        raise RuntimeError("can't start new thread")
-
-    def work() -> None:
-        done.append("once")
-        taken.set()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread_after_it_was_taken)
-        turn = submit_once(pool, work)
-    assert turn is not None
-    assert not turn.cancel()
-    pool.shutdown()
-    assert done == ["once"]
 
 
 def test_all_its_threads_work_where_the_system_has_none_to_give_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,6 @@ def test_without_credentials_everybody_is_let_in() -> None:
     assert not nobody.holds(Identity(Kind.TENANT, Role.READ, "red", "1f"), now_s=0)
 
 
-def test_who_was_let_in_without_credentials_is_not_once_there_are_some(full: Credentials) -> None:
-    assert not full.holds(EVERYBODY, now_s=IN_TIME_S)
-
-
 def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: Credentials) -> None:
     node, red, blue = (
         Identity(Kind.NODE, name="n1"),
@@ -134,13 +130,6 @@ def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path,
     assert not changed.holds(full.identify("blue", "reads", now_s=IN_TIME_S), now_s=IN_TIME_S)
     assert changed.holds(full.identify("red", "secret", now_s=IN_TIME_S), now_s=IN_TIME_S)
     assert changed.gone_since(changed) == []
-
-
-def test_two_tenants_may_have_one_token_and_are_two(tmp_path: Path) -> None:
-    both = read_credentials(written(tmp_path, f'[tenants]\nred = "same"\nblue = "same"\n{NODES}'))
-    red, blue = (both.identify(tenant, "same", now_s=0) for tenant in ("red", "blue"))
-    assert (red.name, blue.name, red.expires_s) == ("red", "blue", math.inf)
-    assert red.credential != blue.credential
 
 
 def test_a_credentials_id_tells_nothing_of_its_digest() -> None:
@@ -193,15 +182,6 @@ def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it
     assert not read_credentials(written(tmp_path, '[tenants]\nred = "secret"\n'), nodes_have_certificates=True).has(Kind.NODE)
 
 
-@pytest.mark.parametrize("data", [None, b"\xff\xfe"], ids=["missing", "not UTF-8"])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, data: bytes | None) -> None:
-    path = tmp_path / "tokens.toml"
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(ConfigError, match="cannot read the tokens"):
-        read_credentials(str(path))
-
-
 def test_the_owner_of_a_token_is_known_without_its_tenant_and_after_its_end(full: Credentials) -> None:
     owners = {token: found.name if (found := full.owner(token)) else None for token in ("secret", "rules", "one", "root", "guess")}
     assert owners == {"secret": "red", "rules": "blue", "one": "n1", "root": "ops", "guess": None}
@@ -211,8 +191,3 @@ def test_tokens_that_end_are_known_in_that_order(full: Credentials) -> None:
     ends = [one.expires_s for one in full.first_to_end]
     assert ends
     assert ends == sorted(one.expires_s for one in full.identities() if one.expires_s != math.inf)
-
-
-def test_identities_are_those_of_all_tokens(full: Credentials) -> None:
-    assert len(full.identities()) == len(full)
-    assert Credentials().identities() == frozenset()

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.security.guard import Guard
-from kvstore.security.identity import EVERYBODY, FELLOW, Identity, Kind
+from kvstore.security.identity import FELLOW, Identity, Kind
 
 TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
 
@@ -35,12 +35,6 @@ def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
     assert not guard.holds(blue)
     with pytest.raises(Unauthorized):
         guard.identify("blue", "short")
-
-
-def test_without_a_file_everybody_is_anybody() -> None:
-    guard = Guard("")
-    assert guard.identify("red", "") == guard.identify_node("n1", "") == EVERYBODY
-    assert (guard.lets_everybody_in, guard.has_changed(), guard.reread()) == (True, False, [])
 
 
 @pytest.mark.parametrize(("name", "token"), [("n1", "one"), ("n1", "join"), ("n2", "join")])
@@ -109,21 +103,3 @@ def test_who_guesses_is_counted_and_keeps_nobody_out(file: Path) -> None:
             guard.identify("red", str(number))
     assert guard.refused == 1000
     assert guard.identify("red", "secret").name == "red"
-
-
-def test_the_owner_of_a_token_is_that_of_the_file_in_force(file: Path) -> None:
-    guard = Guard(str(file))
-    found = guard.owner("secret")
-    assert found is not None
-    assert (found.kind, found.name) == (Kind.TENANT, "red")
-    file.write_text(TEXT.replace("secret", "other"))
-    guard.reread()
-    assert guard.owner("secret") is None
-
-
-def test_tokens_that_end_first_are_those_of_the_file_in_force(file: Path) -> None:
-    guard = Guard(str(file))
-    assert [one.name for one in guard.first_to_end()] == ["blue"]
-    file.write_text(TEXT.replace(", expires = 2027-01-01", ""))
-    guard.reread()
-    assert guard.first_to_end() == ()

@@ -22,7 +22,7 @@ from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Nobody, Server
+from kvstore.rpc.server import ConnectionLimits, Nobody, Server
 from kvstore.rpc.session import DEFAULT_LIMITS, Session
 from kvstore.security.identity import Identity as Bearer
 from kvstore.security.identity import Kind, Role
@@ -162,7 +162,7 @@ class Served(Storage):
         self.admission.registered(node_id=5, master_epoch=0, issuer="test", needs_tickets=needs_tickets)
         key = self.issuer.register(5, self.reactor.now_ns())
         self.admission.add_key(key.key_id, key.secret, age_ms=0)
-        self.server = Server(self.reactor, Nobody(), max_connections=100, limits=limits)
+        self.server = Server(self.reactor, Nobody(), ConnectionLimits(100), send_limits=limits)
         self.tcp = self.server.listen_tcp("127.0.0.1", 0)
         self.unix = self.server.listen_unix(folder / "node.sock")
         identity = Identity("node", "1", socket_id(self.unix), self.unix, self.tcp, instance=77)

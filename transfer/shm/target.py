@@ -27,7 +27,7 @@ from kvstore.protocol.session_messages import Hello, Ok, Welcome
 from kvstore.protocol.transfers import SERVER_AGENT, Attach, Fetch, Notice, Store
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Server, default_run_dir
+from kvstore.rpc.server import ConnectionLimits, Server, default_run_dir
 from kvstore.rpc.session import Session
 from kvstore.transfer.agent import Notices
 from kvstore.transfer.memory.mapping import map_slab
@@ -107,7 +107,7 @@ class SharedTarget:
         self._notices = Notices(name)
         self._is_closed = False
         self._reactor = Reactor()
-        self._server = Server(self._reactor, self, max_connections=max_connections)
+        self._server = Server(self._reactor, self, ConnectionLimits(max_connections))
         path = (run_dir or default_run_dir()) / f"transfer-{os.getpid()}-{secrets.token_hex(4)}.sock"
         try:
             self.path = self._server.listen_unix(path)

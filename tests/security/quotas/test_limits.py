@@ -9,12 +9,10 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.security.quotas.limits import (
     MAX_LIMIT,
     NO_TABLES,
-    NamedLimits,
     Origins,
     QuotasInForce,
     Tables,
     as_message,
-    check_name,
     from_message,
     in_force,
     origins,
@@ -62,11 +60,6 @@ def read(folder: Path, text: str | bytes) -> Tables:
 def test_each_table_says_the_limits_that_it_names(tmp_path: Path) -> None:
     red = {"dram_bytes": 4096, "connections": None, "pins": 0}
     assert read(tmp_path, TEXT) == Tables({"dram_bytes": 1024, "connections": 64}, {"red": red})
-
-
-def test_without_a_file_or_with_an_empty_one_nobody_has_a_limit(tmp_path: Path) -> None:
-    assert read_tables("") is NO_TABLES
-    assert read(tmp_path, "") == NO_TABLES
 
 
 @pytest.mark.parametrize(
@@ -122,10 +115,6 @@ def test_what_is_no_limit_is_refused_by_its_name(name: str, text: str, told: str
         parse_limit(name, text)
 
 
-def test_a_limit_that_there_is_may_be_named() -> None:
-    check_name("reservations")
-
-
 def test_a_changed_file_is_in_force_once_it_was_read_again(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[default]\npins = 1")
@@ -152,14 +141,6 @@ def test_a_bad_file_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
     assert (quotas.version, quotas.has_changed()) == (version, False)
 
 
-def test_a_bad_file_at_the_start_is_refused_and_none_is_no_limit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        QuotasInForce(str(tmp_path / "none"))
-    quotas = QuotasInForce("")
-    assert (quotas.now, quotas.version, quotas.has_changed()) == (UNLIMITED, UNLIMITED.version, False)
-    assert quotas.reread() == UNLIMITED
-
-
 def test_what_operators_have_set_is_above_the_file_whichever_of_them_changed_last(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\npins = 1")
@@ -176,17 +157,6 @@ def test_what_operators_have_set_is_above_the_file_whichever_of_them_changed_las
     quotas.overlay({})
     assert quotas.now.of("red") == Quota(pins=9, blocks=44)
     assert len({*versions, quotas.version}) == 4, "nodes hear of each"
-
-
-def test_what_operators_have_set_is_laid_over_once_however_often_it_is_told() -> None:
-    quotas = QuotasInForce("")
-    operators: dict[str, NamedLimits] = {"red": {"pins": 3}}
-    quotas.overlay(operators)
-    first = quotas.now
-    quotas.overlay(operators)
-    assert quotas.now is first, "all tenants' limits are made anew for nothing"
-    quotas.overlay({"red": {"pins": 4}})
-    assert quotas.now.of("red") == Quota(pins=4)
 
 
 ALL = Quota(**{name: number for number, name in enumerate(NAMES)})

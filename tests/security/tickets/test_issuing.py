@@ -44,15 +44,6 @@ def test_a_ticket_ends_with_the_credential_that_it_is_issued_upon() -> None:
     assert read(made.ticket(5, RED, left_s=7.5, now_ns=0), key).ends_ms == 7500
 
 
-def test_nodes_without_a_key_have_no_tickets() -> None:
-    made = issuer()
-    made.register(5, 0)
-    assert made.ticket(6, RED, left_s=9, now_ns=0) == made.pass_for(6, "red", [b"a"], [1], 0) == b""
-    made.forget(5)
-    made.forget(5)
-    assert made.ticket(5, RED, left_s=9, now_ns=0) == b""
-
-
 def test_those_who_show_the_same_credential_have_the_same_ticket_for_a_quarter_of_its_time() -> None:
     made = issuer()
     made.register(5, 0)
@@ -166,48 +157,6 @@ def test_what_every_node_knows_to_be_revoked_is_forgotten_once_its_tickets_have_
     assert made.revoked() == {"red": [first, second]}, "a former master's ticket may have let red in at a node that is to register yet"
     third = revoke(made, 100)
     assert made.revoked() == {"red": [second, third]}
-
-
-def test_what_a_node_does_not_know_to_be_revoked_is_kept_after_its_tickets_have_ended() -> None:
-    """The sessions that they opened there go on."""
-    made = issuer()
-    made.register(5, 0)
-    made.register(6, 0)
-    first = revoke(made, 0)
-    made.knows(5, "red", [first])
-    second = revoke(made, 1000)
-    assert made.revoked() == {"red": [first, second]}
-    made.knows(6, "red", [first])
-    third = revoke(made, 1001)
-    assert made.revoked() == {"red": [second, third]}
-
-
-def test_a_node_that_is_forgotten_is_to_be_told_nothing() -> None:
-    made = issuer()
-    made.register(5, 0)
-    made.register(6, 0)
-    first = revoke(made, 0)
-    made.knows(5, "red", [first])
-    made.forget(6)
-    second = revoke(made, 100)
-    assert made.revoked() == {"red": [second]}
-
-
-def test_to_revoke_one_looks_at_nothing_that_is_remembered_behind_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands may end in one second."""
-    made = issuer()
-    made.register(5, 0)
-    for number in range(10):
-        revoke(made, 0, f"token {number}")
-    looked: list[int] = []
-
-    def is_over(each: object, now_ns: int) -> bool:
-        looked.append(now_ns)
-        return False
-
-    monkeypatch.setattr(issuing._Revoked, "is_over", is_over)
-    revoke(made, 1)
-    assert looked == [1 * S]
 
 
 def test_no_more_than_so_much_that_is_revoked_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

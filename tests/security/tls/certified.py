@@ -37,7 +37,7 @@ class Cluster:
 
     def server(self, *subjects: Subject, hosts: tuple[str, ...] = (), valid: Validity | None = None) -> ServerTlsSettings:
         cert, key = self.file(*subjects, hosts=hosts, valid=valid)
-        return ServerTlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key), tls_reload_interval_s=0.0)
+        return ServerTlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key))
 
     def expired(self, *subjects: Subject, valid: Validity) -> ServerTlsSettings:
         """Of a server that does not look at its own certificate: one that does would not start with it."""
@@ -51,18 +51,18 @@ class Cluster:
 
     def client(self, tenant: str = ANY, valid: Validity | None = None) -> TlsSettings:
         cert, key = self.file(Subject(CLIENT, tenant), valid=valid)
-        return TlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key), tls_reload_interval_s=0.0)
+        return TlsSettings(tls_ca=str(self.folder / "ca.pem"), tls_cert=str(cert), tls_key=str(key))
 
 
 def given_to(settings: S, tls: TlsSettings) -> S:
     """Other settings with these of TLS."""
-    names = ("tls_ca", "tls_cert", "tls_key", "tls_revoked", "tls_reload_interval_s")
+    names = ("tls_ca", "tls_cert", "tls_key", "tls_revoked")
     return replace(settings, **{name: getattr(tls, name) for name in names})
 
 
 def flags(tls: TlsSettings) -> list[str]:
     """For a program's command line."""
-    return ["--tls-ca", tls.tls_ca, "--tls-cert", tls.tls_cert, "--tls-key", tls.tls_key, "--tls-reload-interval-s", "0"]
+    return ["--tls-ca", tls.tls_ca, "--tls-cert", tls.tls_cert, "--tls-key", tls.tls_key]
 
 
 def certificates(settings: TlsSettings) -> Certificates:

@@ -76,12 +76,3 @@ def test_names_that_no_certificate_can_have_are_refused(tmp_path: Path) -> None:
         issue(tmp_path, "one", [Subject(CLIENT, "x" * 2000)])
     with pytest.raises(InvalidArgument, match="'größe' is neither a host name in ASCII nor an address"):
         issue(tmp_path, "one", [Subject(NODE, "one")], ["größe"])
-
-
-def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot make .*file/certs: Not a directory"):
-        make_authority(tmp_path / "file" / "certs")
-    make_authority(tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot write .*/absent/one.key: No such file or directory"):
-        issue(tmp_path, "absent/one", [Subject(NODE, "one")])

@@ -13,10 +13,9 @@ from kvstore.protocol.errors import ConfigError, Untrusted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
 from kvstore.security.tls.own import OwnRole
-from kvstore.security.tls.subjects import CLIENT, MASTER, NODE, CertifiedPeer, Subject, check_has
+from kvstore.security.tls.subjects import MASTER, CertifiedPeer, Subject, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
-from tests.rpc.wires import Clock
 from tests.security.tls.certified import Cluster, certificates, revoke, shared, swap
 
 
@@ -40,25 +39,6 @@ def shaken(end: TlsSocket) -> CertifiedPeer | None:
     with end:
         end.shake_hands(PATIENCE_S)
         return end.certified
-
-
-def test_settings_without_tls_are_none() -> None:
-    assert Certificates.of(TlsSettings()) is None
-    only_trusts = certificates(TlsSettings(tls_ca=shared().client().tls_ca))
-    assert (only_trusts.connects, only_trusts.serves, only_trusts.requires_client_cert) == (True, False, False)
-    both = certificates(shared().master())
-    assert (both.connects, both.serves, both.requires_client_cert) == (True, True, True)
-
-
-def test_both_ends_know_who_is_there() -> None:
-    assert met(certificates(shared().client("red")), certificates(shared().master())) == (
-        CertifiedPeer((Subject(MASTER),)),
-        CertifiedPeer((Subject(CLIENT, "red"),)),
-    )
-    bare = certificates(TlsSettings(tls_ca=shared().client().tls_ca))
-    assert met(bare, certificates(replace(shared().master(), tls_require_client_cert=False)))[1] is None
-    alone = replace(shared().master(), tls_require_client_cert=False, tls_ca="")
-    assert met(bare, certificates(alone))[1] is None
 
 
 def test_a_peer_known_by_its_subject_need_not_be_at_a_host_of_its_certificate() -> None:
@@ -88,9 +68,9 @@ def test_a_server_that_is_not_meant_ends_the_connection() -> None:
 
 
 def test_files_that_change_are_used_by_the_next_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cluster, clock = Cluster(tmp_path), Clock()
-    settings = replace(cluster.client("red"), tls_reload_interval_s=10.0)
-    client, server = Certificates(settings, clock_ns=clock), certificates(cluster.master())
+    cluster = Cluster(tmp_path)
+    settings = cluster.client("red")
+    client, server = certificates(settings), certificates(cluster.master())
 
     def name() -> str:
         found = met(client, server)[1]
@@ -99,16 +79,9 @@ def test_files_that_change_are_used_by_the_next_connection(tmp_path: Path, caplo
 
     assert name() == "red"
     swap(settings, cluster.client("blue"))
-    clock.now_ns += 9 * 10**9
-    assert name() == "red"
-    clock.now_ns += 10**9
     with caplog.at_level(logging.INFO, "kvstore.security"):
         assert name() == "blue"
     assert "the certificates have changed and are in use" in caplog.text
-    swap(settings, cluster.client("green"))
-    assert name() == "blue"
-    client.reload()
-    assert name() == "green"
 
 
 def test_files_that_cannot_be_used_are_told_of_once_and_the_former_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,44 +126,10 @@ def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> N
     assert "the key is encrypted, and a daemon has nobody to ask" in refused(replace(good, tls_key=str(encrypted)))
 
 
-def test_a_file_that_goes_between_two_looks_is_refused_by_name(tmp_path: Path) -> None:
-    folder = tmp_path / "ca.pem"
-    folder.mkdir()
-    assert refused(ServerTlsSettings(tls_ca=str(folder))) == f"tls_ca: cannot read {folder}: Is a directory"
-
-
-def test_a_peer_over_v6_is_named_as_addresses_are_written() -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
-        near = socket.create_connection(listener.getsockname()[:2])
-        far = listener.accept()[0]
-    near.sendall(b"plainly")
-    server = certificates(shared().master()).begin_from(far)
-    with pytest.raises(Untrusted, match=r"and \[::1\]:\d+ does not"):
-        server.shake_hands(PATIENCE_S)
-    near.close()
-    server.close()
-
-
-def test_a_peer_without_an_address_is_refused_all_the_same() -> None:
-    near, far = socket.socketpair()
-    near.sendall(b"plainly")
-    server = certificates(shared().master()).begin_from(far)
-    with pytest.raises(Untrusted, match=r"^this port speaks TLS, and the peer does not"):
-        server.shake_hands(PATIENCE_S)
-    near.close()
-    server.close()
-
-
-def test_a_program_that_connects_and_serves_knows_what_its_certificate_is_for(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    settings = cluster.node("one")
-    program = certificates(settings)
-    assert program.subjects == (Subject(NODE, "one"),)
-    swap(settings, cluster.node("two"))
-    assert program.subjects == (Subject(NODE, "two"),)
-
-
-def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends_at_either_end(tmp_path: Path) -> None:
+def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends_at_either_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     cluster, revoked = Cluster(tmp_path / "certs"), tmp_path / "revoked"
     revoke(revoked)
     red, other, master = cluster.client("red"), cluster.client("red"), cluster.master()
@@ -231,13 +170,6 @@ def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends
     for both in (theirs, kept, wary):
         for end in both:
             end.close()
-
-
-def test_without_a_file_of_them_no_certificate_is_revoked(tmp_path: Path) -> None:
-    assert not certificates(shared().master()).is_revoked(CertifiedPeer((), b"fingerprint"))
-    assert refused(TlsSettings(tls_revoked=str(tmp_path / "revoked"))).startswith("tls_revoked says whose certificates are refused")
-    absent = str(tmp_path / "absent")
-    assert refused(replace(shared().master(), tls_revoked=absent)) == f"tls_revoked: cannot read {absent}: No such file or directory"
 
 
 def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:

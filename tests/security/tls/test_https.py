@@ -1,4 +1,4 @@
-"""Promises of https.py and pair.py, with real files and handshakes."""
+"""Promises of https.py and of load_pair, with real files and handshakes."""
 
 import logging
 import socket

@@ -38,13 +38,6 @@ def role_refused(settings: ServerTlsSettings, role: OwnRole) -> str:
     return str(caught.value)
 
 
-def test_a_certificate_of_the_program_and_its_hosts_is_taken() -> None:
-    master = shared().server(Subject(MASTER), hosts=("master-1", "*.cluster.local", "127.0.0.1", "::1"))
-    certificates(master).require_role(OwnRole(Subject(MASTER), ("master-1", "m2.cluster.local", "127.0.0.1", "::1")))
-    certificates(shared().node("one")).require_role(OwnRole(Subject(NODE, "one"), ("localhost",)))
-    certificates(shared().node()).require_role(OwnRole(Subject(NODE, "one")))
-
-
 def test_a_certificate_of_another_program_is_refused() -> None:
     text = role_refused(shared().node("one"), OwnRole(Subject(MASTER), ("127.0.0.1",)))
     assert text.startswith("tls_cert: it is for kvstore://node/one, and one for kvstore://master is needed")
@@ -67,8 +60,3 @@ def test_a_new_file_that_others_would_refuse_is_not_taken(caplog: pytest.LogCapt
     assert "the certificates have changed and cannot be used, the former go on: tls_cert: it is for kvstore://node/one" in caplog.text
     swap(settings, shared().master())
     assert own.pems() != before
-
-
-def test_nothing_is_asked_of_a_program_that_shows_no_certificate_both_ways() -> None:
-    only_serves = replace(shared().node("one"), tls_ca="", tls_require_client_cert=False)
-    certificates(only_serves).require_role(OwnRole(Subject(MASTER), ("elsewhere",)))

@@ -63,15 +63,6 @@ def test_files_that_change_for_ever_are_given_up(files: tuple[Cluster, Path, Pat
     assert context.loads == pem_files.ATTEMPTS
 
 
-def test_files_that_do_not_change_are_read_once(files: tuple[Cluster, Path, Path]) -> None:
-    _authority, cert, key = files
-    context = Exchanged(ssl.PROTOCOL_TLS_SERVER)
-    context.exchange = lambda: None
-    with pytest.raises(ConfigError):
-        load_pair(context, str(key), str(cert), settings="these")
-    assert context.loads == 1
-
-
 def test_an_encrypted_key_is_refused(files: tuple[Cluster, Path, Path]) -> None:
     _authority, cert, key = files
     made = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -172,13 +163,6 @@ def test_what_is_no_certificate_is_refused(tmp_path: Path, content: bytes) -> No
         validities(str(file))
     with pytest.raises(ConfigError, match="cannot read"):
         validities(str(tmp_path / "none.pem"))
-
-
-def test_names_of_the_nineties_are_of_that_century(tmp_path: Path) -> None:
-    old = b"\x17\x0d990102030405Z"
-    file = tmp_path / "old.pem"
-    file.write_bytes(pem(sequence(sequence(b"\xa0\x03\x02\x01\x02", NUMBER, EMPTY, EMPTY, sequence(old, old)))))
-    assert validities(str(file))[0].end.year == 1999
 
 
 def test_ends_are_those_of_the_files_now(tmp_path: Path) -> None:

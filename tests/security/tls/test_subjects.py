@@ -1,7 +1,5 @@
 """Promises of subjects.py."""
 
-import socket
-
 import pytest
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
@@ -18,14 +16,11 @@ from kvstore.security.tls.subjects import (
     check_has,
     check_hello,
     check_welcome,
-    names_of,
     of_caller,
     of_client,
     of_node,
     peer_of,
 )
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
-from tests.security.tls.certified import certificates, shared
 
 
 @pytest.mark.parametrize(
@@ -49,23 +44,6 @@ def test_a_subject_is_a_uri_and_the_uri_that_subject(subject: Subject, uri: str)
 )
 def test_what_is_not_of_that_form_is_nobody(other: str) -> None:
     assert peer_of([other]) == CertifiedPeer(())
-
-
-def test_of_what_ssl_tells_of_a_peers_certificate_the_names_are_taken() -> None:
-    hosts = ("127.0.0.1", "node-1.example")
-    with socket.create_server((hosts[0], 0)) as listener:
-        near, far = socket.create_connection(listener.getsockname()), listener.accept()[0]
-    server = certificates(shared().server(Subject(NODE, "one"), Subject(MASTER), hosts=hosts)).begin_from(far)
-    serving = in_background(lambda: server.shake_hands(PATIENCE_S))
-    client = certificates(shared().client()).connect(near, hosts[0], PATIENCE_S)
-    serving.result(PATIENCE_S)
-    told = client.getpeercert()
-    client.close()
-    server.close()
-    assert told is not None
-    assert sorted(names_of(told)) == ["127.0.0.1", "kvstore://master", "kvstore://node/one", "node-1.example"]
-    assert set(peer_of(names_of(told)).subjects) == {Subject(NODE, "one"), Subject(MASTER)}
-    assert names_of({}) == []
 
 
 def certified(*uris: str) -> CertifiedPeer:
@@ -133,12 +111,6 @@ def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> N
     assert of_client(red, "blue", "") is of_client(None, "red", "") is of_client(every, "", "an operator's token") is None
     assert of_client(every, "red", "") == Identity(Kind.TENANT, Role.ADMIN, "red")
     assert of_client(every, "", "") == Identity(Kind.TENANT, Role.ADMIN)
-
-
-def test_an_identity_names_the_certificate_that_was_shown() -> None:
-    red, node = peer_of(["kvstore://client/red"], b"f" * 32), peer_of(["kvstore://node/n1"], b"g" * 32)
-    found = (of_client(red, "red", ""), of_caller(red, "red"), of_caller(red, ""), of_node(node, "n1"), of_caller(node, ""))
-    assert [identity.certificate for identity in found if identity is not None] == [b"f" * 32] * 3 + [b"g" * 32] * 2
 
 
 def test_a_nodes_certificate_is_that_node() -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls import authority
 from kvstore.security.tls.config import TlsSettings
-from kvstore.security.tls.subjects import CLIENT, MASTER, Subject
+from kvstore.security.tls.subjects import MASTER, Subject
 from kvstore.security.tls.tls_socket import READ, RECORD_BYTES, WRITE, TlsSocket
 from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared
@@ -59,15 +59,6 @@ def limit(sock: socket.socket, option: int, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
-def test_both_know_who_the_other_is(pair: tuple[TlsSocket, TlsSocket]) -> None:
-    client, server = pair
-    assert client.certified is not None
-    assert client.certified.subjects == (Subject(MASTER),)
-    assert server.certified is not None
-    assert server.certified.subjects == (Subject(CLIENT, "red"),)
-    assert client.version() == "TLSv1.3"
-
-
 @pytest.mark.parametrize("size", [1, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, 5 * MIB])
 def test_what_is_sent_arrives(pair: tuple[TlsSocket, TlsSocket], size: int) -> None:
     client, server = pair
@@ -76,17 +67,6 @@ def test_what_is_sent_arrives(pair: tuple[TlsSocket, TlsSocket], size: int) -> N
     assert server.recv_into(room, 0, socket.MSG_WAITALL) == size
     assert sending.result(PATIENCE_S) == size
     assert room == data
-
-
-def test_vectors_go_in_one_call_and_small_ones_in_one_record(pair: tuple[TlsSocket, TlsSocket]) -> None:
-    client, server = pair
-    parts = [b"", b"head", pattern(100), pattern(3 * RECORD_BYTES), b"end"]
-    assert client.sendmsg(parts) == sum(map(len, parts))
-    rooms = [bytearray(len(part)) for part in parts]
-    assert server.recvmsg_into(rooms, 0, socket.MSG_WAITALL)[0] == sum(map(len, parts))
-    assert rooms == parts
-    client.sendmsg([b"a"] * 500)
-    assert server.recv(1000) == b"a" * 500
 
 
 def test_a_receive_takes_what_is_there_and_leaves_nothing_that_no_poll_tells_of(pair: tuple[TlsSocket, TlsSocket]) -> None:
@@ -195,16 +175,6 @@ def test_the_end_of_the_stream_is_no_error_and_a_shutdown_wakes_who_waits(pair: 
             client.send(pattern(RECORD_BYTES))
 
 
-def test_what_was_sent_before_the_end_arrives_first(pair: tuple[TlsSocket, TlsSocket]) -> None:
-    client, server = pair
-    client.send(b"last")
-    client.shutdown(socket.SHUT_WR)
-    assert server.recv_into(bytearray(10), 0, socket.MSG_WAITALL) == 4
-    assert server.pending() == 0
-    server.close()
-    assert server.pending() == 0
-
-
 def test_the_handshake_is_part_of_the_first_call_and_waits_for_what_it_says() -> None:
     client, server = ends()
     with pytest.raises(BlockingIOError):
@@ -224,15 +194,6 @@ def test_the_handshake_is_part_of_the_first_call_and_waits_for_what_it_says() ->
     server.close()
 
 
-def test_a_handshake_that_nobody_answers_ends_in_time() -> None:
-    near, far = tcp_pair()
-    client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
-    with pytest.raises(TimeoutError):
-        client.shake_hands(0.01)
-    client.close()
-    far.close()
-
-
 def test_a_peer_that_goes_in_the_handshake_is_gone() -> None:
     near, far = tcp_pair()
     client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
@@ -241,16 +202,6 @@ def test_a_peer_that_goes_in_the_handshake_is_gone() -> None:
         client.shake_hands(PATIENCE_S)
     client.close()
     far.close()
-
-
-def test_a_peer_that_has_reset_before_is_no_connection() -> None:
-    near, far = tcp_pair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
-    near.close()
-    server = certificates(shared().master()).begin_from(far)
-    with pytest.raises(OSError):  # noqa: PT011  # not connected, or reset
-        server.shake_hands(PATIENCE_S)
-    server.close()
 
 
 def test_one_who_does_not_speak_tls_is_told_so_in_what_he_speaks() -> None:
