@@ -21,7 +21,7 @@ from kvstore.rpc.address import parse_address, socket_id
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.server import Nobody, Server, default_run_dir
+from kvstore.rpc.server import ConnectionLimits, Nobody, Server, default_run_dir
 from kvstore.security.binding import check_binding, is_loopback
 from kvstore.security.quotas.limits import from_message
 from kvstore.security.tls import subjects
