@@ -128,10 +128,15 @@ def given_settings(
     return given
 
 
+def is_setting(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a field is made by `setting`. Other fields of such a class are constants, which nothing but code and tests gives."""
+    return "help" in field.metadata
+
+
 def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
-    """All of them, its own before those that it inherits."""
+    """All settings, its own before those that it inherits."""
     own = vars(kind).get("__annotations__", {})
-    return sorted((field for field in dataclasses.fields(kind) if _MARK not in field.metadata), key=lambda field: field.name not in own)
+    return sorted(filter(is_setting, dataclasses.fields(kind)), key=lambda field: field.name not in own)
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:
