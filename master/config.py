@@ -9,7 +9,7 @@ from kvstore.protocol.partitions import MAX_PARTITIONS
 from kvstore.protocol.settings import Size, setting
 from kvstore.rpc.access import SOCKET_GROUP_HELP, SOCKET_MODE_HELP
 from kvstore.rpc.server import HELLO_TIMEOUT_S, MAX_STRANGERS
-from kvstore.rpc.vanishing import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S
+from kvstore.rpc.vanishing import PEER_TIMEOUT_S
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.binding import ALLOW_HELP
@@ -36,9 +36,6 @@ class MasterSettings(ServerTlsSettings):
     log_level: str = setting("info", LEVEL_HELP, choices=LEVELS)
     log_format: str = setting("text", FORMAT_HELP, choices=FORMATS)
     console_interval_s: float = setting(INTERVAL_DEFAULT_S, INTERVAL_HELP, minimum=0, maximum=60)
-    console_action_timeout_s: float = setting(
-        30.0, "What an operator asks of the console is answered after this, done or not; it goes on.", minimum=0.01
-    )
     run_dir: str = setting("", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or one in /tmp.")
     socket_group: str = setting("", SOCKET_GROUP_HELP)
     socket_mode: str = setting("", SOCKET_MODE_HELP)
@@ -49,33 +46,12 @@ class MasterSettings(ServerTlsSettings):
         minimum=1,
         maximum=MAX_PARTITIONS,
     )
-    share_settle_s: float = setting(
-        3.0,
-        "With several partitions: once the masters that live have been the same for so long, each gives up what is another one's share. "
-        "With more than a master takes to restart, restarts of masters move less.",
-        minimum=0.1,
-        maximum=3600,
-    )
-    share_pause_s: float = setting(
-        1.0,
-        "With several partitions: between two that a master gives up, so that its nodes and clients look for one new owner at a time.",
-        minimum=0,
-        maximum=60,
-    )
-    share_turn_s: float = setting(
-        0.2,
-        "With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order "
-        "after so long, and so on.",
-        minimum=0,
-        maximum=10,
-    )
     records: str = setting(
         ALL,
         "Which blocks have a record in the catalog: all; outliving: those that outlive their node's process, in NVMe, at several nodes, or "
         "pinned; membership: none. Nodes, drains, pins, replica targets, quotas and removals always have (docs/operations.md).",
         choices=RECORDS,
     )
-    catalog_timeout_s: float = setting(10.0, "Deadline for opening the catalog at start.", minimum=0.01)
     lease_ttl_s: float = setting(
         2.0,
         "With a catalog in etcd: the owner that has not been heard from for this long is replaced. etcd takes no less than 2.",
@@ -85,7 +61,7 @@ class MasterSettings(ServerTlsSettings):
     compact_interval_s: float = setting(
         60.0,
         "With a catalog in etcd: its owner compacts etcd's history this often, and keeps as much of it, or a few seconds where half of the "
-        "quota is in use, and more for a master that lists the catalog, up to etcd_quota_warning_share; 0: never. It is the history of all "
+        "quota is in use, and more for a master that lists the catalog, up to 80 % of the quota; 0: never. It is the history of all "
         "that uses this etcd.",
         minimum=0,
     )
@@ -93,9 +69,6 @@ class MasterSettings(ServerTlsSettings):
         Size(2 << 30),
         "The quota that etcd was started with (--quota-backend-bytes), which it does not tell; its default is 2 GiB.",
         minimum=1,
-    )
-    etcd_quota_warning_share: float = setting(
-        0.8, "Share of that quota from which on the catalog's health tells of etcd's size.", minimum=0.01, maximum=1
     )
     tokens: str = setting(
         "",
@@ -108,29 +81,6 @@ class MasterSettings(ServerTlsSettings):
         "TOML file with what each tenant may take (docs/security.md); without it nobody has a limit but by `kvstore quota set`. It is read "
         "again at SIGHUP and when it has changed.",
     )
-    tokens_check_interval_s: float = setting(
-        2.0,
-        "How often it is looked at whether the tokens file or the quotas file has changed, and whether a token by which somebody is "
-        "connected has ended.",
-        minimum=0.05,
-    )
-    ticket_ttl_s: float = setting(
-        300.0,
-        "Where tokens are needed: how long a ticket opens connections to its node. Those that are open go on; they end when the token is "
-        "revoked.",
-        minimum=1,
-        maximum=86_400,
-    )
-    ticket_key_ttl_s: float = setting(
-        3600.0, "How long tickets for a node are issued under one key; then it is given another one.", minimum=1, maximum=1e7
-    )
-    reserve_ttl_s: float = setting(30.0, "A granted put that is not published is forgotten after this long.", minimum=0.001)
-    max_reservations: int = setting(
-        1 << 20,
-        "Puts granted and not yet published, of all tenants; more are refused as Full until some are published or expire.",
-        minimum=1,
-    )
-    heartbeat_interval_s: float = setting(1.0, "How often nodes report.", minimum=0.01)
     node_ttl_s: float = setting(10.0, "A node silent for this long counts as dead.", minimum=0.01)
     takeover_wait_s: float = setting(
         3.0,
@@ -139,45 +89,10 @@ class MasterSettings(ServerTlsSettings):
         minimum=0,
         maximum=60,
     )
-    slow_start_s: float = setting(30.0, "A new node gets its full share of writes only after this long.", minimum=0)
-    forget_node_s: float = setting(60.0, "Blocks held only by a node dead for this long are forgotten.", minimum=0)
-    max_nodes: int = setting(1024, "Live nodes beyond this are refused.", minimum=1)
-    max_absent_nodes: int = setting(
-        1024,
-        "Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a "
-        "restart a node that has not registered yet counts as dead after `forget_node_s`.",
-        minimum=0,
-    )
-    max_kept_removals: int = setting(
-        100_000,
-        "Removals kept for nodes that are away. Beyond this such a node drops what it held when it returns, but for what the directory "
-        "still lists there.",
-        minimum=1,
-    )
-    repair_after_s: float = setting(
-        30.0,
-        "Replicas that a dead node had are made anew at other nodes after this long: one that is restarted is back with its NVMe by then.",
-        minimum=0,
-    )
-    copy_blocks: int = setting(
-        4096,
-        "Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, "
-        "and for what is hot.",
-        minimum=1,
-        maximum=1 << 16,
-    )
-    copy_bytes: Size = setting(Size(256 << 20), "Bytes of these; a larger block goes alone.", minimum=1)
     spill: bool = setting(
         False,
         "Copy the coldest blocks of a node that is nearly full to nodes with room, those of other hosts first, and have them leave the "
         "full one before the rest (docs/operations.md).",
-    )
-    spill_free_share: float = setting(
-        0.1,
-        "With `spill`: a node takes what others spill as long as more than this share of its tiers is free; one with less than half of "
-        "this free in its lowest tier spills.",
-        minimum=0.01,
-        maximum=0.9,
     )
     hot_copies: int = setting(
         0,
@@ -193,27 +108,7 @@ class MasterSettings(ServerTlsSettings):
         minimum=0.1,
         maximum=1e6,
     )
-    sweep_rows: int = setting(20_000, "Rows looked at in one slice of that sweep, ten slices a second.", minimum=1)
-    command_timeout_s: float = setting(5.0, "Deadline of a command to a node.", minimum=0.01)
-    control_timeout_s: float = setting(5.0, "Deadline of a control call within the master.", minimum=0.01)
-    control_threads: int = setting(
-        16, "Control calls served at once; half of them at most for one tenant, a quarter for all strangers.", minimum=1, maximum=1024
-    )
     max_connections: int = setting(8192, "Connections beyond this, or beyond half of RLIMIT_NOFILE, are refused.", minimum=1)
-    hello_timeout_s: float = setting(
-        HELLO_TIMEOUT_S, "A connection that has not introduced itself after this long is closed.", minimum=0.01
-    )
-    max_strangers: int = setting(
-        MAX_STRANGERS,
-        "Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed.",
-        minimum=1,
-    )
-    peer_timeout_s: float = setting(
-        PEER_TIMEOUT_S,
-        "A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long.",
-        minimum=MIN_PEER_TIMEOUT_S,
-        maximum=MAX_PEER_TIMEOUT_S,
-    )
     dispatcher: str = setting(
         "kvcache_centric", "How the scheduler chooses instances (docs/scheduling.md): " + ", ".join(DISPATCHERS) + ".", choices=DISPATCHERS
     )
@@ -228,27 +123,91 @@ class MasterSettings(ServerTlsSettings):
         "predicted, by the load when the prefill will be over.",
         choices=("all", "early", "predicted"),
     )
-    admission_load_limit: float = setting(1.0, "Share of an SLO that early and predicted admission load a pool to.", minimum=0.01)
-    report_interval_s: float = setting(0.5, "How often inference instances report to the scheduler.", minimum=0.01, maximum=3600)
     instance_ttl_s: float = setting(
         5.0, "An inference instance silent for this long gets no more requests; at least twice `report_interval_s`.", minimum=0.01
-    )
-    decision_ttl_s: float = setting(
-        5.0,
-        "A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost.",
-        minimum=0.01,
-    )
-    max_instances: int = setting(1024, "Inference instances beyond this are refused.", minimum=1, maximum=65_536)
-    max_engine_blocks: int = setting(
-        1 << 20, "Blocks in an inference instance's own memory that are known of; what it has beyond is not counted.", minimum=0
-    )
-    measured_rate_ttl_s: float = setting(
-        60.0,
-        "What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself.",
-        minimum=0,
     )
     scheduler_model: str = setting(
         "", "Model that instances run, by name or a .json file: how times are foreseen until enough was measured; default: a plain guess."
     )
     scheduler_gpu: str = setting("", "GPU that they run it on, by name or a .json file; goes with scheduler_model.")
     scheduler_gpus: int = setting(8, "GPUs of one instance, which hold one copy of the model together.", minimum=1, maximum=1024)
+
+    # Constants: they are the same in every cluster, and given by tests only.
+
+    console_action_timeout_s: float = 30.0
+    """What an operator asks of the console is answered after this, done or not; it goes on."""
+    share_settle_s: float = 3.0
+    """With several partitions: once the masters that live have been the same for so long, each gives up what is another one's share.
+    With more than a master takes to restart, restarts of masters move less."""
+    share_pause_s: float = 1.0
+    """With several partitions: between two that a master gives up, so that its nodes and clients look for one new owner at a time."""
+    share_turn_s: float = 0.2
+    """With several partitions: one that nobody owns is taken by the master whose share it is at once, by the next one in its order
+    after so long, and so on."""
+    catalog_timeout_s: float = 10.0
+    """Deadline for opening the catalog at start."""
+    etcd_quota_warning_share: float = 0.8
+    """Share of that quota from which on the catalog's health tells of etcd's size."""
+    tokens_check_interval_s: float = 2.0
+    """How often it is looked at whether the tokens file or the quotas file has changed, and whether a token by which somebody is
+    connected has ended."""
+    ticket_ttl_s: float = 300.0
+    """Where tokens are needed: how long a ticket opens connections to its node. Those that are open go on; they end when the token is
+    revoked."""
+    ticket_key_ttl_s: float = 3600.0
+    """How long tickets for a node are issued under one key; then it is given another one."""
+    reserve_ttl_s: float = 30.0
+    """A granted put that is not published is forgotten after this long."""
+    max_reservations: int = 1 << 20
+    """Puts granted and not yet published, of all tenants; more are refused as Full until some are published or expire."""
+    heartbeat_interval_s: float = 1.0
+    """How often nodes report."""
+    slow_start_s: float = 30.0
+    """A new node gets its full share of writes only after this long."""
+    forget_node_s: float = 60.0
+    """Blocks held only by a node dead for this long are forgotten."""
+    max_nodes: int = 1024
+    """Live nodes beyond this are refused."""
+    max_absent_nodes: int = 1024
+    """Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a
+    restart a node that has not registered yet counts as dead after `forget_node_s`."""
+    max_kept_removals: int = 100_000
+    """Removals kept for nodes that are away. Beyond this such a node drops what it held when it returns, but for what the directory
+    still lists there."""
+    repair_after_s: float = 30.0
+    """Replicas that a dead node had are made anew at other nodes after this long: one that is restarted is back with its NVMe by
+    then."""
+    copy_blocks: int = 4096
+    """Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, and for what is
+    hot."""
+    copy_bytes: Size = Size(256 << 20)
+    """Bytes of these; a larger block goes alone."""
+    spill_free_share: float = 0.1
+    """With `spill`: a node takes what others spill as long as more than this share of its tiers is free; one with less than half of
+    this free in its lowest tier spills."""
+    sweep_rows: int = 20_000
+    """Rows looked at in one slice of that sweep, ten slices a second."""
+    command_timeout_s: float = 5.0
+    """Deadline of a command to a node."""
+    control_timeout_s: float = 5.0
+    """Deadline of a control call within the master."""
+    control_threads: int = 16
+    """Control calls served at once; half of them at most for one tenant, a quarter for all strangers."""
+    hello_timeout_s: float = HELLO_TIMEOUT_S
+    """A connection that has not introduced itself after this long is closed."""
+    max_strangers: int = MAX_STRANGERS
+    """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
+    peer_timeout_s: float = PEER_TIMEOUT_S
+    """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""
+    admission_load_limit: float = 1.0
+    """Share of an SLO that early and predicted admission load a pool to."""
+    report_interval_s: float = 0.5
+    """How often inference instances report to the scheduler."""
+    decision_ttl_s: float = 5.0
+    """A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost."""
+    max_instances: int = 1024
+    """Inference instances beyond this are refused."""
+    max_engine_blocks: int = 1 << 20
+    """Blocks in an inference instance's own memory that are known of; what it has beyond is not counted."""
+    measured_rate_ttl_s: float = 60.0
+    """What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself."""

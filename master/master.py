@@ -28,6 +28,7 @@ from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Prefixes, prefixes
 from kvstore.master.directory.recording import ALL
 from kvstore.master.fellows import Fellows
+from kvstore.master.frames.owner import MasterParts
 from kvstore.master.frames.partition_router import Reception
 from kvstore.master.frames.service import Reachable
 from kvstore.master.measures import MasterMeasures
@@ -88,6 +89,29 @@ class Places:
     """Of health, metrics and diagnostics; "" for none."""
     console: str = ""
     """Its address for a browser; "" for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A PlaceInCluster."""
+
+    partition: int
+    partitions: Sequence[Partition]
+
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+        """Of all partitions: those that others own as their records are."""
+        live = [node.node_id for node in self.partitions[0].standing.answering().directory.members.live()]
+        return prefixes(
+            [
+                self.partitions[index].standing.queries(live).part(tenant, [keys[at] for at in places], places)
+                for index, places in split(keys, len(self.partitions)).items()
+            ]
+        )
+
+    def blocks_elsewhere(self, node_id: int) -> int:
+        """As the records of the other partitions are."""
+        others = () if self.partition else self.partitions[1:]
+        return sum(other.standing.columns(())[0].sets.blocks_at(node_id) for other in others)
 
 
 class Master:
@@ -358,36 +382,9 @@ class Master:
         self.reactor.close()
 
     def _lead(self, partition: Partition, epoch: int, followed: Followed) -> Leading:
-        return Leading(
-            self.reactor,
-            partition.catalog,
-            self._settings,
-            epoch=epoch,
-            followed=followed,
-            wall_ns=time.time_ns(),
-            reachable=self._reachable,
-            guard=self._guard,
-            quotas=self._quotas,
-            loads=self._loads,
-            trail=self._trail,
-            partition=partition.index,
-            prefixes=self._prefixes if len(self.partitions) > 1 else None,
-            blocks_elsewhere=lambda node_id: 0 if partition.index else self._blocks_elsewhere(node_id),
-        )
-
-    def _blocks_elsewhere(self, node_id: int) -> int:
-        """Of a node, in partitions but the first, which names nodes: as their records are."""
-        return sum(partition.standing.columns(())[0].sets.blocks_at(node_id) for partition in self.partitions[1:])
-
-    def _prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
-        """Of all partitions: those that others own as their records are."""
-        live = [node.node_id for node in self.partitions[0].standing.answering().directory.members.live()]
-        return prefixes(
-            [
-                self.partitions[index].standing.queries(live).part(tenant, [keys[at] for at in places], places)
-                for index, places in split(keys, len(self.partitions)).items()
-            ]
-        )
+        master = MasterParts(self.reactor, self._settings, self._guard, self._quotas, self._loads, self._trail)
+        place = _Place(partition.index, self.partitions)
+        return Leading(master, partition.catalog, place, self._reachable, epoch=epoch, followed=followed, wall_ns=time.time_ns())
 
     def _changed(self, partition: Partition) -> None:
         role = partition.standing.role

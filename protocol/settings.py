@@ -25,7 +25,6 @@ _UNITS: Final = {"": 1, "B": 1} | {
 }
 _SIZE: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
 _MARK: Final = "is_loaded_mark"
-_CONSTANT: Final = "constant"
 _NOUNS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -74,7 +73,7 @@ def loaded_mark() -> Any:
 
 def constant(default: Any) -> Any:
     """A field that is no setting: no flag, variable or file gives it. Code may, where a test or another program needs another value."""
-    return dataclasses.field(default=default, metadata={_CONSTANT: True})
+    return dataclasses.field(default=default)
 
 
 def flag_name(name: str) -> str:
@@ -134,11 +133,15 @@ def given_settings(
     return given
 
 
+def is_setting(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a field is made by `setting`. Other fields of such a class are constants, which nothing but code and tests gives."""
+    return "help" in field.metadata
+
+
 def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
-    """All of them, its own before those that it inherits."""
+    """All settings, its own before those that it inherits."""
     own = vars(kind).get("__annotations__", {})
-    settings = (field for field in dataclasses.fields(kind) if _MARK not in field.metadata and _CONSTANT not in field.metadata)
-    return sorted(settings, key=lambda field: field.name not in own)
+    return sorted(filter(is_setting, dataclasses.fields(kind)), key=lambda field: field.name not in own)
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:

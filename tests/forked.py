@@ -29,7 +29,7 @@ from kvstore.client.cli.main import kvstore
 from kvstore.client.tools.launch import end_with
 from tests.entering import enter
 
-MODULES: Final = ("kvstore.master.daemon", "kvstore.store.daemon")
+MODULES: Final = ("tests.tuned_master", "kvstore.master.daemon", "kvstore.store.daemon")
 LATER: Final = ("kvstore.telemetry.http.serving", "kvstore.telemetry.routes", "kvstore.console.web")
 """What they load when somebody asks them over HTTP: here once for all of them."""
 FORKABLE: Final = (*MODULES, "tests.faults.master", "tests.faults.node", "tests.faults.client", "tests.tuned_node")

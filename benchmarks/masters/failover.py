@@ -36,7 +36,7 @@ CALM_S: Final = 2.0
 WATCHED_S: Final = 10.0
 PAUSE_S: Final = 3.0
 DEADLINE_S: Final = 60.0
-FLAGS: Final = ("--lease-ttl-s", str(LEASE_TTL_S), "--heartbeat-interval-s", "1", "--node-ttl-s", "10")
+FLAGS: Final = ("--lease-ttl-s", str(LEASE_TTL_S), "--node-ttl-s", "10")
 WAYS: Final[dict[str, Callable[[int], None]]] = {
     "killed": lambda pid: os.kill(pid, signal.SIGKILL),
     "stopped (SIGSTOP)": lambda pid: os.kill(pid, signal.SIGSTOP),

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from kvstore.master.audit_trail import AuditTrail, Change
-from kvstore.master.catalogs.group_commit import Committer
+from kvstore.master.audit_trail import Change
 from kvstore.master.directory.commands import Commands
-from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.pins import Pinning
-from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.copy_causes import CopyCauses
-from kvstore.master.frames.links import Answers, NodeLinks
-from kvstore.master.frames.tickets import Tickets
+from kvstore.master.frames.links import Answers
+from kvstore.master.frames.owner import OwnerParts
 from kvstore.master.frames.turns import Turns
 from kvstore.protocol.catalog_messages import Drop
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, QuotaExceeded, Unauthorized
@@ -67,30 +64,12 @@ class ClientPeer:
 class ClientFrames:
     """See the module. It counts `keys` and `lookup_misses` in `counters`."""
 
-    def __init__(
-        self,
-        directory: Directory,
-        committer: Committer,
-        links: NodeLinks,
-        tickets: Tickets | None,
-        counters: dict[str, int],
-        causes: CopyCauses,
-        arrivals: Arrivals,
-        *,
-        trail: AuditTrail,
-        order_copies: Callable[[int], None],
-    ) -> None:
-        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. What is
-        asked about blocks of nodes that have yet to come waits in `arrivals`.
-        `trail` gets removals of whole namespaces, and what operators pin and remove."""
-        self._directory = directory
-        self._committer = committer
-        self._links = links
-        self._tickets = tickets
-        self._counters = counters
+    def __init__(self, owner: OwnerParts, causes: CopyCauses, order_copies: Callable[[int], None]) -> None:
+        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. The audit
+        trail gets removals of whole namespaces, and what operators pin and remove."""
+        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
+        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
         self._causes = causes
-        self._arrivals = arrivals
-        self._trail = trail
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: Header, message: Lookup) -> None:

@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from kvstore.master.catalogs.group_commit import Committer
-from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.membership import Member
-from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames
+from kvstore.master.frames.owner import OwnerParts
 from kvstore.protocol.catalog_messages import DRAIN_NOT, Drain
 from kvstore.protocol.session_messages import Ok
 from kvstore.telemetry.logs import named
@@ -18,12 +16,10 @@ log = logging.getLogger("kvstore.master")
 class Drains:
     """See the module; what is drained, and how far, is directory/draining.py."""
 
-    def __init__(self, directory: Directory, committer: Committer, links: NodeLinks, nodes: NodeFrames, *, master_epoch: int) -> None:
-        self._directory = directory
-        self._committer = committer
-        self._links = links
+    def __init__(self, owner: OwnerParts, nodes: NodeFrames) -> None:
+        self._directory, self._committer, self._links = owner.directory, owner.committer, owner.links
+        self._master_epoch = owner.master_epoch
         self._nodes = nodes
-        self._master_epoch = master_epoch
         self._over: set[int] = set()
         """Nodes of whose drain the log was told that it is over."""
         self._asked: dict[tuple[int, int, int], object] = {}

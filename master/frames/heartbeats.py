@@ -4,10 +4,8 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from kvstore.master.catalogs.group_commit import Committer
-from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.reads import NamespaceRead
-from kvstore.master.frames.links import NodeLinks
+from kvstore.master.frames.owner import OwnerParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 
@@ -27,20 +25,10 @@ def parse(body: bytes) -> pb.HeartbeatRequest:
 class Heartbeats:
     """What they tell goes to the directory; what must be durable of it, to the committer. The loop is the only caller."""
 
-    def __init__(
-        self,
-        directory: Directory,
-        committer: Committer,
-        links: NodeLinks,
-        *,
-        master_epoch: int,
-        newer: Newer,
-    ) -> None:
+    def __init__(self, owner: OwnerParts, newer: Newer) -> None:
         """`newer`: see Newer."""
-        self._directory = directory
-        self._committer = committer
-        self._links = links
-        self._master_epoch = master_epoch
+        self._directory, self._committer, self._links = owner.directory, owner.committer, owner.links
+        self._master_epoch = owner.master_epoch
         self._newer = newer
         self._why_over: KVStoreError | None = None
 

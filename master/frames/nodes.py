@@ -8,15 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.master.audit_trail import AuditTrail, Change
-from kvstore.master.catalogs.group_commit import Committer
-from kvstore.master.directory.directory import Directory
+from kvstore.master.audit_trail import Change
 from kvstore.master.directory.membership import Member
-from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.comparing import Comparing
 from kvstore.master.frames.heartbeats import Heartbeats, parse
-from kvstore.master.frames.links import Answers, NodeLinks
-from kvstore.master.frames.tickets import Tickets
+from kvstore.master.frames.links import Answers
+from kvstore.master.frames.owner import OwnerParts
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
     PHASE_STREAM,
@@ -61,27 +58,12 @@ class NodePeer:
 class NodeFrames:
     """See the module. It counts `published`, `copies_ordered`, `copies_entered` and `compared` in `counters`."""
 
-    def __init__(
-        self,
-        directory: Directory,
-        committer: Committer,
-        links: NodeLinks,
-        tickets: Tickets | None,
-        counters: dict[str, int],
-        heartbeats: Heartbeats,
-        arrivals: Arrivals,
-        trail: AuditTrail,
-    ) -> None:
-        """`trail` gets what nodes that return have lost by that."""
-        self._trail = trail
-        self._directory = directory
-        self._committer = committer
-        self._links = links
-        self._tickets = tickets
-        self._counters = counters
+    def __init__(self, owner: OwnerParts, heartbeats: Heartbeats) -> None:
+        """The audit trail gets what nodes that return have lost by that."""
+        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
+        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
         self._heartbeats = heartbeats
-        self._arrivals = arrivals
-        self._comparing = Comparing(directory, committer, counters)
+        self._comparing = Comparing(owner.directory, owner.committer, owner.counters)
 
     def meet(self, session: Session, message: Hello, identity: Identity) -> int:
         """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from kvstore.master.audit_trail import AuditTrail
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
 from kvstore.master.frames.arrivals import Arrivals
@@ -15,6 +14,7 @@ from kvstore.master.frames.drains import Drains
 from kvstore.master.frames.heartbeats import Heartbeats, Newer
 from kvstore.master.frames.links import NodeLinks
 from kvstore.master.frames.nodes import NodeFrames, NodePeer
+from kvstore.master.frames.owner import MasterParts, OwnerParts
 from kvstore.master.frames.tickets import Tickets
 from kvstore.protocol.catalog_messages import Claim, Coldest, Copied, Digests, Heartbeat, Publish, Seek, Want
 from kvstore.protocol.errors import Denied, InvalidArgument, KVStoreError, ProtocolError, Unauthorized
@@ -36,9 +36,7 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.session import Session
-from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.rpc.tracing import on_behalf
-from kvstore.security.guard import Guard
 from kvstore.security.identity import STRANGER
 from kvstore.security.rules import MASTER_FRAMES, allowed, check_complete, refusal, wanted
 from kvstore.security.tls.subjects import of_client, of_node
@@ -72,50 +70,45 @@ class FramesService:
 
     def __init__(
         self,
+        master: MasterParts,
+        reachable: Reachable,
         directory: Directory,
         committer: Committer,
-        *,
-        reachable: Reachable,
-        master_epoch: int,
-        guard: Guard,
-        command_timeout_s: float,
-        ticket_ttl_s: float,
-        ticket_key_ttl_s: float,
-        loads: TenantLoads,
         arrivals: Arrivals,
+        *,
+        master_epoch: int,
         newer: Newer,
-        trail: AuditTrail,
     ) -> None:
-        """`loads` are those of all partitions of this master; questions that nodes have to come for wait in `arrivals`; `newer`: see
-        Newer."""
+        """`newer`: see Newer."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
-        self._guard = guard
+        self._guard = guard = master.guard
+        settings = master.settings
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "compared", "commands_failed", "copies_ordered", "copies_entered")
             + ("spilled_blocks", "spilled_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
             0,
         )
-        self.loads = loads
-        """Of connections and requests of clients."""
-        self.links = NodeLinks(self.counters, command_timeout_s=command_timeout_s)
+        self.loads = master.loads
+        self.links = NodeLinks(self.counters, command_timeout_s=settings.command_timeout_s)
         self.tickets: Tickets | None = None
         """None where everybody is let in."""
         if not guard.lets_everybody_in:
             self.tickets = Tickets(
-                self.links, master_epoch=master_epoch, holds=guard.holds, ticket_ttl_s=ticket_ttl_s, key_ttl_s=ticket_key_ttl_s
+                self.links,
+                master_epoch=master_epoch,
+                holds=guard.holds,
+                ticket_ttl_s=settings.ticket_ttl_s,
+                key_ttl_s=settings.ticket_key_ttl_s,
             )
-        self.heartbeats = Heartbeats(directory, committer, self.links, master_epoch=master_epoch, newer=newer)
-        self.nodes = NodeFrames(directory, committer, self.links, self.tickets, self.counters, self.heartbeats, arrivals, trail)
+        owner = OwnerParts(directory, committer, self.links, self.tickets, self.counters, arrivals, master.trail, master_epoch)
+        self.heartbeats = Heartbeats(owner, newer)
+        self.nodes = NodeFrames(owner, self.heartbeats)
         self._causes = CopyCauses()
-        self.drains = Drains(directory, committer, self.links, self.nodes, master_epoch=master_epoch)
+        self.drains = Drains(owner, self.nodes)
         self._arrivals = arrivals
-        self.clients = clients = ClientFrames(
-            *(directory, committer, self.links, self.tickets, self.counters, self._causes, arrivals),
-            trail=trail,
-            order_copies=partial(self.make_replicas, is_tick=False),
-        )
+        self.clients = clients = ClientFrames(owner, self._causes, partial(self.make_replicas, is_tick=False))
         self._handlers: dict[int, Callable[[Session, Header, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: clients.lookup,

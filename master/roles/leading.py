@@ -9,35 +9,32 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from kvstore.master.audit_trail import AuditTrail, Change
+from kvstore.master.audit_trail import Change
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.catalogs.interface import Catalog, Op
-from kvstore.master.config import MasterSettings
 from kvstore.master.directory.copying import Pace
 from kvstore.master.directory.directory import Directory
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.limits import Limits, Spread, Timing
 from kvstore.master.directory.membership import NodeInfo
+from kvstore.master.directory.queries import Prefixes
 from kvstore.master.directory.quotas import share_of
 from kvstore.master.directory.records import Description
 from kvstore.master.directory.weights import ReportedNamespace
 from kvstore.master.directory.weights import named as named_weights
 from kvstore.master.frames.arrivals import Arrivals
 from kvstore.master.frames.nodes import log_end
+from kvstore.master.frames.owner import MasterParts
 from kvstore.master.frames.service import FramesService, Reachable
 from kvstore.master.frames.turns import Turns
 from kvstore.master.roles.status_messages import node_status, retired_message
-from kvstore.master.scheduling.scheduling import FindPrefixes, make_estimators, make_scheduling
+from kvstore.master.scheduling.scheduling import make_estimators, make_scheduling
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.partitions import partition_of
-from kvstore.rpc.reactor import Reactor
-from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.actor import Actor
-from kvstore.security.guard import Guard
-from kvstore.security.quotas.limits import NamedLimits, QuotasInForce, as_message
 from kvstore.security.quotas.quota import limits_shown
 from kvstore.telemetry.logs import named
 
@@ -66,29 +63,36 @@ def _share(limit: int, count: int) -> int:
     return -(-limit // count)
 
 
+class PlaceInCluster(Protocol):
+    """The partition of an owner among the others of the cluster, which this master owns or follows."""
+
+    @property
+    def partition(self) -> int: ...
+
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+        """Of a prompt, over all partitions."""
+
+    def blocks_elsewhere(self, node_id: int) -> int:
+        """Blocks of the node in partitions but the first, which names nodes; 0 for other owners than that of the first."""
+
+
 class Leading:
     """See the module."""
 
     def __init__(
         self,
-        reactor: Reactor,
+        master: MasterParts,
         catalog: Catalog,
-        settings: MasterSettings,
+        place: PlaceInCluster,
+        reachable: Reachable,
         *,
         epoch: int,
         followed: Followed,
         wall_ns: int,
-        reachable: Reachable,
-        guard: Guard,
-        quotas: QuotasInForce,
-        loads: TenantLoads,
-        trail: AuditTrail,
-        partition: int = 0,
-        prefixes: FindPrefixes | None = None,
-        blocks_elsewhere: Callable[[int], int] = lambda _node_id: 0,
     ) -> None:
-        """The owner of `partition` in epoch `epoch`, on the records that were `followed`. `loads` are this master's, and `prefixes` knows
-        all partitions, where there are several; `blocks_elsewhere`: see Arrivals. Raises Corrupt."""
+        """The owner of the partition in epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
+        reactor, settings, quotas, trail = master.reactor, master.settings, master.quotas, master.trail
+        partition = place.partition
         self.epoch = epoch
         self._partition = partition
         self._is_first = not partition
@@ -134,20 +138,9 @@ class Leading:
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
-        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), blocks_elsewhere)
+        self._arrivals = Arrivals(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere)
         self.frames = FramesService(
-            self.directory,
-            self._committer,
-            reachable=reachable,
-            master_epoch=epoch,
-            guard=guard,
-            command_timeout_s=settings.command_timeout_s,
-            ticket_ttl_s=settings.ticket_ttl_s,
-            ticket_key_ttl_s=settings.ticket_key_ttl_s,
-            loads=loads,
-            arrivals=self._arrivals,
-            newer=self.newer,
-            trail=trail,
+            master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
         )
         self.frames.loads.hold_to(quotas.now)
         estimators = make_estimators(settings)
@@ -157,7 +150,7 @@ class Leading:
             estimators,
             replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
             wall_ns=wall_ns,
-            prefixes=prefixes,
+            prefixes=place.prefixes if count > 1 else None,
         )
 
     def begin(self, then: Callable[[], None]) -> None:

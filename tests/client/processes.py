@@ -54,7 +54,7 @@ class Cluster:
     def start_master(self) -> None:
         """Start the master, after the first time at the addresses that it had."""
         self.master = Process(
-            "kvstore.master.daemon",
+            "tests.tuned_master",
             *("--listen", self.address, "--control", self._control, "--run-dir", str(self.folder / "m"), "--catalog", "memory:"),
             *("--node-ttl-s", "60", *self._master_flags),  # one that is stopped, or starved, is alive
             log=self.folder / "master.log",

@@ -1,13 +1,13 @@
 """kvstore-master with fail points: the real one, told by FAIL_POINTS_FILE when to die."""
 
-from kvstore.master import daemon
+from tests import tuned_master
 from tests.faults.fail_points import watch
 from tests.faults.points import POINTS
 
 
 def main() -> None:
     watch(POINTS)
-    daemon.main()
+    tuned_master.main()
 
 
 if __name__ == "__main__":

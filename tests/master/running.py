@@ -33,7 +33,7 @@ from tests.master.blocks import Event, publish
 
 M = TypeVar("M", bound=Message)
 TIMEOUT_S: Final = 30.0
-MASTER: Final = "kvstore.master.daemon"
+MASTER: Final = "tests.tuned_master"
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from kvstore.protocol.control_pb2_grpc import ControlStub
 from kvstore.transfer.testing.waiting import PATIENCE_S, eventually
 from tests.forked import Forked
 
-MODULES = {"master": "kvstore.master.daemon", "node": "tests.tuned_node", "small-table node": "tests.store.small_table_node"}
+MODULES = {"master": "tests.tuned_master", "node": "tests.tuned_node", "small-table node": "tests.store.small_table_node"}
 
 
 def plain_environment() -> dict[str, str]:

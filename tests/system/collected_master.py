@@ -1,12 +1,12 @@
 """kvstore-master, as collected.py says."""
 
-from kvstore.master import daemon
+from tests import tuned_master
 from tests.system import collected
 
 
 def main() -> None:
     collected.tells()
-    daemon.main()
+    tuned_master.main()
 
 
 if __name__ == "__main__":

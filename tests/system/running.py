@@ -64,7 +64,7 @@ class System:
         self.logs: list[str] = []
         self.node_module = "tests.tuned_node"
         """What is run as a node; a test of broken devices takes a node that has one."""
-        self.master_module = "kvstore.master.daemon"
+        self.master_module = "tests.tuned_master"
         self.environments: dict[str, dict[str, str]] = {}
         """By the name of a daemon (n0, master-0), what its environment has beside that of the tests."""
         self.settings = ClientSettings(master=self.address, deadline_s=30.0)

@@ -91,9 +91,9 @@ class EtcdCatalog(Catalog):
         self._partitions = partitions
         self._keeps = not partition
         self._members: EtcdMembers | None = None
-        self._lease_ttl_s = lease_ttl_s
+        self.lease_ttl_s = lease_ttl_s
         self._in_flight = in_flight
-        self._request_timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._longest_backoff_s = longest_backoff_s
         self._identity = ""
         self._shards = SHARDS
@@ -101,7 +101,7 @@ class EtcdCatalog(Catalog):
         self._closing = threading.Event()
         self._following: EtcdFollowing | None = None
         self._committer: GroupCommit[Ownership] = GroupCommit(
-            self._write, backoff=self._backoff(), interrupt=self._writing.close, on_stale=self._end, background=self._merge
+            self._write, backoff=self.backoff(), interrupt=self._writing.close, on_stale=self._end, background=self._merge
         )
 
     def open(self, *, deadline_s: float) -> None:
@@ -132,22 +132,10 @@ class EtcdCatalog(Catalog):
 
     def follow(self, me: Candidate, follower: Follower) -> None:
         self._key = OwnerKey(self._prefix, me)
-        self._following = EtcdFollowing(
-            self._reading,
-            self._leasing,
-            self._key,
-            self._listing + me.address.encode(),
-            follower,
-            shards=self._shards,
-            lease_ttl_s=self._lease_ttl_s,
-            timeout_s=self._request_timeout_s,
-            make_backoff=self._backoff,
-            admit=self._committer.admit,
-            refuse=self._committer.refuse,
-            wait_s=lambda: self.wait_s(),
-        )
+        listing = self._listing + me.address.encode()
+        self._following = EtcdFollowing(self, self._reading, self._leasing, self._key, listing, follower)
         if self._keeps:
-            times = {"lease_ttl_s": self._lease_ttl_s, "timeout_s": self._request_timeout_s}
+            times = {"lease_ttl_s": self.lease_ttl_s, "timeout_s": self.request_timeout_s}
             self._members = EtcdMembers(self._channels[-1], self._prefix[:-1].decode(), me, self.contact, **times)
             self._members.start()
         self._following.start()
@@ -161,6 +149,14 @@ class EtcdCatalog(Catalog):
     @property
     def fellows(self) -> Mapping[str, Fellow]:
         return self._members.fellows if self._members is not None else NO_FELLOWS
+
+    def admit(self, ownership: Ownership) -> None:
+        """This master owns the catalog: commits are written."""
+        self._committer.admit(ownership)
+
+    def refuse(self, why: StaleEpoch) -> None:
+        """It owns it no longer: commits fail."""
+        self._committer.refuse(why)
 
     def give_up(self) -> None:
         self._end(StaleEpoch("it is given up for another master"))
@@ -213,7 +209,7 @@ class EtcdCatalog(Catalog):
         return owned.merging.step()
 
     def _writer(self, owned: Ownership) -> EtcdWriter:
-        return EtcdWriter(self._writing, self._key, owned, in_flight=self._in_flight, timeout_s=self._request_timeout_s)
+        return EtcdWriter(self._writing, self._key, owned, in_flight=self._in_flight, timeout_s=self.request_timeout_s)
 
     def _end(self, why: StaleEpoch) -> None:
         if self._following is not None:
@@ -235,17 +231,17 @@ class EtcdCatalog(Catalog):
         """Call `attempt(timeout_s)` again until it succeeds, or the patience is over; then raise its last error. What will not be
         mended by asking again is raised at once."""
         give_up_at_s = time.monotonic() + patience_s
-        backoff = self._backoff()
+        backoff = self.backoff()
         while True:
             left_s = give_up_at_s - time.monotonic()
             try:
-                return attempt(min(self._request_timeout_s, max(left_s, 0.001)))
+                return attempt(min(self.request_timeout_s, max(left_s, 0.001)))
             except CatalogUnavailable:
                 delay_s = backoff.next_s()
                 if delay_s >= give_up_at_s - time.monotonic() or self._closing.wait(delay_s):
                     raise
 
-    def _backoff(self) -> Backoff:
+    def backoff(self) -> Backoff:
         return Backoff(first_s=0.05, longest_s=self._longest_backoff_s)
 
 

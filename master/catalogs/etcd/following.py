@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aetcd.rpc import rpc_pb2
 
@@ -33,30 +33,43 @@ GRACE_S: Final = 1.0
 """How long `stop` waits for a call of the follower that is under way."""
 
 
+class FollowedCatalog(Protocol):
+    """The catalog that is followed."""
+
+    lease_ttl_s: float
+    request_timeout_s: float
+    wait_s: Callable[[], float]
+    """How long to leave a catalog that nobody owns to other masters."""
+
+    @property
+    def shards(self) -> int: ...
+
+    def backoff(self) -> Backoff:
+        """A new one."""
+
+    def admit(self, ownership: Ownership) -> None:
+        """This master owns it: commits are written."""
+
+    def refuse(self, why: StaleEpoch) -> None:
+        """It does not any more: commits fail."""
+
+
 class EtcdFollowing:
     """`run` is the thread's; `end` and `stop` may be called from any. `health`: None, or what keeps it from following."""
 
     def __init__(
         self,
+        catalog: FollowedCatalog,
         reading: EtcdChannel,
         leasing: EtcdChannel,
         key: OwnerKey,
         listing: bytes,
         follower: Follower,
-        *,
-        shards: int,
-        lease_ttl_s: float,
-        timeout_s: float,
-        make_backoff: Callable[[], Backoff],
-        admit: Callable[[Ownership], None],
-        refuse: Callable[[StaleEpoch], None],
-        wait_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`listing` is the key that has etcd's history kept (keeping.py)."""
         self._reading, self._leasing, self._key, self._listing, self._follower = reading, leasing, key, listing, follower
-        self._shards, self._lease_ttl_s, self._timeout_s = shards, lease_ttl_s, timeout_s
-        self._make_backoff, self._admit, self._refuse = make_backoff, admit, refuse
-        self._wait_s = wait_s
+        self._catalog = catalog
+        self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.lease_ttl_s, catalog.request_timeout_s
         self._stopped = threading.Event()
         self._over = threading.Event()
         """This master's ownership is over, or the catalog is being closed."""
@@ -66,7 +79,7 @@ class EtcdFollowing:
         """Of the key `listing`, while that is there."""
         self._owner: Owner | None = None
         self._watch: Watch | None = None
-        self._log = SegmentLog(shards)
+        self._log = SegmentLog(catalog.shards)
         self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-follow", daemon=True)
 
@@ -89,7 +102,7 @@ class EtcdFollowing:
         self._let_history_go()
 
     def _run(self) -> None:
-        backoff = self._make_backoff()
+        backoff = self._catalog.backoff()
         while not self._stopped.is_set():
             try:
                 self._give_up()  # what created the key before a listing, no watch tells of: it would be held, and nobody elected, for ever
@@ -126,7 +139,7 @@ class EtcdFollowing:
         prefix = self._key.prefix
         page = rpc_pb2.RangeRequest(key=prefix, range_end=end_of(prefix), limit=MIN_PAGE_KEYS)
         self._owner, self._log = None, SegmentLog(self._shards)
-        backoff = self._make_backoff()
+        backoff = self._catalog.backoff()
         while True:
             try:
                 reply = self._reading.call("Range", page, timeout_s=self._timeout_s)
@@ -161,7 +174,7 @@ class EtcdFollowing:
 
     def _follow(self, revision: int) -> None:
         """Tell of what came after `revision` until this master was elected and deposed again. Raises CompactedError, Corrupt."""
-        backoff = self._make_backoff()
+        backoff = self._catalog.backoff()
         while not self._stopped.is_set():
             try:
                 if self._owner is None and self._lease is None:
@@ -222,7 +235,7 @@ class EtcdFollowing:
 
     def _campaign(self) -> None:
         """Create the owner's key if there is none. Whether that made this master the owner, its watch will tell."""
-        wait_s = self._wait_s()
+        wait_s = self._catalog.wait_s()
         if wait_s and self._stopped.wait(wait_s):
             return
         self._over.clear()
@@ -250,13 +263,13 @@ class EtcdFollowing:
         """From the election to its end."""
         if not self._over.is_set():
             LOG.info("catalog: this master owns it, in epoch %d", ownership.epoch)
-            self._admit(ownership)
+            self._catalog.admit(ownership)
             self._follower.elected(ownership.epoch)
             self._let_history_go()
             self._over.wait()
             if self._stopped.is_set():
                 return
-            self._refuse(self._why_over)
+            self._catalog.refuse(self._why_over)
             LOG.warning("catalog: this master owns it no longer: %s", self._why_over)
             self._follower.deposed(self._why_over)
         self._give_up()

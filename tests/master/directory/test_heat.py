@@ -1,4 +1,4 @@
-"""Promises of heat.py: nodes are asked while somebody wants to know, each in its turn, and what they tell is checked and grows old."""
+"""Promises of reads.py: nodes are asked while somebody wants to know, each in its turn, and what they tell is checked and grows old."""
 
 from math import nan
 

@@ -1,4 +1,4 @@
-"""Promises of removing.py, held by a directory with nodes."""
+"""Promises of removals.py, held by a directory with nodes."""
 
 import pytest
 

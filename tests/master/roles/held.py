@@ -1,9 +1,11 @@
 """A catalog for tests: nothing is durable before the test says so."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvstore.master.catalogs.interface import Change, Done
 from kvstore.master.catalogs.memory import MemoryCatalog
+from kvstore.master.directory.queries import Prefixes
 
 
 class Held(MemoryCatalog):
@@ -15,3 +17,16 @@ class Held(MemoryCatalog):
 
     def commit(self, changes: Sequence[Change], done: Done) -> None:
         self.commits.append((changes, done))
+
+
+@dataclass
+class Place:
+    """A PlaceInCluster of which nothing is asked."""
+
+    partition: int
+
+    def prefixes(self, tenant: str, keys: Sequence[bytes]) -> Prefixes:
+        raise AssertionError("nobody schedules")
+
+    def blocks_elsewhere(self, node_id: int) -> int:
+        return 0

@@ -8,6 +8,7 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.membership import NodeInfo
 from kvstore.master.directory.records import NO_DESCRIPTION
+from kvstore.master.frames.owner import MasterParts
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading, MasterSeen
 from kvstore.protocol.errors import InvalidArgument, StaleEpoch, Unavailable
@@ -16,26 +17,16 @@ from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.actor import Actor
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.limits import QuotasInForce
-from tests.master.roles.held import Held
+from tests.master.roles.held import Held, Place
 
 BY = Actor("operator", "alice")
 
 
 def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> Leading:
     reachable = Reachable("", "", "", "", 0, partitions=partition + 1)
-    settings, followed = MasterSettings(), Followed()
-    return Leading(
-        *(reactor, catalog, settings),
-        epoch=5,
-        followed=followed,
-        wall_ns=10,
-        reachable=reachable,
-        loads=TenantLoads(),
-        partition=partition,
-        guard=Guard(""),
-        quotas=QuotasInForce(""),
-        trail=AuditTrail(reactor, wall_s=lambda: 0.0),
-    )
+    trail = AuditTrail(reactor, wall_s=lambda: 0.0)
+    master = MasterParts(reactor, MasterSettings(), Guard(""), QuotasInForce(""), TenantLoads(), trail)
+    return Leading(master, catalog, Place(partition), reachable, epoch=5, followed=Followed(), wall_ns=10)
 
 
 def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:

@@ -14,6 +14,7 @@ from kvstore.master.directory.audit_log import AuditLog
 from kvstore.master.directory.following import Followed
 from kvstore.master.directory.queries import Queries
 from kvstore.master.directory.records import delete_quota, put_quota
+from kvstore.master.frames.owner import MasterParts
 from kvstore.master.frames.service import Reachable
 from kvstore.master.roles.leading import Leading
 from kvstore.master.roles.standing import Role, Standing
@@ -24,7 +25,7 @@ from kvstore.rpc.tenant_loads import TenantLoads
 from kvstore.security.guard import Guard
 from kvstore.security.quotas.limits import QuotasInForce
 from tests.master.catalogs.conformance import elected
-from tests.master.roles.held import Held
+from tests.master.roles.held import Held, Place
 
 OTHER = Owner("other", "other:7440", 3)
 OVER = StaleEpoch("the lease is over")
@@ -49,19 +50,10 @@ class Stage:
 
         catalog = MemoryCatalog()
         elected(catalog)
-        return Linked(
-            self.reactor,
-            self.catalog or catalog,
-            MasterSettings(),
-            epoch=epoch,
-            followed=followed,
-            wall_ns=1000,
-            reachable=Reachable("", "", "", "", 0),
-            loads=TenantLoads(),
-            guard=Guard(""),
-            quotas=QuotasInForce(""),
-            trail=AuditTrail(self.reactor, wall_s=lambda: 0.0),
-        )
+        trail = AuditTrail(self.reactor, wall_s=lambda: 0.0)
+        master = MasterParts(self.reactor, MasterSettings(), Guard(""), QuotasInForce(""), TenantLoads(), trail)
+        reachable = Reachable("", "", "", "", 0)
+        return Linked(master, self.catalog or catalog, Place(0), reachable, epoch=epoch, followed=followed, wall_ns=1000)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Promises of trail.py, with a real reactor."""
+"""Promises of audit_trail.py, with a real reactor."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Promises of reception.py, on real sockets: a session is served by whoever serves its partition, for as long as he does."""
+"""Promises of partition_router.py, on real sockets: a session is served by whoever serves its partition, for as long as he does."""
 
 from collections.abc import Iterator
 from pathlib import Path

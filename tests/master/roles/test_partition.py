@@ -1,4 +1,4 @@
-"""Promises of relay.py: real threads and a real loop."""
+"""Promises of partition.py: real threads and a real loop."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Promises of seen_status.py."""
+"""Promises of status_messages.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Promises of rates.py: what a node has measured counts for its time and no longer, and is bounded."""
+"""Promises of node_load.py: what a node has measured counts for its time and no longer, and is bounded."""
 
 from math import inf, nan
 
