@@ -13,6 +13,8 @@ from tests.client.processes import cluster
 from tests.etcd_server import EtcdServer, found
 from tests.shell import functions
 
+pytestmark = pytest.mark.slow
+
 ANSWERS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text().partition("## At three in the morning")[2]
 SCRIPTS = {
     title: "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))

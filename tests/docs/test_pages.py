@@ -30,6 +30,8 @@ from tests.forked import Forked
 from tests.namespaces import TwoHosts, two_hosts
 from tests.telemetry.tracing.collector import collecting
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 240
 MASTER = "127.0.0.1:7440"
 """Where the pages' cluster is."""

@@ -15,6 +15,8 @@ from playwright.sync_api import BrowserContext
 from tests.console.browser import chromium
 from tests.docs.shell_blocks import ROOT, code
 
+pytestmark = pytest.mark.slow
+
 LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+rel=["']?(?:stylesheet|preconnect)["']?[^>]+href=["']?(?:https?:)?//"""
 )

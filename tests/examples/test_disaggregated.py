@@ -12,6 +12,8 @@ from disaggregation.story import half_told, stories
 from disaggregation.workers import Workers
 from rich.console import Console
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "disaggregated.py"
 TOKEN_BYTES = 2 * 4 * 2 * 32 * 4
 

@@ -11,6 +11,8 @@ from disaggregation.llama import Tensor, whole  # noqa: E402
 from disaggregation.training import trained  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 logging.disable_progress_bar()
 
 
