@@ -23,6 +23,8 @@ from tests.client.processes import Process
 from tests.forked import Forked
 from tests.telemetry.http.asking import ask
 
+pytestmark = pytest.mark.slow
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 MINUTES = 20

@@ -23,6 +23,8 @@ from tests.ports import free_ports
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.system.running import DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 SAMPLE = DEPLOY / "systemd" / "kvstore-tls.toml"
 OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
 AS_ROOT = ("user add root:root", "role add root", "user grant-role root root")

@@ -54,10 +54,10 @@ def nothing_stays() -> Any:
 
 @pytest.mark.parametrize("processes", [0, 1, 3])
 def test_rows_come_in_the_order_of_jobs_whatever_the_processes(processes: int) -> None:
-    done: list[Job] = []
-    rows = run_jobs(JOBS, TALK, processes=processes, on_done=done.append)
+    done: list[bool] = []
+    rows = run_jobs(JOBS, TALK, processes=processes, on_done=lambda: done.append(True))
     assert rows == [job.run(TALK) for job in JOBS]
-    assert sorted(map(str, done)) == sorted(map(str, JOBS))
+    assert len(done) == len(JOBS)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -84,7 +84,7 @@ def test_the_number_of_processes_is_bounded(processes: int) -> None:
 
 
 def test_an_interrupt_ends_every_process() -> None:
-    def interrupt(job: Job) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -95,7 +95,7 @@ INTERRUPTED = """
 import sys
 from tests.lab.test_runs import JOBS, TALK, faulty, run_jobs
 try:
-    run_jobs([JOBS[0], faulty("waits"), faulty("waits")], TALK, processes=2, on_done=lambda job: print("done", flush=True))
+    run_jobs([JOBS[0], faulty("waits"), faulty("waits")], TALK, processes=2, on_done=lambda: print("done", flush=True))
 except KeyboardInterrupt:
     sys.exit(130)
 """

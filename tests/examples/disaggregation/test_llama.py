@@ -13,6 +13,8 @@ from disaggregation.llama import Cache, LlamaPart, Part, Sum, Tensor, causal_mas
 from transformers import DynamicCache  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 CONFIG = configuration()
 PROMPT = torch.arange(7, 57) * 13 % 256
 NEXT = torch.tensor([101])

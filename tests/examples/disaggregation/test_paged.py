@@ -15,6 +15,8 @@ from kvstore.kvcache.layouts.parallel import Parallel  # noqa: E402
 from kvstore.kvcache.models.spec import CacheSpec  # noqa: E402
 from kvstore.transfer.memory.mapping import allocate  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 40
 RANK = 1  # of two stages: layers 2 and 3
 

@@ -1,0 +1,30 @@
+"""Tests of the pages and pictures that scripts of docs/ make: each is what its script prints now."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.protocol.variables import SECTIONS
+from tests.docs.programs import make_settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("script", "page"),
+    [
+        ("make_alerts.py", "alerts.md"),
+        ("make_metrics.py", "metrics.md"),
+        ("make_remapping.py", "remapping.svg"),
+        ("make_settings.py", "settings.md"),
+    ],
+)
+def test_a_page_is_what_its_script_prints(script: str, page: str) -> None:
+    made = subprocess.run([sys.executable, str(DOCS / script)], capture_output=True, text=True, check=True)
+    assert made.stdout == (DOCS / page).read_text(encoding="utf-8"), f"run: python docs/{script} > docs/{page}"
+
+
+def test_every_section_is_known_to_the_check_of_misspelt_variables() -> None:
+    assert {section for _, _, section, _ in make_settings().PROGRAMS} == SECTIONS
