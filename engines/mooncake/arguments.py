@@ -1,11 +1,9 @@
 """Arguments of Mooncake's calls: their conversion, and the configuration of a put.
 
-Conversion of arguments as Mooncake's binding does it, so that a call accepts and refuses the same objects.
+They are converted as Mooncake's binding does it, so that a call accepts and refuses the same objects.
 
 The annotation of a parameter names its conversion. Numbers of any integer type become `int`, sequences become lists, and every other
 object raises TypeError before the call begins.
-
-Configuration of a put in Mooncake's terms, and its meaning here.
 """
 
 import functools

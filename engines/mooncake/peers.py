@@ -1,11 +1,9 @@
 """Peers of a transfer engine: the handshake that finds them, and their memory.
 
-Handshake of transfer engines: a TCP port whose connections are answered with the engine's description and its registered memory.
+The handshake is a TCP port whose connections are answered with the engine's description and its registered memory.
 
 The name of an engine is the address of that port, as with Mooncake's P2PHANDSHAKE, so that no metadata server is needed. The answer has
 the secret that lets peers in: whoever reaches the port reads and writes the memory, as with Mooncake.
-
-Peers of a transfer engine by their names, and their memory by its addresses.
 """
 
 import base64

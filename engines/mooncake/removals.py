@@ -1,11 +1,9 @@
 """Removal of objects: by key, by a pattern of keys, all.
 
-ECMAScript regular expressions, as Mooncake's master takes them, as patterns of Python's `re` over bytes.
+A pattern is an ECMAScript regular expression, as Mooncake's master takes it, made one of Python's `re` over bytes.
 
 The master compiles with libstdc++ `std::regex::ECMAScript` and searches keys as bytes in the C locale. What that refuses raises
 InvalidArgument here, so that no pattern is read as another one.
-
-Calls that remove objects: by key, by a pattern of keys, all.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""Memory of this process that is asked for by size and named by its address: pools of engines that let the store allocate them.
-
-`mooncake.store` over kvstore: the names that programs written for Mooncake import from it.
+"""`mooncake.store` over kvstore: the names that programs written for Mooncake import from it.
 
 `MooncakeDistributedStore` has Mooncake's calls with their arguments and results. A name that is left out is an error at once:
 segments and their mounting (memory is the nodes'), copy and move tasks, `batch_replica_clear`, the layouts of TensorParallelism,
 BufferPool and the Engram store.
+
+Pools of engines that let the store allocate them are memory of this process, asked for by size and named by its address.
 """
 
 import ctypes

@@ -1,10 +1,9 @@
 """Mooncake Conductor's HTTP API over the index: `/register`, `/unregister` and `/query`, in JSON and MessagePack.
 
-Messages are read in three forms: as the reference has them, as servers of 2026 do, and in MessagePack.
-
-The forms differ in spelling and in members, not in meaning. Every response has the members of all forms, so that each client finds its
-own: `/query` names the instances under the tenant (reference) and under `instances` (servers of 2026), and each medium both ways.
-Members that do not matter here are passed over, `hash_profile` among them: blocks are compared by their tokens.
+Messages are read in three forms: as the reference has them, as servers of 2026 do, and in MessagePack. The forms differ in spelling and in
+members, not in meaning. Every response has the members of all forms, so that each client finds its own: `/query` names the instances under
+the tenant (reference) and under `instances` (servers of 2026), and each medium both ways. Members that do not matter here are passed over,
+`hash_profile` among them: blocks are compared by their tokens.
 
 Source: Mooncake, docs/source/api-reference/http/conductor-indexer.md; mooncake-conductor, event_manager.cpp and
 example/cache_aware_disagg_proxy.py of 2026.

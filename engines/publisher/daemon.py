@@ -1,6 +1,5 @@
-"""What a publisher answers on its HTTP port: health, metrics, diagnostics.
-
-kvstore-publisher: settings in, the events of a tenant's blocks on all nodes out, until a signal.
+"""kvstore-publisher: settings in, the events of a tenant's blocks on all nodes out, until a signal.
+Its HTTP port answers with health, metrics and diagnostics.
 
 Standard output carries one JSON line when it publishes: {"event": "ready", "events": ..., "events_replay": ..., "http": ...,
 "pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met, or no master answers.

@@ -1,13 +1,11 @@
 """Index of blocks that other routers query: what registered engines hold, and what all of them reach in the store.
 
-Subscriptions to the events of registered engines: a thread each, and one lock for the table that all of them fill.
+A thread subscribes to the events of each registered engine; one lock guards the table that all of them fill.
 
 An engine whose replay endpoint does not answer has nothing: a router must not prefer it for what it had before it died. Without a replay
 endpoint an engine that died keeps its blocks until it is unregistered, or publishes again.
 
 Media in which a store has the blocks of a prompt: memory of a node counts as `cpu`, NVMe as `disk`.
-
-Index of blocks that routers of others ask: what registered engines have themselves, and what all of them reach in the store.
 """
 
 import logging

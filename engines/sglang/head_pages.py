@@ -2,9 +2,8 @@
 
 A region of a page is `[runs, heads, bytes]`: `page_head` has heads outermost, one run, so that a value lies in the pool as bytes in a row
 and is moved in place. In other layouts the heads of a value lie apart in each token and layer: they are copied by way of staging memory.
-Knows neither SGLang nor the store.
-
-Split of the pages of one of SGLang's host pools by KV heads, from what the pool says of itself. Nothing of SGLang is imported.
+What a pool is
+made of is read from what it says of itself: nothing of SGLang is imported.
 """
 
 import threading

@@ -1,6 +1,5 @@
-"""What a sidecar answers on its HTTP port: health, metrics, diagnostics.
-
-kvstore-sidecar: settings in, reports about one engine out, until a signal.
+"""kvstore-sidecar: settings in, reports about one engine out, until a signal.
+Its HTTP port answers with health, metrics and diagnostics.
 
 Standard output carries one JSON line when the master has heard of the engine: {"event": "ready", "name": ..., "http": ...,
 "pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met.

@@ -1,8 +1,7 @@
 """vLLM's configuration and layers in plain values, and what each rank stores of them.
 
-What vLLM's configuration and layers say of a rank, as plain values for identity.py, and what the connector asks of them.
-
-Build what a rank stores of each group of layers: keys and memory, in one value a block or, with `share_tp`, in several by KV heads.
+The facts are identity.py's; of each group of layers a rank stores keys and memory: one value a block or, with `share_tp`, several by
+KV heads.
 """
 
 import json

@@ -3,15 +3,12 @@
 One message asks for all waiting requests that are due (waiting_requests.py), within a deadline. While the store cannot be reached the
 answer is what this host's nodes have in shared memory, at once: see Jobs.
 
-Holds of lookups: which requests still need the blocks that a lookup found, and which holds can be released. Sans-I/O.
+Holds: which requests still need the blocks that a lookup found. One lookup asks for several requests and takes one hold. The hold is
+released with the last of them: when its load is over, when it is admitted without a load, when it ends, or when a later lookup holds its
+blocks.
 
-One lookup asks for several requests and takes one hold. The hold is released with the last of them: when its load is over, when it is
-admitted without a load, when it ends, or when a later lookup holds its blocks.
-
-Counts of requests and of their prompt tokens: looked up, found, loaded. Each request counts once. Sans-I/O.
-
-A request counts when vLLM first admits it, as in vLLM's own prefix cache statistics: one that is aborted in the queue does not. What a
-request loads again after a preemption, and its retry after a failed load, do not count.
+A request counts, once, when vLLM first admits it, as in vLLM's own prefix cache statistics: one that is aborted in the queue does not. What
+a request loads again after a preemption, and its retry after a failed load, do not count.
 """
 
 import time

@@ -2,14 +2,12 @@
 
 Torch tensors on the CPU or a GPU; nothing here knows an engine or the store.
 
-Blocks of vLLM's pools whose KV heads are in several values: the keys of these values, and where their bytes lie in the pools.
+KV heads of a block that are in several values have each a key and a place in the pools. The values of a block follow one another, block by
+block, in keys and in staging memory. Each has the same value of the block before as its parent. All are stored under one label, by which
+nodes evict the values of a block together (tiers/policies/block_values.py).
 
-The values of a block follow one another, block by block, in keys and in staging memory. Each has the same value of the block before as its
-parent. All are stored under one label, by which nodes evict the values of a block together (tiers/policies/block_values.py).
-
-Memory between an engine's pools and the store: chunks, made when they are first needed and kept.
-
-Memory that is touched for the first time is many times slower than a copy: 120 MiB of it took 300 ms.
+Chunks of memory between pools and store are made when they are first needed, and kept. Memory that is touched for the first time is many
+times slower than a copy: 120 MiB of it took 300 ms.
 """
 
 import itertools

@@ -3,10 +3,9 @@
 The scheduler chooses the variant of each request, and ranks follow it with the metadata of the next step, so that ranks agree.
 Data-parallel ranks have schedulers of their own: they share blocks by fingerprints and by names, never by private versions.
 
-LoRAs of an engine by their contents: the fingerprint of each, and whether its files are still those that the engine loaded.
-
-vLLM knows an adapter by an id. It reads the files when a request first needs them, when a call loads them in place, and again after
-it evicted the adapter. Files that change below a live id make its weights unknown: a request with it is neither loaded nor saved.
+LoRAs of an engine by their contents: the fingerprint of each. vLLM knows an adapter by an id. It reads the files when a request first needs
+them, when a call loads them in place, and again after it evicted the adapter. Files that change below a live id make its weights unknown: a
+request with it is neither loaded nor saved.
 """
 
 import dataclasses

@@ -49,7 +49,7 @@ class Worker:
     """Its methods are called by the engine's thread."""
 
     def __init__(self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, fails_whole: bool = False) -> None:
-        """It owns `client`. None: a group of which this rank has no layers. `fails_whole`: see groups.py. Raises ConfigError: the system
+        """It owns `client`. None: a group of which this rank has no layers. `fails_whole`: plan.fail_whole. Raises ConfigError: the system
         does not give its threads, without which no load would end later."""
         self._loaders = started(LOAD_THREADS, "kvstore-load")
         self._client = client

@@ -1,6 +1,4 @@
-"""File of the user's cache folder that remembers fingerprints, so that each rank and each restart of an engine does not read them again.
-
-Fingerprint of a checkpoint: a short text, equal for equal weights wherever they lie, different for different ones.
+"""Fingerprint of a checkpoint: a short text, equal for equal weights wherever they lie, different for different ones.
 
 `sampled` hashes the headers of all safetensors files, the names and sizes of all weight files, and at most 4,096 samples of 4 KiB of their
 tensors. Weights that differ only between samples have equal fingerprints: a few rows of an embedding, or a tensor among more than 4,096.
@@ -8,6 +6,8 @@ tensors. Weights that differ only between samples have equal fingerprints: a few
 
 The hash is xxh3_128: it keeps up with a disk where `full` reads 100 GB, blake2b does not. It does not withstand an attacker who makes
 weights of equal fingerprints; tenants and salts separate those who do not trust each other.
+
+A file of the user's cache folder remembers fingerprints, so that each rank and each restart of an engine does not read them again.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The codecs as one Triton kernel each way, for CUDA: values are read once, records written once.
 
-The same numbers as `affine.py`, `int8.py` and `fp8.py`, to the bit, which is why kernels are launched without fused
+The same numbers as `torch_kernels.py`, to the bit, which is why kernels are launched without fused
 multiply-add. A program makes a whole number of groups; e4m3 is made and read by integer operations, so that any GPU can. Records'
 shapes that kernels are not made for (`serves`) go through torch. Imports triton: imported by `codec.py` only where CUDA is.
 """
@@ -209,7 +209,7 @@ def _encode_fp8(
             is_finite = tl.abs(x) <= 3.4028234663852886e38
             sound = tl.minimum(sound, tl.min(tl.min(is_finite.to(tl.int32), 1), 0))
             largest = tl.maximum(largest, tl.max(tl.max(tl.where(is_finite, tl.abs(x), 0.0), 1), 0))
-    # As codec_scales.power_of_two.
+    # As torch_kernels.power_of_two.
     power = tl.maximum(largest.to(tl.int32, bitcast=True) + (0x1FFFFF - (8 << 23)), 1 << 23) & 0x7F800000
     inverse = (0x7F000000 - power).to(tl.float32, bitcast=True)
     told = tl.where(sound > 0, power, power | (-1 << 31))

@@ -1,12 +1,11 @@
-"""What a re-mapping refuses, with the reason: models that differ, blocks that cannot be cut, and lists of blocks that cannot be.
-
-What must be copied where when a sequence's KV cache moves from one executor to another that lays it out differently.
+"""What must be copied where when a sequence's KV cache moves from one executor to another that lays it out differently.
 
 `remap` compares two layouts once; the `Remapping` it gives then makes, for the blocks of a sequence and a pair of ranks, the copies as
 arrays, or gathers and scatters the pair's bytes through one buffer where runs are too short to be sent one by one. It sends nothing.
 
 Any two layouts of one model can be mapped, provided one of their block sizes divides the other; records of quantised blocks are opaque
-here, so that their block sizes must be equal. Tensor-parallel sizes need not divide one another, as long as each divides the heads.
+here, so that their block sizes must be equal. Tensor-parallel sizes need not divide one another, as long as each divides the heads. What a
+re-mapping refuses, it refuses with the reason.
 
 Source: what TensorRT-LLM's cache formatter does (its `docs/source/developer-guide/kv-transfer.md`); it refuses differing block sizes.
 """

@@ -2,10 +2,8 @@
 
 Each rank has a pool of blocks for the layers and the heads it owns. Nothing here moves a byte or knows which block belongs to whom.
 
-The fast form of `CacheLayout.locate`: places as sums of index times stride, so that numpy makes many at once.
-
-Keys and values may differ in size (quantised with different bits), so a stride may depend on which of the two is meant: strides are of
-one rank's K, or of its V.
+Fast plans are sums of index times stride, so that numpy makes many places at once. Keys and values may differ in size (quantised with
+different bits): strides are of one rank's K, or of its V.
 """
 
 from dataclasses import dataclass, field

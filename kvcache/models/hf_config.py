@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says, in the fields of model_facts.ModelFacts: names of fields, defaults and exceptions. No sizes.
+"""What a Hugging Face config.json says, in the fields of facts.ModelFacts: names of fields, defaults and exceptions. No sizes.
 
 Families name the same thing differently and leave out what their code knows; a family that is not known here will do as long as it uses
 one of the names below. What makes a cache of another kind (recurrent layers, an encoder) is refused, not guessed.

@@ -8,8 +8,6 @@ continued, the lengths of prompts and answers, the time between turns. From thes
 once (0.76) and the prefix hit ratio, the best possible (0.366) and that of LRU. Not a model of any single user.
 
 Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl, measured.
-
-Traces as a command line names them: a file, or `generated:SEED:COUNT` for generated conversations.
 """
 
 import heapq

@@ -1,6 +1,5 @@
-"""Promises of events.py: vLLM's form and the older one, and nothing that is neither.
-
-Promises of block_keys.py: blocks get the keys of their tokens, whatever the engine calls them.
+"""Promises of events.py: vLLM's form and the older one, and nothing that is neither; blocks get the keys of their tokens, whatever the
+engine calls them.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Promises of subscriptions.py, with publishers on real sockets: the table has what live engines publish."""
+"""Promises of index.py, with publishers on real sockets: the table has what live engines publish."""
 
 import contextlib
 from collections.abc import Iterator

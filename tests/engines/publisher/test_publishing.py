@@ -1,4 +1,4 @@
-"""Promises of publishing.py and signals.py, with a real cluster: what is published is counted, and who is not heard is named."""
+"""Promises of sockets.py and daemon.py, with a real cluster: what is published is counted, and who is not heard is named."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""Promises of telling.py and the daemon around it: with a real master, an engine's metrics over HTTP and its events over ZeroMQ."""
+"""Promises of reporter.py and the daemon around it: with a real master, an engine's metrics over HTTP and its events over ZeroMQ."""
 
 import contextlib
 import os

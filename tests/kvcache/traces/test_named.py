@@ -1,7 +1,4 @@
-"""Promises of named.py.
-
-Promises of conversations.py, against the figures published for the trace that it imitates.
-"""
+"""Promises of named.py, of conversations against the figures published for the trace that they imitate."""
 
 import itertools
 import json
