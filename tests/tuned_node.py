@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.protocol.settings import parse_size
 from kvstore.store import daemon
-from kvstore.store.tuning import NodeTuning
+from kvstore.store.tuning import TUNING, NodeTuning
 
 
 def tune(arguments: list[str]) -> list[str]:
@@ -21,7 +21,7 @@ def tune(arguments: list[str]) -> list[str]:
             found[field.name] = float(next(given)) if field.type is float else parse_size(next(given))
         else:
             left.append(flag)
-    setattr(daemon, "TUNING", replace(daemon.TUNING, **found))  # noqa: B010 - a constant
+    setattr(daemon, "TUNING", replace(TUNING, **found))  # noqa: B010 - a constant
     return left
 
 

@@ -4,6 +4,7 @@ the way, nothing is left behind, and one line says what it was."""
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -400,7 +401,7 @@ def test_puts_of_another_tenant_that_wait_for_room_hold_up_no_order(pair: Pair, 
     other.close()
 
 
-@pytest.mark.parametrize("place", ["commit_claimed", "is_open"])
+@pytest.mark.parametrize("place", ["store.table.commit_claimed", "copies._sort_out"])
 def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
@@ -408,7 +409,8 @@ def test_a_fault_in_one_batch_leaves_nothing_open_and_holds_up_no_other(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pair.target.store.table, place, fail)
+        owner, _, name = place.rpartition(".")
+        patch.setattr(attrgetter(owner)(pair.target), name, fail)
         pair.send(pair.order(["k0", "k1"]))
         pair.until(lambda: not len(pair.target.copies))
     assert "a bug" in caplog.text
