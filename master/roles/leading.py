@@ -35,6 +35,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.security.actor import Actor
+from kvstore.security.quotas.limits import NamedLimits, as_message
 from kvstore.security.quotas.quota import limits_shown
 from kvstore.telemetry.logs import named
 
