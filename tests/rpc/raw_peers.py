@@ -47,7 +47,7 @@ def an_agent(
     listens: bool = True,
     **settings: float,
 ) -> Iterator[ConnectionAgent]:
-    agent = ConnectionAgent(name, Rail(), tuned(TransferSettings, **settings), connection_class, target=target, listens=listens)  # type: ignore[arg-type]
+    agent = ConnectionAgent(name, Rail(), tuned(TransferSettings, **settings), connection_class, target=target, listens=listens)
     try:
         yield agent
     finally:
@@ -306,7 +306,7 @@ def _copy(source: socket.socket, destination: socket.socket) -> None:
 @contextmanager
 def a_target(exports: Exports, secret: bytes = b"", **settings: float) -> Iterator[tuple[Target, bytes]]:
     """A target that listens, and the metadata of its listener."""
-    target = Target("target", exports, tuned(TransferSettings, **settings), secret)  # type: ignore[arg-type]
+    target = Target("target", exports, tuned(TransferSettings, **settings), secret)
     listener = TcpListener("127.0.0.1", 0)
     target.attach(listener)
     try:

@@ -116,7 +116,7 @@ def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
 
 def test_runs_arrive_over_every_transport_and_both_ways() -> None:
     for transport in ("shm", "tcp"):
-        used = tuned(TransferSettings, transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)  # type: ignore[arg-type]
+        used = tuned(TransferSettings, transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)
         with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
             theirs, ours = other.allocate(400 * 100), [engine.allocate(200 * 100), engine.allocate(200 * 100)]
             theirs.memory[:] = np.random.default_rng(0).bytes(400 * 100)
