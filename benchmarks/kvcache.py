@@ -25,9 +25,9 @@ from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.paths.batch import Batch, Runs, Span, groups_of
 from kvstore.transfer.paths.peer import Peer, PeerRegion
 from kvstore.transfer.paths.slices import cut
-from kvstore.transfer.paths.spans import Batch, Runs, Span, groups_of
 
 OUT: Final = Path(__file__).parent / "out" / "kvcache.json"
 SCHEMES: Final = ("fp8-tensor", "fp8-head", "int8", "int8a", "int4/32", "int4/64", "int4/128", "int2/32")

@@ -17,7 +17,7 @@ from kvstore.rpc.pool import Loan
 
 if TYPE_CHECKING:
     from kvstore.transfer.engine import TransferEngine
-    from kvstore.transfer.paths.spans import Copy
+    from kvstore.transfer.paths.batch import Copy
 
 T = TypeVar("T")
 

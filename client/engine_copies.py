@@ -18,8 +18,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL
 
 if TYPE_CHECKING:
+    from kvstore.transfer.paths.batch import Copy
     from kvstore.transfer.paths.peer import Peer, PeerRegion
-    from kvstore.transfer.paths.spans import Copy
 
 log = logging.getLogger("kvstore.client")
 

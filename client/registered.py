@@ -15,7 +15,7 @@ from kvstore.protocol.errors import Closed, InvalidArgument
 from kvstore.transfer.memory.region import Region
 
 if TYPE_CHECKING:
-    from kvstore.transfer.paths.spans import Copy, End
+    from kvstore.transfer.paths.batch import Copy, End
 
 
 class RegisteredMemory:
@@ -78,7 +78,7 @@ class Registry:
         return [(self._end(source, size), self._end(destination, size), size) for source, destination, size in copies]
 
     def _end(self, end: "End", size_bytes: int) -> "End":
-        from kvstore.transfer.paths.spans import Span  # loaded by then: there is an engine
+        from kvstore.transfer.paths.batch import Span  # loaded by then: there is an engine
 
         if not isinstance(end, memoryview):
             return end

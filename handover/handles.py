@@ -54,10 +54,6 @@ class Handover:
         if self.error is not None:
             raise self.error
 
-    def wait_over(self, timeout_s: float) -> bool:
-        """Block until it is over, however it ended, or the time is; whether it is."""
-        return self._over.wait(timeout_s)
-
     def cancel(self) -> None:
         """Have it end soon, with Cancelled unless it is over before. Returns at once; `wait` tells when its blocks may be used."""
         self.on_cancel()

@@ -29,8 +29,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.streams.connection import Transport
-from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.streams.tls import TlsTransport
+from kvstore.transfer.streams.tcp import TcpConnection, TlsTransport
 
 log = logging.getLogger("kvstore.handover")
 

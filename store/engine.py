@@ -8,7 +8,7 @@ from kvstore.security.binding import is_loopback
 from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.transports import chosen_transports
+from kvstore.transfer.paths.rails import chosen_transports
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.model import LOOPBACK, Topology
 

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvstore.transfer.engine import TransferEngine
-    from kvstore.transfer.paths.spans import Runs, Span
+    from kvstore.transfer.paths.batch import Runs, Span
     from kvstore.transfer.paths.transfers import Priority, Transfer
 
 __all__ = ["Priority", "Runs", "Span", "Transfer", "TransferEngine"]
 
 _MODULES = {
     "Priority": "paths.transfers",
-    "Runs": "paths.spans",
-    "Span": "paths.spans",
+    "Runs": "paths.batch",
+    "Span": "paths.batch",
     "Transfer": "paths.transfers",
     "TransferEngine": "engine",
 }

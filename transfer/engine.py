@@ -1,7 +1,7 @@
 """The transfer engine: batches of copies between registered memory of this process and of its peers, over every path there is.
 
-It knows memory, peers and transports; paths/batches.py checks what callers ask for and cuts it into slices, paths/carrier.py sends these,
-and failed ones elsewhere, agents (agent.py) move the bytes.
+It knows memory, peers and transports. paths/batch.py checks what callers ask for and cuts it into slices. paths/slice_dispatcher.py sends
+these, and failed ones elsewhere. Agents (agent.py) move the bytes.
 """
 
 import asyncio
@@ -23,19 +23,15 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.agent import TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
-from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate
-from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.memory.signal_safety import Gate, Shield, begin_thread, shielded
-from kvstore.transfer.paths.bandwidth import Measured
-from kvstore.transfer.paths.batches import begin_transfer
-from kvstore.transfer.paths.carrier import Carrier
+from kvstore.transfer.paths.batch import Batch, begin_transfer, flat
+from kvstore.transfer.paths.path_chooser import Measured
 from kvstore.transfer.paths.peer import Peer, PeerRegion, Route, unload
-from kvstore.transfer.paths.rail_counts import RailCount
-from kvstore.transfer.paths.rails import Rails
-from kvstore.transfer.paths.spans import Batch, flat
+from kvstore.transfer.paths.rails import Maker, Rails
+from kvstore.transfer.paths.slice_dispatcher import RailCount, SliceDispatcher
 from kvstore.transfer.paths.transfers import Priority, Transfer
-from kvstore.transfer.paths.transports import Maker
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.topology.discovery import Discovery
 from kvstore.transfer.topology.model import Topology
@@ -75,8 +71,8 @@ class TransferEngine:
         self.settings = settings or TransferSettings()
         self.topology = topology or Discovery.configured(self.settings).look()
         self._clock_ns = clock_ns
-        self._carrier = Carrier(self.settings, clock_ns)
-        self._lock = self._carrier.lock
+        self._dispatcher = SliceDispatcher(self.settings, clock_ns)
+        self._lock = self._dispatcher.lock
         self._exports = Exports()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._target = Target(self.name, self._exports, self.settings, self._secret)
@@ -143,7 +139,7 @@ class TransferEngine:
         self._check_process()
         info = unpack_engine(description)
         with self._changing:
-            if self._carrier.is_closed:
+            if self._dispatcher.is_closed:
                 raise Closed("the engine is closed")
             peer = self._peers.get(info.name)
             if peer is not None and peer.info == info:
@@ -179,7 +175,7 @@ class TransferEngine:
                 return
             with self._lock:
                 del self._peers[peer.name]
-        self._carrier.end(peer, Unreachable(f"{peer.name} was disconnected"))
+        self._dispatcher.end(peer, Unreachable(f"{peer.name} was disconnected"))
         unload(list(peer.routes.values()))
 
     @shielded
@@ -204,7 +200,7 @@ class TransferEngine:
         """
         self._check_process()
         with self._changing:
-            if self._carrier.is_closed:
+            if self._dispatcher.is_closed:
                 return False
             gone, has_fresh = self._rails.change(topology)
             if not gone and not has_fresh and topology.matrix == self.topology.matrix:
@@ -244,13 +240,13 @@ class TransferEngine:
         destination; Closed. What a signal handler raises meanwhile comes out once the transfer is over, which nobody else knows of.
         """
         if threading.get_ident() != threading.main_thread().ident:  # it sees no signals
-            return begin_transfer(batch, self._carrier, self, deadline=self._deadline(deadline_s), priority=priority, on_done=on_done)
+            return begin_transfer(batch, self._dispatcher, self, deadline=self._deadline(deadline_s), priority=priority, on_done=on_done)
         transfer: Transfer | None = None
         gate = Gate()
         try:
             with Shield() as shield:
                 deadline = self._deadline(deadline_s)
-                transfer = begin_transfer(batch, self._carrier, self, deadline=deadline, priority=priority, on_done=on_done, gate=gate)
+                transfer = begin_transfer(batch, self._dispatcher, self, deadline=deadline, priority=priority, on_done=on_done, gate=gate)
                 if shield.raised is not None:
                     transfer.abandon()
         except BaseException:  # what a handler raised after that look too: nobody gets to know of the transfer
@@ -266,7 +262,7 @@ class TransferEngine:
     def transfer(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
         """Make a batch of copies and return when it is over. Raises as `submit` and `Transfer.wait`."""
         with Shield() as shield:
-            transfer = begin_transfer(batch, self._carrier, self, deadline=self._deadline(deadline_s), priority=priority, waits=True)
+            transfer = begin_transfer(batch, self._dispatcher, self, deadline=self._deadline(deadline_s), priority=priority, waits=True)
             transfer.wait_behind(shield)
 
     async def transfer_async(self, batch: Batch, *, deadline_s: float | None = None, priority: Priority = Priority.FOREGROUND) -> None:
@@ -336,7 +332,7 @@ class TransferEngine:
     def rails(self) -> Mapping[tuple[str, str], RailCount]:
         """What this engine has moved since it was made, by transport and rail of this host."""
         with self._lock:
-            return self._carrier.rails.read()
+            return self._dispatcher.rails.read()
 
     def measured(self, name: str) -> Measured | None:
         """At what rate bytes went to and from the peer of that name while any did, by all paths together; None: it is not connected, or
@@ -364,12 +360,12 @@ class TransferEngine:
         if os.getpid() != self._process_id:  # sockets, and what peers map, are the parent's too
             return
         with self._changing, self._lock:
-            if self._carrier.is_closed:
+            if self._dispatcher.is_closed:
                 return
-            self._carrier.is_closed = True
+            self._dispatcher.is_closed = True
             peers, self._peers = list(self._peers.values()), {}
         for peer in peers:
-            self._carrier.end(peer, Closed("the engine is closed"))
+            self._dispatcher.end(peer, Closed("the engine is closed"))
         try:
             self._rails.close()
         finally:

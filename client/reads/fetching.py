@@ -13,7 +13,7 @@ from kvstore.client.reads.slices import SLICE_BYTES, SlicedValue
 from kvstore.client.routes import KnownNode
 from kvstore.protocol.errors import ChecksumMismatch, LeaseExpired, StaleHandle, Unreachable
 from kvstore.protocol.node_messages import MAPPED, Release
-from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.batch import Copy, Span
 
 
 class _Value(NamedTuple):

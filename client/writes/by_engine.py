@@ -17,8 +17,8 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT
 from kvstore.protocol.node_messages import Commit, Open, Opened
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.paths.batch import Copy, Span
 from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.paths.spans import Copy, Span
 
 PART_BYTES: Final = 8 << 20
 """Copied, hashed and committed as one, at least: a few milliseconds of a fast link, and many times what a message costs."""

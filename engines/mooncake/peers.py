@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvstore.engines.mooncake.handshake import ask
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.paths.spans import Span
 
 
 @dataclass(frozen=True, slots=True)

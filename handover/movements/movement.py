@@ -17,7 +17,7 @@ from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.workers import submit_once
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.spans import Batch
+from kvstore.transfer.paths.batch import Batch
 from kvstore.transfer.paths.transfers import Transfer
 
 log = logging.getLogger("kvstore.handover")

@@ -1,6 +1,7 @@
 """Parts of one sender rank on their way to this one: written, read or streamed, scattered or not. What is owed is CacheReceiver's.
 
-The receiver decides the way for each pair of ranks, and whether parts are gathered."""
+The receiver decides the way for each pair of ranks, and whether parts are gathered.
+"""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ from kvstore.protocol.errors import ConfigError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, TICKET_BYTES, Ask, Part, Show
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.batch import Copy, Runs, Span
 from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.paths.spans import Copy, Runs, Span
 from kvstore.transfer.streams.connection import Connection
 
 

@@ -4,6 +4,7 @@ Everything here runs in the reactor's thread; part_receiver.py says what runs el
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,7 +18,8 @@ from kvstore.handover.movements.parts import PartId, PartPlan, State
 from kvstore.handover.ranks.links import Answer
 from kvstore.handover.receiving.part_receiver import PartReceiver, choose_way
 from kvstore.handover.receiving.request import CacheReceiver
-from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
+from kvstore.handover.resources import REASON_GRACE_S, plan_of, remapping_of
+from kvstore.handover.side import Side, SideRequest
 from kvstore.kvcache.layouts.formatter import Remapping
 from kvstore.protocol.errors import Closed, DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import PUSH, Ask, Done, Part, Show
@@ -40,30 +42,19 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _Request(SideRequest):
     handle: Receiving
     machine: CacheReceiver
-    wanted: Wanted
-    takings: dict[int, PartReceiver]
-    ending: Ending
-    asked: set[int] = field(default_factory=set)
-    window: Window | None = None
-    """Leave to write the pool."""
+    wanted: Wanted = field(kw_only=True)
+    takings: dict[int, PartReceiver] = field(kw_only=True)
+
+    @property
+    def movers(self) -> Collection[PartReceiver]:
+        return self.takings.values()
 
 
-class ReceiverSide:
+class ReceiverSide(Side[_Request]):
     """See the module."""
-
-    def __init__(self, resources: RankResources) -> None:
-        self._resources = resources
-        self._requests: dict[bytes, _Request] = {}
-
-    def __contains__(self, request_id: bytes) -> bool:
-        return request_id in self._requests
-
-    def handles(self) -> list[Receiving]:
-        """Of the requests that are not over."""
-        return [request.handle for request in self._requests.values()]
 
     # --- events ---
 
@@ -75,7 +66,7 @@ class ReceiverSide:
         confirming = [rank for rank, taking in takings.items() if taking.is_reading]
         machine = CacheReceiver({rank: taking.plan for rank, taking in takings.items()}, confirming=confirming)
         ending = Ending(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
-        request = _Request(handle, machine, wanted, takings, ending)
+        request = _Request(handle, machine, ending, wanted.deadline_ns, wanted=wanted, takings=takings)
         self._requests[handle.request_id] = request
         ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
         try:
@@ -83,7 +74,7 @@ class ReceiverSide:
             for rank, taking in takings.items():
                 if machine.error is not None:  # the one before is gone, which its socket says at once
                     break
-                request.asked.add(rank)
+                request.asked[rank] = taking.info
                 self._ask(request, taking)
         except Exception as error:
             if not isinstance(error, KVStoreError):
@@ -199,49 +190,6 @@ class ReceiverSide:
             raise request.machine.error
         return request, taking
 
-    def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
-        """It has failed elsewhere, or is cancelled. False if it is not here. Raises StaleHandle: `told_by` has nothing to do with it."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        if told_by is not None and told_by.instance not in {taking.info.instance for taking in request.takings.values()}:
-            raise StaleHandle("only ranks that were asked for a request may stop it")
-        self._fail(request, error, told_by=told_by)
-        return True
-
-    def lost(self, info: RankInfo, error: KVStoreError) -> None:
-        """A rank is gone."""
-        for request in list(self._requests.values()):
-            taking = request.takings.get(info.rank)
-            if taking is not None and taking.info.instance == info.instance and request.machine.needs(info.rank):
-                self._fail(request, error, told_by=info)
-
     def _expire(self, request: _Request) -> None:
         what = "no sender has begun" if request.machine.state is State.WAITING else "not all of it has come"
         self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))
-
-    # --- the end ---
-
-    def _fail(self, request: _Request, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
-        if not request.machine.fail(error):
-            return
-        for rank in request.asked:
-            info = request.takings[rank].info
-            if told_by is None or info.instance != told_by.instance:
-                self._resources.stop(info, request.handle.request_id, error)
-        self._settle(request)
-
-    def _settle(self, request: _Request) -> None:
-        """Once it is over: end what moves and the leave of its peers, then say so."""
-        if request.machine.state is State.OVER:
-            windows = [request.window, *(taking.window for taking in request.takings.values())]
-            is_failed = request.machine.error is not None
-            request.ending.begin([window for window in windows if window is not None], is_failed=is_failed)
-
-    def _finish(self, request: _Request, is_fenced: bool) -> None:
-        handle = request.handle
-        del self._requests[handle.request_id]
-        for taking in request.takings.values():
-            taking.release(is_fenced=is_fenced)
-        handle.finish(request.machine.error, is_fenced=is_fenced)
-        self._resources.over(handle, request.wanted.deadline_ns)

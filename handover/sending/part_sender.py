@@ -16,8 +16,8 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.handover_messages import PULL, PUSH, STREAM, Ask, Part, Show
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.batch import Batch, Runs, Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Batch, Runs, Span
 from kvstore.transfer.streams.connection import Connection
 
 

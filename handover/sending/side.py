@@ -3,7 +3,7 @@
 Everything here runs in the reactor's thread; part_sender.py says what runs elsewhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,7 @@ from kvstore.handover.movements.parts import State
 from kvstore.handover.resources import REASON_GRACE_S, RankResources, plan_of, remapping_of
 from kvstore.handover.sending.part_sender import PartSender
 from kvstore.handover.sending.request import CacheSender, Offer
+from kvstore.handover.side import Side, SideRequest
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgument, KVStoreError, StaleHandle, Unreachable, typed
 from kvstore.protocol.handover_messages import Ask, Done, Part, Show
 
@@ -25,38 +26,31 @@ MAX_EARLY: Final = 65_536
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _Request(SideRequest):
     handle: Sending
     machine: CacheSender
-    blocks: NDArray[np.int64]
-    tokens: int
-    deadline_ns: int
-    to: Counterpart | None
-    ending: Ending
-    asked: dict[int, RankInfo] = field(default_factory=dict)
+    blocks: NDArray[np.int64] = field(kw_only=True)
+    tokens: int = field(kw_only=True)
+    to: Counterpart | None = field(kw_only=True)
     givings: dict[int, PartSender] = field(default_factory=dict)
 
+    @property
+    def movers(self) -> Collection[PartSender]:
+        return self.givings.values()
 
-class SenderSide:
+
+class SenderSide(Side[_Request]):
     """See the module."""
 
     def __init__(self, resources: RankResources) -> None:
-        self._resources = resources
-        self._requests: dict[bytes, _Request] = {}
+        super().__init__(resources)
         self._early: dict[bytes, dict[bytes, tuple[RankInfo, Ask, int]]] = {}
         """Asks for requests that are not here yet, by the asker's instance, with their deadlines."""
-
-    def __contains__(self, request_id: bytes) -> bool:
-        return request_id in self._requests
 
     @property
     def early_count(self) -> int:
         """Asks for requests that are not here yet."""
         return sum(map(len, self._early.values()))
-
-    def handles(self) -> list[Sending]:
-        """Of the requests that are not over."""
-        return [request.handle for request in self._requests.values()]
 
     # --- events ---
 
@@ -65,7 +59,7 @@ class SenderSide:
         resources = self._resources
         machine = CacheSender(resources.layout.rank_layers(resources.rank), batch_bytes=resources.settings.min_layer_batch_bytes)
         ending = Ending(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
-        request = _Request(handle, machine, blocks, tokens, deadline_ns, to, ending)
+        request = _Request(handle, machine, ending, deadline_ns, blocks=blocks, tokens=tokens, to=to)
         self._requests[handle.request_id] = request
         ending.expire_at(deadline_ns, lambda: self._expire(request))
         resources.begun(handle.request_id, deadline_ns)
@@ -103,22 +97,11 @@ class SenderSide:
             self._pump(request)
 
     def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
-        """It has failed elsewhere, or is cancelled. False if it is not here. Raises StaleHandle: `told_by` has nothing to do with it."""
         self._early.pop(request_id, None)
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        if told_by is not None and told_by.instance not in {info.instance for info in request.asked.values()}:
-            raise StaleHandle("only ranks that have asked for a request may stop it")
-        self._fail(request, error, told_by=told_by)
-        return True
+        return super().fail(request_id, error, told_by)
 
     def lost(self, info: RankInfo, error: KVStoreError) -> None:
-        """A rank is gone."""
-        for request in list(self._requests.values()):
-            asked = request.asked.get(info.rank)
-            if asked is not None and asked.instance == info.instance and request.machine.needs(info.rank):
-                self._fail(request, error, told_by=info)
+        super().lost(info, error)
         for asks in self._early.values():
             asks.pop(info.instance, None)
 
@@ -224,28 +207,3 @@ class SenderSide:
             self._tell(request, giving, Done(request.handle.request_id), lambda: None)
         request.handle.sent_bytes, request.handle.overlap_bytes = machine.sent_bytes, machine.overlap_bytes
         self._pump(request)
-
-    # --- the end ---
-
-    def _fail(self, request: _Request, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
-        if not request.machine.fail(error):
-            return
-        for info in request.asked.values():
-            if told_by is None or info.instance != told_by.instance:
-                self._resources.stop(info, request.handle.request_id, error)
-        self._settle(request)
-
-    def _settle(self, request: _Request) -> None:
-        """Once it is over: end what moves and the leave of its peers, then say so."""
-        if request.machine.state is State.OVER:
-            windows = [giving.window for giving in request.givings.values()]
-            is_failed = request.machine.error is not None
-            request.ending.begin([window for window in windows if window is not None], is_failed=is_failed)
-
-    def _finish(self, request: _Request, is_fenced: bool) -> None:
-        handle = request.handle
-        del self._requests[handle.request_id]
-        for giving in request.givings.values():
-            giving.release(is_fenced=is_fenced)
-        handle.finish(request.machine.error, is_fenced=is_fenced)
-        self._resources.over(handle, request.deadline_ns)

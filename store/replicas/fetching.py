@@ -30,8 +30,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.tiers.value_codec import is_raw_tensor
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.batch import Copy, Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Copy, Span
 from kvstore.transfer.paths.transfers import Priority
 
 ENGINE_MIN_BYTES: Final = 1 << 20

@@ -31,7 +31,7 @@ from kvstore.store.waiting import WaitingRoom
 from kvstore.tiers.dram import DramTier
 from kvstore.transfer.description import unpack_engine
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.bandwidth import Measured
+from kvstore.transfer.paths.path_chooser import Measured
 
 BATCH_BLOCKS: Final = 1024
 """Blocks of one batch at most, however small: opening so many takes some milliseconds of the node's loop."""

@@ -2,7 +2,7 @@
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_RATES
-from kvstore.transfer.paths.bandwidth import Measured
+from kvstore.transfer.paths.path_chooser import Measured
 
 
 class SourceRates:

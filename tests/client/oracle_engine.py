@@ -14,8 +14,8 @@ from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine
 from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Span
 
 CLIENT_TRANSFER = TransferSettings(transports="shm,tcp", rails="lo")
 """Of the client under test: it maps memory of this host, and has one way to others."""

@@ -10,7 +10,7 @@ from kvstore.client import AsyncClient, Client
 from kvstore.client.registered import Registry
 from kvstore.protocol.errors import Closed, InvalidArgument
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.spans import Copy, Span
+from kvstore.transfer.paths.batch import Copy, Span
 
 OTHER = memoryview(bytearray(100))
 

@@ -24,8 +24,8 @@ from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pac
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import RemoteRegion
 from kvstore.transfer.memory.signal_safety import Shield
+from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Span
 from kvstore.transfer.paths.transfers import Transfer
 from tests.rpc.raw_peers import RawAnswerer
 from tests.rpc.wires import frame, read_frame

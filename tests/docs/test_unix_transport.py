@@ -9,7 +9,7 @@ from docs.examples import unix_transport
 from docs.examples.unix_transport import UnixSocket
 from kvstore.transfer import Span, TransferEngine
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.testing.conformance import ConnectionConformance
+from kvstore.transfer.testing.connections import ConnectionConformance
 
 NAME = "docs.examples.unix_transport:UnixSocket"
 SOURCE = Path(unix_transport.__file__).read_text(encoding="utf-8")

@@ -122,12 +122,6 @@ def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene
     assert not receiving.is_over
 
 
-def test_a_peer_that_is_told_of_an_error_says_it_to_the_caller(scene: Scene) -> None:
-    scene.bad.info, scene.bad.answer = _of_engine(scene), InvalidArgument("not with you")
-    with pytest.raises(InvalidArgument, match="not with you"):
-        scene.receive(b"r").wait()
-
-
 def _of_engine(scene: Scene) -> Any:
     """The bad peer, with the honest engine's description: it does not move a byte."""
     info = dataclasses.replace(scene.bad.info, engine=scene.info.engine)

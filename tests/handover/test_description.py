@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.description import MAX_DESCRIPTION_BYTES, Counterpart, RankInfo, executor, is_same_host, unpack
+from kvstore.handover.description import Counterpart, RankInfo, executor, unpack
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
-from kvstore.protocol.wire import Writer
-from kvstore.rpc.address import Address, host_id
+from kvstore.rpc.address import Address
 from tests.handover.scene import layout_of
 
 INFO = RankInfo(
@@ -48,20 +47,6 @@ def test_a_changed_byte_gives_a_description_or_a_protocol_error(at: int, value: 
         return
 
 
-def test_another_version_says_what_to_do() -> None:
-    data = bytearray(INFO.pack())
-    data[6] = 9
-    with pytest.raises(ProtocolError, match="in version 9, this side in 1: run the same release"):
-        unpack(bytes(data))
-
-
-def test_what_is_no_description_or_too_large_is_told() -> None:
-    with pytest.raises(ProtocolError, match="do not describe a rank"):
-        unpack(b"nonsense")
-    with pytest.raises(ProtocolError, match="over the limit"):
-        unpack(bytes(MAX_DESCRIPTION_BYTES + 1))
-
-
 @pytest.mark.parametrize("wrong", [dataclasses.replace(INFO, rank=4), dataclasses.replace(INFO, control=Address(host="", port=1))])
 def test_a_rank_that_cannot_be_is_refused(wrong: RankInfo) -> None:
     with pytest.raises(ProtocolError, match="description is wrong"):
@@ -82,12 +67,3 @@ def test_an_executor_is_all_its_ranks_in_any_order() -> None:
     ):
         with pytest.raises(InvalidArgument, match=complaint):
             executor(wrong)
-
-
-def test_a_rank_of_this_host_is_known_by_its_kernel() -> None:
-    assert is_same_host(dataclasses.replace(INFO, host=host_id()))
-    assert not is_same_host(INFO)
-
-
-def test_the_magic_is_six_bytes_before_the_version() -> None:
-    assert INFO.pack().startswith(Writer().u8s(b"kvhand").u8(1).done())

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.handles import Handover, Sending
+from kvstore.handover.handles import Sending
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
-from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.waiting import assert_nothing_is_left, within
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, outcomes
 from tests.tuned import tuned
@@ -94,19 +93,6 @@ def test_a_rank_that_cancels_in_the_middle_cancels_it_for_all(pair: tuple[Execut
     assert all(handover.is_fenced for handover in [*given, *wanted])
     assert {type(error) for error in outcomes(pair, request_id)} == {Cancelled}
     check_next(*pair, b"after " + request_id)
-
-
-def test_to_cancel_what_is_over_changes_nothing(pair: tuple[Executor, Executor]) -> None:
-    source, destination = pair
-    wanted = destination.receive(b"done", [3, 4], TOKENS, source)
-    given = source.send(b"done", BLOCKS, TOKENS)
-    for sending in given:
-        sending.all_ready()
-    assert set(errors_of([*given, *wanted])) == {None}
-    for handover in [*given, *wanted]:
-        handover.cancel()
-    assert set(outcomes(pair, b"done")) == {None}
-    check_next(*pair, b"after done")
 
 
 def test_a_receiver_whose_sender_never_comes_ends_at_its_deadline(pair: tuple[Executor, Executor]) -> None:
@@ -200,19 +186,6 @@ def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_n
             assert rank.transceiver.staging_bytes == 0
         check_next(source, destination, b"next")
         assert rank.outcome_of(b"r") is not None, "and it was told once"
-
-
-def test_a_stream_that_cannot_be_opened_ends_both_sides() -> None:
-    with Executor(layout_of(), has_engine=False, connection=TcpConnection) as destination, Executor(layout_of()) as source:
-        wanted = destination.receive(b"r", BLOCKS, TOKENS, source)
-        given = source.send(b"r", BLOCKS, TOKENS)
-        assert {type(error) for error in (handover.error for handover in _over([*given, *wanted]))} != {None}
-
-
-def _over(handovers: list[Handover]) -> list[Handover]:
-    for handover in handovers:
-        assert handover.wait_over(10)
-    return handovers
 
 
 def has_sent(sending: Sending, size_bytes: int) -> bool:

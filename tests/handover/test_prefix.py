@@ -34,15 +34,6 @@ def test_blocks_are_fetched_to_where_they_lie() -> None:
     assert (count, pool.tolist()) == (4, [0, 0, 3, 0, 0, 1, 2, 0, 0, 4])
 
 
-def test_the_first_block_need_not_be_that_of_the_sequence() -> None:
-    count, pool = fetch(Shelf(4), [5, 6, 2], first_block=2)
-    assert (count, pool.tolist()) == (2, [0, 0, 0, 0, 0, 3, 4, 0, 0, 0])
-
-
-def test_no_more_is_fetched_than_there_are_blocks() -> None:
-    assert fetch(Shelf(8), [3, 4])[0] == 2
-
-
 def test_a_store_that_fails_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> int:
         raise Unavailable("gone")

@@ -162,7 +162,7 @@ def test_a_receiver_that_stops_in_the_middle_does_not_take_what_is_another_reque
             child.ask("receive", request_id, blocks, tokens, [sender.transceiver.describe()])
             sending = sender.transceiver.send(request_id.encode(), blocks, tokens=tokens, deadline_s=0.3)
             sending.all_ready()
-            sending.wait_over(0.003 * attempt)
+            sending._over.wait(0.003 * attempt)
             child.stop()
             error = _error_of(sending)
             memory[:] = 9

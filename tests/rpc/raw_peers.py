@@ -14,8 +14,7 @@ from kvstore.protocol.transfers import Fetch, Join, Joined, Store
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.connection import Connection
 from kvstore.transfer.streams.target import Target
@@ -48,7 +47,7 @@ def an_agent(
     listens: bool = True,
     **settings: float,
 ) -> Iterator[ConnectionAgent]:
-    agent = ConnectionAgent(name, Rail(), tuned(TransferSettings, **settings), connection_class, target=target, listens=listens)  # type: ignore[arg-type]
+    agent = ConnectionAgent(name, Rail(), tuned(TransferSettings, **settings), connection_class, target=target, listens=listens)
     try:
         yield agent
     finally:
@@ -307,7 +306,7 @@ def _copy(source: socket.socket, destination: socket.socket) -> None:
 @contextmanager
 def a_target(exports: Exports, secret: bytes = b"", **settings: float) -> Iterator[tuple[Target, bytes]]:
     """A target that listens, and the metadata of its listener."""
-    target = Target("target", exports, tuned(TransferSettings, **settings), secret)  # type: ignore[arg-type]
+    target = Target("target", exports, tuned(TransferSettings, **settings), secret)
     listener = TcpListener("127.0.0.1", 0)
     target.attach(listener)
     try:

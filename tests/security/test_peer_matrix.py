@@ -19,8 +19,7 @@ from kvstore.protocol.handover_messages import Ask, Done, Greet, Part, Report, S
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure
 from kvstore.protocol.transfers import Attach, Fence, Fetch, Join, Joined, Notice, Store
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.region import Exports, Region
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.rpc.raw_peers import PATIENCE_S, RawAsker, a_target, fetch, make_region, read, shown, store

@@ -1,6 +1,5 @@
 """A node and a client on two hosts (network namespaces) while the network between their engines changes: values are right all the time,
-by the engine where there is a way for it, else by message.
-"""
+by the engine where there is a way for it, else by message."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -31,8 +31,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
+from kvstore.transfer.paths.batch import Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Span
 from tests.credentials import OPERATOR, tokens_file
 from tests.rpc.raw_peers import RawAsker, store
 from tests.system.history import value_of

@@ -265,7 +265,7 @@ def topology(*rails: str) -> Topology:
 
 def settings(transports: str = FAULTY, *, slice_bytes: int = 64, max_attempts: int = 6) -> TransferSettings:
     """Small slices, no probes: what happens is only what the test does."""
-    return tuned(TransferSettings, transports=transports, slice_bytes=slice_bytes, max_attempts=max_attempts, probe_share=0.0)  # type: ignore[arg-type]
+    return tuned(TransferSettings, transports=transports, slice_bytes=slice_bytes, max_attempts=max_attempts, probe_share=0.0)
 
 
 def agents(engine: TransferEngine) -> list[FaultyAgent]:

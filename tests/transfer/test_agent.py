@@ -1,16 +1,44 @@
-"""A request is over once and says so to whoever waits; `transfer` holds its memory until then; what an agent leaves out has a default."""
+"""Promises of agent.py: requests, the interface's defaults, and notifications that nobody takes."""
 
 from collections.abc import Callable
 from threading import Event
 
 import pytest
 
-from kvstore.protocol.errors import DeadlineExceeded, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unreachable
+from kvstore.protocol.transfers import MAX_NOTICE_BYTES
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
+from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, Direction, Notices, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Piece
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from tests.rpc.raw_peers import make_region, shown
+
+
+def test_they_are_told_once_in_order_with_their_sender() -> None:
+    notices = Notices("here")
+    for message in (b"one", b"", b"x" * MAX_NOTICE_BYTES):
+        notices.put("there", message)
+    assert notices.take() == [("there", b"one"), ("there", b""), ("there", b"x" * MAX_NOTICE_BYTES)]
+    assert notices.take() == []
+
+
+def test_one_that_is_too_long_is_refused() -> None:
+    notices = Notices("here")
+    with pytest.raises(InvalidArgument, match=f"at most {MAX_NOTICE_BYTES} bytes"):
+        notices.put("there", bytes(MAX_NOTICE_BYTES + 1))
+    assert notices.take() == []
+
+
+@pytest.mark.parametrize(("size_bytes", "most"), [(0, MAX_NOTICES), (MAX_NOTICE_BYTES - 1, MAX_NOTICES_BYTES // MAX_NOTICE_BYTES)])
+def test_what_nobody_takes_is_bounded_in_number_and_in_bytes(size_bytes: int, most: int) -> None:
+    notices, message = Notices("here"), bytes(size_bytes)
+    for _ in range(most):
+        notices.put("t", message)
+    with pytest.raises(Full, match=f"here has {most} notifications that nobody took"):
+        notices.put("t", message)
+    assert len(notices.take()) == most
+    notices.put("t", message)
+    assert len(notices.take()) == 1
 
 
 class OwnAgent(TransferAgent):
@@ -48,18 +76,6 @@ def a_request(**fields: object) -> Request:
     return Request(Direction.READ, "peer", pieces, Deadline(PATIENCE_S), **fields)  # type: ignore[arg-type]
 
 
-def test_a_request_knows_its_size() -> None:
-    assert a_request().size_bytes == 50
-
-
-def test_a_request_that_is_over_is_not_waited_for() -> None:
-    request = a_request()
-    request.finish()
-    request.wait(Deadline(0))
-    assert request.is_over
-    assert request.error is None
-
-
 def test_whoever_waits_is_told_of_the_end() -> None:
     request = a_request()
     waiting = [in_background(lambda: request.wait(Deadline(PATIENCE_S))) for _ in range(2)]
@@ -75,20 +91,6 @@ def test_waiting_ends_at_the_deadline_though_the_request_goes_on() -> None:
     with within(SHORT_S), pytest.raises(DeadlineExceeded):
         request.wait(Deadline(SHORT_S))
     assert not request.is_over
-
-
-def test_a_request_is_over_once() -> None:
-    request = a_request()
-    request.finish()
-    with pytest.raises(AssertionError):
-        request.finish()
-
-
-def test_the_callback_sees_the_result() -> None:
-    seen: list[tuple[bool, object]] = []
-    error = Unreachable("gone")
-    a_request(callback=lambda request: seen.append((request.is_over, request.error))).finish(error)
-    assert seen == [(True, error)]
 
 
 def test_transfer_returns_when_it_is_over_and_holds_the_memory_until_then() -> None:

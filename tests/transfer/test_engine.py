@@ -1,7 +1,6 @@
 """Promises of the engine to its callers: over agents that fail as told (tests/transfer/faulty.py), then over real ones."""
 
 import asyncio
-import math
 import signal
 import sys
 import threading
@@ -14,26 +13,21 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import (
-    Cancelled,
     Closed,
     ConfigError,
     DeadlineExceeded,
-    Denied,
     InvalidArgument,
     KVStoreError,
     ProtocolError,
-    StaleHandle,
     Unreachable,
 )
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.description import unpack_region
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region
+from kvstore.transfer.paths.batch import Runs, Span
 from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Runs, Span
-from kvstore.transfer.paths.transfers import Priority
 from kvstore.transfer.streams.tcp import TcpListener
-from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
+from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, within
 from kvstore.transfer.topology.model import Rails
 from tests.forks import told_by_child
 from tests.ports import free_ports
@@ -122,7 +116,7 @@ def test_a_thousand_slices_that_end_at_once_do_not_nest(scene: Scene) -> None:
 
 def test_runs_arrive_over_every_transport_and_both_ways() -> None:
     for transport in ("shm", "tcp"):
-        used = tuned(TransferSettings, transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)  # type: ignore[arg-type]
+        used = tuned(TransferSettings, transports=transport, rails="lo", slice_bytes=4096, shm_slice_bytes=4096)
         with TransferEngine("me", used) as engine, TransferEngine("other", used) as other:
             theirs, ours = other.allocate(400 * 100), [engine.allocate(200 * 100), engine.allocate(200 * 100)]
             theirs.memory[:] = np.random.default_rng(0).bytes(400 * 100)
@@ -170,40 +164,7 @@ def test_each_rail_is_reached_by_what_its_own_agent_said_of_the_region(scene: Sc
     assert [bool(delivered[rail]) for rail in ("rail0", "rail1", "rail9")] == [True, True, False]
 
 
-def test_memory_that_a_transport_does_not_reach_is_exported_without_it() -> None:
-    with TransferEngine("me", TransferSettings(transports="shm")) as engine:
-        assert unpack_region(engine.export(engine.register(bytearray(4)))).descriptors == {}
-        assert list(unpack_region(engine.export(engine.allocate(4))).descriptors) == ["shm"]
-
-
-def test_large_regions_go_in_larger_slices_over_shared_memory() -> None:
-    sizes = tuned(TransferSettings, transports="shm", slice_bytes=64, shm_slice_bytes=128)  # type: ignore[arg-type]
-    with TransferEngine("me", sizes) as engine, TransferEngine("other", sizes) as other:
-        remote = engine.import_region(engine.connect(other.describe()), other.export(other.allocate(256)))
-        transfer = engine.submit([(remote, bytearray(256), 256)])
-        transfer.wait()
-        [state] = remote.peer.chooser.states.values()
-        assert state.delivered_slices == 2
-
-
-@pytest.mark.parametrize("deadline_s", [math.inf, -math.inf, math.nan, 1e9])
-def test_a_deadline_is_a_number_of_seconds_up_to_a_day(scene: Scene, deadline_s: float) -> None:
-    engine, _, remote = scene.pair()
-    with pytest.raises(InvalidArgument, match="deadline"):
-        engine.submit([], deadline_s=deadline_s)
-    with pytest.raises(InvalidArgument, match="deadline"):
-        engine.notify(remote.peer, b"", deadline_s=deadline_s)
-
-
 # --- waiting ---
-
-
-def test_transfer_raises_what_the_peer_says(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    readable = remote._replace(remote=remote.remote._replace(key=0))
-    with pytest.raises(Denied):
-        engine.transfer([(readable, bytearray(4), 4)])
-    engine.transfer([(remote, bytearray(4), 4)])
 
 
 def test_a_wait_that_is_interrupted_ends_the_transfer(scene: Scene) -> None:
@@ -229,14 +190,6 @@ def test_the_deadline_ends_a_transfer_that_waits_for_its_turn(scene: Scene) -> N
         engine.transfer([(remote, bytearray(64), 64)], deadline_s=SHORT_S)
     only_agent(engine).end_all()
     assert [transfer.error for transfer in blocking] == [None, None]
-
-
-def test_a_deadline_that_is_over_already_moves_nothing(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    buffer = bytearray(4)
-    with pytest.raises(DeadlineExceeded):
-        engine.transfer([(remote, buffer, 4)], deadline_s=0)
-    assert buffer == bytes(4)
 
 
 # --- asyncio ---
@@ -506,14 +459,6 @@ def test_a_rail_that_replaces_the_only_one_takes_over_its_transfers(scene: Scene
     assert transfer.retries == FaultyAgent.window
 
 
-def test_a_link_of_another_speed_is_the_same_rail(scene: Scene) -> None:
-    """Its agent listens: another one could not have the same port."""
-    engine, _, _ = scene.pair()
-    before, links = agents(engine), topology("rail0")
-    assert not engine.refresh(replace(links, nics=(replace(links.nics[0], speed_gbit_s=10.0),)))
-    assert agents(engine) == before
-
-
 def test_memory_that_comes_near_other_rails_is_described_anew(scene: Scene) -> None:
     engine, _, remote = scene.pair(rails="rail0 rail1")
     links = topology("rail0", "rail1")
@@ -521,15 +466,6 @@ def test_memory_that_comes_near_other_rails_is_described_anew(scene: Scene) -> N
     assert b'"cpu:0":[["rail1"],["rail0"]]' in engine.describe()
     engine.transfer([(remote, bytearray(4), 4)])
     assert [len(agent.begun) for agent in agents(engine)] == [0, 1]
-
-
-def test_links_that_are_the_same_change_nothing(scene: Scene) -> None:
-    engine, _, _ = scene.pair()
-    before = agents(engine)
-    assert not engine.refresh(topology("rail0"))
-    assert agents(engine) == before
-    engine.close()
-    assert not engine.refresh(topology("rail1")), "it is closed"
 
 
 def test_a_peer_that_a_new_agent_cannot_read_keeps_its_old_ways(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -561,15 +497,6 @@ def test_notifications_go_by_any_path_that_works_and_are_read_from_all(scene: Sc
     second.default = DOWN
     with pytest.raises(KVStoreError):
         engine.notify(remote.peer, b"three")
-
-
-def test_what_peers_told_is_taken_once(scene: Scene) -> None:
-    engine, other = scene.engine("me"), scene.engine("other")
-    peer = engine.connect(other.describe())
-    engine.notify(peer, b"one")
-    engine.notify(peer, b"two", deadline_s=1)
-    assert other.notifications() == [("me", b"one"), ("me", b"two")]
-    assert other.notifications() == []
 
 
 def test_a_submit_that_is_struck_raises_that_where_no_thread_is_to_be_had(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,11 +581,6 @@ def test_an_engine_that_cannot_be_made_leaves_nothing_behind() -> None:
         TransferEngine("x" * 256)
 
 
-def test_an_engine_that_nobody_has_used_has_served_nothing() -> None:
-    with TransferEngine(settings=settings(), topology=topology("rail0")) as engine:
-        assert (engine.served_bytes, engine.served_connections) == (0, 0)
-
-
 def test_what_was_measured_of_a_peer_is_told_by_its_name() -> None:
     with (
         TransferEngine("a", settings("tcp"), topology=topology("rail0")) as a,
@@ -672,39 +594,3 @@ def test_what_was_measured_of_a_peer_is_told_by_its_name() -> None:
         assert measured is not None
         assert measured.bytes_s > 0
         assert a.measured("nobody") is b.measured("a") is None
-
-
-def test_a_name_is_made_up_if_none_is_given() -> None:
-    with TransferEngine(settings=settings(), topology=topology("rail0")) as one:
-        with TransferEngine(settings=settings(), topology=topology("rail0")) as other:
-            assert one.name != other.name
-
-
-def test_foreground_is_the_default_and_overtakes_background(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    agent = only_agent(engine)
-    agent.default = WAIT
-    background = engine.submit([(remote, bytearray(256), 256)], priority=Priority.BACKGROUND)
-    foreground = engine.submit([(remote, bytearray(64), 64)])
-    agent.end(agent.under_way[0])
-    assert [request.context.transfer for request in agent.begun] == [background, background, foreground]
-    while agent.under_way:
-        agent.end_all()
-
-
-def test_several_threads_wait_for_one_transfer(scene: Scene) -> None:
-    engine, _, remote = scene.pair()
-    only_agent(engine).default = WAIT
-    transfer = engine.submit([(remote, bytearray(64), 64)])
-    waiting = [in_background(transfer.wait) for _ in range(3)]
-    assert all(is_quiet(thread) for thread in waiting)
-    transfer.cancel()
-    for thread in waiting:
-        assert isinstance(thread.exception(PATIENCE_S), Cancelled)
-
-
-def test_a_region_closed_by_its_owner_is_stale(scene: Scene) -> None:
-    engine, region, remote = scene.pair()
-    region.close()
-    with pytest.raises(StaleHandle):
-        engine.transfer([(remote, bytearray(4), 4)])

@@ -12,8 +12,8 @@ from kvstore.protocol.errors import Denied, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.paths.spans import Span
-from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, eventually, within
+from kvstore.transfer.paths.batch import Span
+from kvstore.transfer.testing.waiting import PATIENCE_S, assert_nothing_is_left, within
 from tests.line_child import LineChild
 from tests.tuned import tuned
 
@@ -140,11 +140,3 @@ def test_a_closed_engine_leaves_no_descriptors_and_no_threads() -> None:
 
     use()
     assert_nothing_is_left(use)
-
-
-def test_served_bytes_are_counted() -> None:
-    with Child("tcp") as child, real_engine("tcp") as engine:
-        remote = engine.import_region(engine.connect(child.description), child.shared)
-        engine.transfer([(remote, bytearray(1000), 1000)])
-        eventually(lambda: child.ask("served") == ["1000", "1"], "1000 bytes served by 1 connection")
-        assert (engine.served_bytes, engine.served_connections) == (0, 0)

@@ -17,7 +17,7 @@ from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.testing.waiting import eventually, in_background
 from tests.rpc.raw_peers import AGENT_MAGIC, PATIENCE_S, an_agent, make_region
 from tests.transfer.streams.many_targets import REGION_BYTES, ManyTargets, many_targets
-from tests.transfer.streams.test_sieve import NaiveSieve
+from tests.transfer.streams.naive_sieve import NaiveSieve
 
 PEERS = 1000
 ENDPOINTS = 64

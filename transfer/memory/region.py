@@ -1,25 +1,59 @@
-"""Registered memory: what transfers may touch, who uses it, and how a peer names it.
+"""Registered memory: what transfers may touch, who uses it, where it lies, and what peers may reach of it.
 
 A Region is one contiguous buffer of this process. It counts its users: it is closed when its owner has closed it and nothing moves
-in or out any more, so memory is never freed under a transfer. A RemoteRegion is a peer's, as its owner described it.
+in or out any more, so memory is never freed under a transfer. A RemoteRegion is a peer's, as its owner described it. Exports has the
+regions that peers may reach, and checks every piece that they name.
 """
 
+import ctypes
 import itertools
 import os
+import platform
 import threading
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.transfer.memory.location import ANYWHERE, location_of
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, StaleHandle
+from kvstore.protocol.transfers import Fetch, Store
 from kvstore.transfer.memory.signal_safety import Shield
 
+ANYWHERE: Final = "cpu:0"
+"""Said of memory of hosts with one NUMA node, and where the kernel does not tell."""
+_NODES: Final = Path("/sys/devices/system/node")
+_GET_MEMPOLICY: Final = {"x86_64": 239, "aarch64": 236}
+"""Its number; the C library has no function for it, and libnuma, which has one, is seldom installed."""
+_NODE_OF_ADDRESS: Final = 3
+"""MPOL_F_NODE | MPOL_F_ADDR."""
+_libc = ctypes.CDLL(None)
 CLOSE_TIMEOUT_S: Final = 30.0
 """How long `close` waits for transfers unless told otherwise."""
 _ids = itertools.count(1)
+
+
+def location_of(address: int) -> str:
+    """ "cpu:N" of the page at `address`; a page that does not exist yet is made, as by reading it."""
+    node = node_of(address) if _count_nodes() > 1 else None
+    return ANYWHERE if node is None else f"cpu:{node}"
+
+
+def node_of(address: int) -> int | None:
+    """The NUMA node of the page at `address`. None: the kernel does not tell: a container may not ask, or nothing is mapped there."""
+    number, node = _GET_MEMPOLICY.get(platform.machine()), ctypes.c_int(-1)
+    if number is None:
+        return None
+    failed = _libc.syscall(
+        ctypes.c_long(number), ctypes.byref(node), None, ctypes.c_ulong(0), ctypes.c_void_p(address), ctypes.c_ulong(_NODE_OF_ADDRESS)
+    )
+    return None if failed else node.value
+
+
+@lru_cache(maxsize=1)
+def _count_nodes() -> int:
+    return sum(1 for _ in _NODES.glob("node[0-9]*"))
 
 
 class Region:
@@ -175,3 +209,64 @@ class Piece(NamedTuple):
     remote: RemoteRegion
     remote_offset: int
     size_bytes: int
+
+
+class Exports:
+    """Regions by id. Thread-safe: every step is one of the dictionary's own."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, Region] = {}
+
+    def add(self, region: Region) -> None:
+        """Peers that show its keys may reach it until it is closed. A second time is a no-op."""
+        if region.region_id not in self._regions:
+            self._regions[region.region_id] = region
+            region.on_close(self._forget)
+
+    def _forget(self, region: Region) -> None:
+        self._regions.pop(region.region_id, None)
+
+    def find(self, region_id: int, key: int, *, writing: bool) -> Region:
+        """Raises StaleHandle (no such region, or closed) or Denied (the key does not allow it)."""
+        region = self._regions.get(region_id)
+        if region is None or region.is_closed:
+            raise StaleHandle(f"region {region_id} is not, or no longer, open to peers")
+        if key != region.write_key and (writing or key != region.read_key):
+            raise Denied(f"this key does not allow {'writing' if writing else 'reading'} region {region_id}")
+        if writing and region.memory.readonly:
+            raise Denied(f"region {region_id} is read-only")
+        return region
+
+    def hold(self, request: Fetch | Store) -> tuple[list[memoryview], Sequence[Region]]:
+        """The memory of every piece in order, and the regions that are held for it: release each when the bytes have moved.
+
+        Raises StaleHandle, Denied, InvalidArgument; nothing is held then.
+        """
+        writing = isinstance(request, Store)
+        views: list[memoryview] = []
+        held: list[Region] = []
+        known: dict[tuple[int, int], Region] = {}
+        try:
+            for region_id, key, offset, size in zip(request.regions, request.keys, request.offsets, request.sizes, strict=True):
+                region = known.get((region_id, key))
+                if region is None:
+                    region = known[region_id, key] = self.find(region_id, key, writing=writing)
+                    region.hold()
+                    held.append(region)
+                if offset + size > region.size_bytes:
+                    raise InvalidArgument(
+                        f"bytes {offset} to {offset + size} are outside region {region_id}, which has {region.size_bytes} bytes"
+                    )
+                views.append(region.memory[offset : offset + size])
+        except Closed:
+            release(held)
+            raise StaleHandle(f"region {region_id} is closed") from None
+        except BaseException:
+            release(held)
+            raise
+        return views, held
+
+
+def release(regions: Sequence[Region]) -> None:
+    for region in regions:
+        region.release()

@@ -252,6 +252,7 @@ class Latch:
         self._end = _Time(int(whole_s), int(parts_s * 1e9))
         # A partial, since a method would be a function, at whose beginning a handler may raise.
         self.sit_out: Callable[[], object] = partial(wait, ctypes.c_void_p(ctypes.addressof(self._end)))
+        vars(self.sit_out)["memory"] = self._lock, self._end  # lives as long as the wait, also where the latch does not
 
     def open(self) -> None:
         """Let all go on who wait. A second time is a no-op. For one thread, which no signal handler strikes."""

@@ -5,15 +5,17 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvstore.transfer.agent import Remote, TransferAgent
+from kvstore.protocol.errors import KVStoreError
+from kvstore.transfer.agent import Direction, Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
-from kvstore.transfer.memory.pieces import regions_there
+from kvstore.transfer.memory.pieces import Pieces, regions_there
 from kvstore.transfer.memory.region import RemoteRegion
-from kvstore.transfer.paths.choice import Path, PathChooser, PathFacts
-from kvstore.transfer.paths.transfers import Slice
+from kvstore.transfer.paths.path_chooser import Path, PathChooser, PathFacts
+from kvstore.transfer.paths.transfers import Transfer
 
 TRIES_A_PATH: Final = 2
 """A second one on a new connection gets over a short break where there is no other path; a peer that is gone is still told of soon."""
@@ -25,6 +27,25 @@ class Route(NamedTuple):
     agent: TransferAgent
     remote: Remote
     facts: PathFacts
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """A part of a transfer that goes one way to one peer, by one path at a time."""
+
+    transfer: Transfer
+    peer: "Peer"
+    direction: Direction
+    pieces: Pieces
+    size_bytes: int
+    path: Path | None = None
+    begun_ns: int = 0
+    tried: tuple[Path, ...] = ()
+    """Paths on which it failed."""
+    fences: tuple[int, ...] = ()
+    """Of its failed attempts, see Request."""
+    error: KVStoreError | None = None
+    """Of the last attempt."""
 
 
 class Peer:

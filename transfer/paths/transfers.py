@@ -1,26 +1,19 @@
-"""A transfer and its parts: what a caller of the engine holds while bytes move, and the slices that the engine moves it in.
+"""A transfer: what a caller of the engine holds while bytes move.
 
-The engine (engine.py) owns the state of both and guards it with its lock; this file only says what it is.
+The engine (engine.py) owns its state and guards it with its lock.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Collection
 from copy import copy
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.agent import Direction, Request, TransferAgent, cancelled
-from kvstore.transfer.memory.pieces import Pieces
+from kvstore.transfer.agent import Request, TransferAgent, cancelled
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.signal_safety import Gate, Shield
-from kvstore.transfer.paths.choice import Path
-
-if TYPE_CHECKING:
-    from kvstore.transfer.paths.peer import Peer
 
 ABORT_TIMEOUT_S = 30.0
 """Slices under way end within this time of being given up; an agent that takes longer is at fault, which is logged."""
@@ -165,22 +158,3 @@ class Transfer:
             if self.is_over:
                 self._over.set()
             return self._over
-
-
-@dataclass(slots=True, eq=False)
-class Slice:
-    """A part of a transfer that goes one way to one peer, by one path at a time."""
-
-    transfer: Transfer
-    peer: "Peer"
-    direction: Direction
-    pieces: Pieces
-    size_bytes: int
-    path: Path | None = None
-    begun_ns: int = 0
-    tried: tuple[Path, ...] = ()
-    """Paths on which it failed."""
-    fences: tuple[int, ...] = ()
-    """Of its failed attempts, see Request."""
-    error: KVStoreError | None = None
-    """Of the last attempt."""

@@ -33,14 +33,12 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.workers import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.liveness import CLOSED_COUNT
 from kvstore.transfer.memory.mapping import Slab, map_slab
 from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.pieces import check_pieces, regions_there, views_here, views_there
-from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.memory.signal_safety import Shield
-from kvstore.transfer.shm.target import SharedTarget
+from kvstore.transfer.shm.target import CLOSED_COUNT, SharedTarget
 
 MAGIC: Final = b"kvshm1 "
 """Metadata: this, the `socket_id` of the Unix socket, a space, its path."""

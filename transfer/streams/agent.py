@@ -20,9 +20,8 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.workers import submit_once
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.pieces import check_pieces, longest_bytes
-from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.streams.connection import Connection, Transport
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready

@@ -14,9 +14,9 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES, MAX_TRANSFER_BODY_BYTES, Fetch, Notice, Store
 from kvstore.rpc.deadline import Deadline
+from kvstore.transfer.agent import Notices
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports, release
-from kvstore.transfer.notices import Notices
+from kvstore.transfer.memory.region import Exports, release
 from kvstore.transfer.streams.connection import Connection
 
 DISCARD_BYTES: Final = 256 << 10

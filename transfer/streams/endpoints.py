@@ -2,6 +2,9 @@
 
 Its owner connects, closes and waits, as the pool says. Users share the endpoint of their peer. When the pool is full, SIEVE chooses
 the endpoint that has to leave among those without work in flight; when all have work, one leaves as soon as its users are done.
+
+SIEVE is first in, first out, but an endpoint that was taken since the hand last passed stays for another round.
+Source: Zhang, Yang, Yue, Vigfusson, Rashmi, SIEVE is Simpler than LRU, NSDI 2024.
 """
 
 from collections import OrderedDict
@@ -11,7 +14,6 @@ from itertools import islice
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from kvstore.protocol.errors import Closed, InvalidArgument
-from kvstore.transfer.streams.sieve import Sieve
 
 K = TypeVar("K", bound=Hashable)
 E = TypeVar("E")
@@ -45,10 +47,8 @@ class _Place(Generic[E]):
     endpoint: E
     in_flight: int
     idle_since_ns: int = 0
-
-
-def _is_idle(key: object, place: "_Place[E]") -> bool:
-    return not place.in_flight
+    is_visited: bool = False
+    """It was taken since the hand last passed."""
 
 
 class EndpointPool(Generic[K, E]):
@@ -72,7 +72,8 @@ class EndpointPool(Generic[K, E]):
             raise InvalidArgument(f"max_endpoints and idle_ttl_s must be positive, not {max_endpoints} and {idle_ttl_s:g}")
         self._max_endpoints = max_endpoints
         self._idle_ttl_ns = int(idle_ttl_s * 1e9)
-        self._usable: Sieve[K, _Place[E]] = Sieve()
+        self._usable: dict[K, _Place[E]] = {}  # in the order in which they were opened
+        self._hand: K | None = None  # where the next eviction begins; None: at the oldest
         self._idle: OrderedDict[K, _Place[E]] = OrderedDict()  # usable ones without users, the longest idle first
         self._leaving: dict[int, _Place[E]] = {}  # by id() of the endpoint, which lives as long as its entry
         self._opening: dict[K, bool] = {}  # False: what is being opened shall leave at once
@@ -93,6 +94,7 @@ class EndpointPool(Generic[K, E]):
             raise Closed("the endpoint pool is closed")
         place = self._usable.get(key)
         if place is not None:
+            place.is_visited = True
             if not place.in_flight:
                 del self._idle[key]
             place.in_flight += 1
@@ -120,7 +122,7 @@ class EndpointPool(Generic[K, E]):
         self._in_flight += 1
         place = _Place(endpoint, in_flight=1)
         if stays:
-            self._usable.insert(key, place)
+            self._usable[key] = place
         else:
             self._leaving[id(endpoint)] = place
 
@@ -133,7 +135,7 @@ class EndpointPool(Generic[K, E]):
 
         Raises InvalidArgument when nobody uses it under this key.
         """
-        place = self._usable.peek(key)
+        place = self._usable.get(key)
         if place is None or place.endpoint is not endpoint:
             return self._give_back_leaving(key, endpoint)
         if not place.in_flight:
@@ -159,29 +161,27 @@ class EndpointPool(Generic[K, E]):
             key, place = next(iter(self._idle.items()))
             if now_ns - place.idle_since_ns < self._idle_ttl_ns:
                 break
-            self._forget_idle(key)
-            expired.append(place.endpoint)
+            expired.append(self._forget_idle(key))
         return expired
 
     def drop(self, key: K) -> E | None:
         """The peer is gone. Returns its endpoint if it is to be closed now; one in use or being opened leaves with its users."""
         if key in self._opening:
             self._opening[key] = False
-        place = self._usable.peek(key)
+        place = self._usable.get(key)
         if place is None:
             return None
         if place.in_flight:
             self._leave(key, place)
             return None
-        self._forget_idle(key)
-        return place.endpoint
+        return self._forget_idle(key)
 
     def close(self) -> list[E]:
         """Returns the idle endpoints, to be closed now; the rest leave with their users, and `take` raises Closed. A second close
         returns nothing."""
         self._is_closed = True
         self._waiting.clear()
-        keys = [key for key, _ in self._usable.items()] + list(self._opening)
+        keys = [*self._usable, *self._opening]
         return [endpoint for key in keys if (endpoint := self.drop(key)) is not None]
 
     @property
@@ -196,8 +196,8 @@ class EndpointPool(Generic[K, E]):
 
     def check_integrity(self) -> None:
         """Assert the pool's invariants. For tests; O(endpoints)."""
-        self._usable.check_integrity()
-        usable, leaving = dict(self._usable.items()), self._leaving.values()
+        usable, leaving = self._usable, self._leaving.values()
+        assert self._hand is None or self._hand in usable, "the hand stands at an endpoint that left"
         assert self.open_count + len(self._opening) <= self._max_endpoints
         assert not usable.keys() & self._opening.keys(), "a key with an endpoint is being connected to"
         assert not self._waiting.keys() & (usable.keys() | self._opening.keys()), "a key that has a place waits for one"
@@ -220,10 +220,9 @@ class EndpointPool(Generic[K, E]):
         self._waiting.pop(key, None)
         evicted = None
         if self.open_count + len(self._opening) == self._max_endpoints:
-            found = self._usable.victim(_is_idle)
-            assert found is not None, "a place counted as free has no idle endpoint"
-            self._forget_idle(found[0])
-            evicted = found[1].endpoint
+            victim = self._victim(is_idle=True)
+            assert victim is not None, "a place counted as free has no idle endpoint"
+            evicted = self._forget_idle(victim)
             self.evictions += 1
         self._opening[key] = True
         self.misses += 1
@@ -232,19 +231,39 @@ class EndpointPool(Generic[K, E]):
     def _drain_for_waiting(self) -> None:
         """Have as many endpoints leave as keys wait for which no place is free or becoming free."""
         while len(self._waiting) > self._free_count() + len(self._leaving):
-            found = self._usable.victim(lambda key, place: place.in_flight > 0)
-            if found is None:  # the other places are being connected: one of them will be free or in use
+            victim = self._victim(is_idle=False)
+            if victim is None:  # the other places are being connected: one of them will be free or in use
                 return
-            self._leave(*found)
+            self._leave(victim, self._usable[victim])
             self.evictions += 1
 
+    def _victim(self, *, is_idle: bool) -> K | None:
+        """The key to evict next of those without users, or of those with some; None: there is none. The hand stays at it."""
+        keys = list(self._usable)
+        at = keys.index(self._hand) if self._hand is not None else 0
+        for key in (keys[at:] + keys[:at]) * 2:  # one round clears every mark, so that the second finds whatever may leave
+            place = self._usable[key]
+            if place.is_visited:
+                place.is_visited = False
+            elif bool(place.in_flight) != is_idle:
+                self._hand = key
+                return key
+        return None
+
+    def _remove(self, key: K) -> _Place[E]:
+        """Out of the usable ones. A hand that stood there moves on to the next newer one."""
+        if self._hand == key:
+            keys = list(self._usable)
+            self._hand = next(iter(keys[keys.index(key) + 1 :]), None)
+        return self._usable.pop(key)
+
     def _leave(self, key: K, place: _Place[E]) -> None:
-        self._usable.remove(key)
+        self._remove(key)
         self._leaving[id(place.endpoint)] = place
 
-    def _forget_idle(self, key: K) -> None:
-        self._usable.remove(key)
+    def _forget_idle(self, key: K) -> E:
         del self._idle[key]
+        return self._remove(key).endpoint
 
     def _end_attempt(self, key: K) -> bool:
         """Whether what was opened may stay."""

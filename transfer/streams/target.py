@@ -21,7 +21,7 @@ from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.workers import not_given
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
+from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.answering import LAST_WORD_S, Answering
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.streams.servers import Servers

@@ -1,4 +1,11 @@
-"""What every connection must do: see conformance.py."""
+"""Conformance of connections, as a test class to inherit. Needs the `dev` extra (pytest).
+
+    class TestMyConnection(ConnectionConformance):
+        connection_class = MyConnection
+        rail = Rail(address="127.0.0.1")
+
+It uses nothing but the interface of streams/connection.py.
+"""
 
 import select
 from collections.abc import Iterator, Sequence

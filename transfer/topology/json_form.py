@@ -12,7 +12,7 @@ The matrix alone, without "version", is Mooncake's form; the setting takes eithe
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -39,20 +39,8 @@ def as_json(topology: Topology) -> dict[str, Any]:
         "version": FORM_VERSION,
         "host": topology.host,
         "numa_nodes": [{"number": node.number, "distances": list(node.distances)} for node in topology.numa_nodes],
-        "nics": [
-            {
-                "name": nic.name,
-                "kind": nic.kind,
-                "interface": nic.interface,
-                "addresses": list(nic.addresses),
-                "numa_node": nic.numa_node,
-                "speed_gbit_s": nic.speed_gbit_s,
-                "is_up": nic.is_up,
-                "pci_path": nic.pci_path,
-            }
-            for nic in topology.nics
-        ],
-        "gpus": [{"index": gpu.index, "name": gpu.name, "numa_node": gpu.numa_node, "pci_path": gpu.pci_path} for gpu in topology.gpus],
+        "nics": [{**asdict(nic), "addresses": list(nic.addresses)} for nic in topology.nics],
+        "gpus": [asdict(gpu) for gpu in topology.gpus],
         "matrix": matrix_as_json(topology.matrix),
     }
 

@@ -18,9 +18,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.ucx.arriving import Arriving
-from kvstore.transfer.ucx.connection_ids import MAX_CONNECTION_ID
-from kvstore.transfer.ucx.operation import Message, Operation
-from kvstore.transfer.ucx.worker import UcxWorker
+from kvstore.transfer.ucx.worker import MAX_CONNECTION_ID, Message, Operation, UcxWorker
 
 MAGIC: Final = b"ucx1 "
 """Metadata: this, then HOST:PORT in ASCII."""

@@ -12,15 +12,15 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 from kvstore.protocol.errors import Unreachable
 from kvstore.transfer.ucx import library as ucx_library
-from kvstore.transfer.ucx.connection_ids import ConnectionIds
-from kvstore.transfer.ucx.context import is_shared_memory, open_context, resources
-from kvstore.transfer.ucx.operation import Operation
+from kvstore.transfer.ucx.library import is_shared_memory, open_context, resources
 
+MAX_CONNECTION_ID: Final = (1 << 28) - 1
 LINGER_S: Final = 0.001
 """In a conversation its own threads lead; what a finished send left to be done waits for at most this long."""
 CLOSE_TIMEOUT_S: Final = 5.0
@@ -33,6 +33,66 @@ PROGRESS_LIMIT: Final = 256
 POST_BATCH: Final = 64
 """Messages posted before others get their turn."""
 _FOREVER_S: Final = 3600.0
+
+
+class ConnectionIds:
+    """Numbers from 1 to `max_id`, each one connection's at a time. Thread-safe."""
+
+    def __init__(self, max_id: int = MAX_CONNECTION_ID) -> None:
+        self._max_id = max_id
+        self._lock = threading.Lock()
+        self._taken: set[int] = set()
+        self._last_id = 0
+
+    def take(self) -> int:
+        """One that no connection has, and that was given up as long ago as possible."""
+        with self._lock:
+            while True:
+                self._last_id = self._last_id % self._max_id + 1
+                if self._last_id not in self._taken:
+                    self._taken.add(self._last_id)
+                    return self._last_id
+
+    def give_back(self, connection_id: int) -> None:
+        """A second time is a no-op."""
+        with self._lock:
+            self._taken.discard(connection_id)
+
+
+class Message(NamedTuple):
+    """One message to be sent or received: the endpoint's method for it, the memory, and the tag."""
+
+    call: Callable[..., Any]
+    part: memoryview | bytes
+    tag: int
+
+
+class Operation:
+    """Messages posted together. Its fields are guarded by the worker's lock."""
+
+    __slots__ = ("error", "is_interrupted", "messages", "requests", "waiters", "wakeups")
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self.messages = messages
+        self.requests: deque[Any] = deque()
+        """Those posted and not known to be over, the oldest on the right."""
+        self.error: Exception | None = None
+        """Why the first one that failed did."""
+        self.is_interrupted = False
+        """Whoever waits for it has something else to do."""
+        self.waiters = 0
+        """Threads that sleep until it is over, or until they are to lead."""
+        self.wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def settle(self, failures: type[Exception]) -> bool:
+        """Forget the requests that are over; whether all are."""
+        requests = self.requests
+        while requests and requests[-1].completed:
+            try:
+                requests.pop().check_error()
+            except failures as error:
+                self.error = self.error or error
+        return not requests
 
 
 class UcxWorker:

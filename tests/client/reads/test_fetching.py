@@ -25,7 +25,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.master_messages import Nodes
 from kvstore.protocol.node_messages import Blocks, Read, RegionList, Regions, Slabs
-from kvstore.transfer.paths.spans import Span
+from kvstore.transfer.paths.batch import Span
 from tests.client.oracle import BIG, OTHER, MakeOracle, Oracle, OracleChannel, OracleNode
 from tests.client.reads.gets import get, get_into
 

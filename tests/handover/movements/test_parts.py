@@ -21,12 +21,6 @@ def all_parts(plan: PartPlan) -> list[PartId]:
     return [PartId(at, min(at + step, plan.layers.stop), chunk) for at in starts for chunk in range(len(plan.chunks))]
 
 
-def test_what_goes_straight_between_the_pools_is_one_chunk_of_any_number_of_layers() -> None:
-    found = plan(range(2, 6), Chunk(16, 100), part_bytes=0)
-    assert found == PartPlan(range(2, 6), (Chunk(16, 100),), 4, 840)
-    assert (found.is_staged, found.unit_count, found.total_bytes) == (False, 4, 3360)
-
-
 @given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 300), st.integers(1, 5000))
 def test_gathered_parts_cover_every_layer_and_token_once_and_fit_a_slot(layers: int, first: int, count: int, part_bytes: int) -> None:
     tokens = Chunk(first * 16, first * 16 + count)
@@ -42,12 +36,6 @@ def test_gathered_parts_cover_every_layer_and_token_once_and_fit_a_slot(layers: 
         assert len(part.layers) * (chunk.end - chunk.start) * 10 <= found.slot_bytes <= max(part_bytes, 16 * 10)
 
 
-def test_nothing_to_move_is_no_part() -> None:
-    for layers, tokens in ((range(0), Chunk(0, 100)), (range(4), Chunk(100, 100)), (range(4), Chunk(100, 50))):
-        found = plan(layers, tokens, part_bytes=100)
-        assert (found.unit_count, found.total_bytes, found.is_staged) == (0, 0, False)
-
-
 def test_more_parts_than_a_sender_should_go_through_are_refused() -> None:
     most = Chunk(0, MAX_UNITS // 4 * 16)
     assert plan(range(4), most, part_bytes=1).unit_count == MAX_UNITS
@@ -61,20 +49,7 @@ def test_a_last_chunk_whose_blocks_lie_on_other_ranks_is_left_out() -> None:
     assert found.chunks == (Chunk(0, 32),)
 
 
-def test_what_is_no_part_of_a_plan_is_told() -> None:
-    found = plan(range(2, 6), Chunk(0, 64), part_bytes=320)
-    assert (found.layers_per_part, len(found.chunks)) == (1, 2)
-    assert found.has(PartId(2, 3, 1))
-    for wrong in (PartId(1, 2, 0), PartId(5, 7, 0), PartId(3, 3, 0), PartId(4, 3, 0), PartId(2, 4, 0), PartId(2, 3, 2)):
-        assert not found.has(wrong)
-
-
 def test_units_are_whole_blocks_of_every_context_parallel_rank_of_both() -> None:
     large = dataclasses.replace(SPEC, block_tokens=64)
     assert unit_tokens(layout_of(cp=3), layout_of(large)) == 192
     assert unit_tokens(layout_of(), layout_of()) == 16
-
-
-def test_a_part_is_named_as_the_methods_of_a_remapping_want_it() -> None:
-    plan = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 40)), 2, 100)
-    assert plan.extent(PartId(2, 4, 1)) == {"tokens": 40, "first_token": 32, "layers": range(2, 4)}

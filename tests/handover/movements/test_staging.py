@@ -2,25 +2,9 @@
 
 import pytest
 
-from kvstore.handover.movements import staging as module
 from kvstore.handover.movements.staging import SMALLEST_BYTES, StagingPool
 from kvstore.protocol.errors import Closed, Full
 from kvstore.transfer.testing.waiting import assert_nothing_is_left
-
-
-def test_a_buffer_is_at_least_as_large_as_asked_for_and_is_used_again() -> None:
-    staging = StagingPool(16 * SMALLEST_BYTES)
-    first = staging.take(1)
-    second = staging.take(SMALLEST_BYTES + 1)
-    assert (first.size_bytes, second.size_bytes) == (SMALLEST_BYTES, 2 * SMALLEST_BYTES)
-    assert staging.taken_bytes == 3 * SMALLEST_BYTES
-    staging.give_back(first)
-    assert (staging.taken_bytes, staging.kept_bytes) == (2 * SMALLEST_BYTES, SMALLEST_BYTES)
-    assert staging.take(10) is first
-    assert staging.kept_bytes == 0
-    staging.close()
-    staging.give_back(second)
-    assert second.is_closed
 
 
 def test_what_is_over_the_limit_is_refused_and_nothing_is_taken() -> None:
@@ -41,17 +25,6 @@ def test_kept_buffers_of_other_sizes_make_room() -> None:
     assert all(region.is_closed for region in small)
     assert (staging.taken_bytes, staging.kept_bytes) == (large.size_bytes, 0)
     staging.close()
-
-
-def test_memory_that_cannot_be_had_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(size_bytes: int) -> None:
-        raise Full("no descriptor is left")
-
-    monkeypatch.setattr(module, "allocate", fail)
-    staging = StagingPool(4 * SMALLEST_BYTES)
-    with pytest.raises(Full, match="descriptor"):
-        staging.take(1)
-    assert staging.taken_bytes == 0
 
 
 def test_after_close_nothing_is_taken_and_nothing_is_left() -> None:

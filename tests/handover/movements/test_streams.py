@@ -152,18 +152,6 @@ def test_a_thread_that_cannot_be_had_ends_the_moves(listener: StreamListener, mo
     theirs.close()
 
 
-def test_a_stream_that_cannot_be_opened_ends_its_moves(listener: StreamListener) -> None:
-    metadata = listener.metadata()
-    listener.close()
-    stream, second = Stream(), Stream()
-    ended = put(stream, sending(b"x"))
-    stream.connect(StreamTransport(TcpConnection), metadata, TICKET, deadline_s=10)
-    assert isinstance(ended.result(10), Unreachable)
-    assert isinstance(put(stream, sending(b"x")).result(10), Unreachable)
-    second.close()
-    assert isinstance(put(second, sending(b"x")).result(10), Cancelled)
-
-
 def test_a_wrong_ticket_or_one_that_is_used_or_forgotten_is_hung_up_on(listener: StreamListener) -> None:
     theirs = listener.expect(TICKET)
     listener.expect(b"forgotten" + bytes(7))
@@ -199,18 +187,6 @@ def test_of_too_many_strangers_the_oldest_is_closed() -> None:
         assert not listener.arriving
         for stream in (ours, theirs):
             stream.close()
-
-
-def test_a_second_connection_for_a_stream_is_closed(listener: StreamListener) -> None:
-    theirs = listener.expect(TICKET)
-    ours = connected(listener)
-    assert put(ours, sending(b"x")).result(10) is None
-    assert put(theirs, receiving(bytearray(1))).result(10) is None
-    second = TcpConnection.connect(listener.metadata(), Rail(), Deadline(10))
-    theirs.serve(second)
-    assert not second.is_open
-    for stream in (ours, theirs):
-        stream.close()
 
 
 def test_close_hangs_up_on_who_is_arriving_and_leaves_nothing() -> None:

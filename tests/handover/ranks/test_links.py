@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.handover.description import RankInfo
-from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
+from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, StaleHandle, Unreachable
 from kvstore.protocol.frames import HEADER_BYTES, pack_header, unpack_header
 from kvstore.protocol.handover_messages import Done, Greet, Stop
 from kvstore.protocol.message import Message
@@ -40,14 +40,6 @@ def test_both_ends_of_one_connection_ask(ends: tuple[End, End]) -> None:
     assert one.heard.get(timeout=10) == (2, Done(b"r"))
     one.reactor.call(lambda: one.links.open(other.info), deadline_s=10)
     assert (one.links.count, other.links.count) == (1, 1)
-
-
-def test_an_answer_may_be_an_error_or_never_come(ends: tuple[End, End]) -> None:
-    one, other = ends
-    other.answer = Full("no room")
-    assert isinstance(one.tell(other.info).get(timeout=10), Full)
-    other.is_silent = True
-    assert isinstance(one.tell(other.info, deadline_s=0.01).get(timeout=10), DeadlineExceeded)
 
 
 def test_a_peer_that_is_not_there_is_told_to_all_who_waited(ends: tuple[End, End]) -> None:
@@ -166,20 +158,6 @@ def test_a_connection_that_breaks_is_told_of_at_both_ends_and_made_anew(ends: tu
     assert isinstance(other.gone.get(timeout=10)[1], Unreachable)
     other.is_silent = False
     assert one.tell(other.info).get(timeout=10) is None
-
-
-def test_close_ends_what_is_being_opened_without_a_word(ends: tuple[End, End]) -> None:
-    one, other = ends
-
-    def open_and_close() -> None:
-        one.links.open(other.info)
-        one.links.open(other.info)
-        one.links.close()
-        one.links.close()
-
-    one.reactor.call(open_and_close, deadline_s=10)
-    assert one.gone.empty()
-    assert one.links.count == 0
 
 
 class Raw:

@@ -12,7 +12,6 @@ from kvstore.handover.handles import Receiving
 from kvstore.handover.receiving.fetching import Fetch, Fetches
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, KVStoreError
 from kvstore.rpc.reactor import Reactor
-from kvstore.transfer.testing.waiting import in_background, is_quiet
 
 SECOND_NS = 1_000_000_000
 FENCE_S = 5.0
@@ -64,17 +63,6 @@ def scene(*, share: float = 1.0) -> Iterator[Scene]:
         made.reactor.close()
 
 
-def test_what_was_fetched_is_told_and_the_request_is_gone() -> None:
-    with scene() as on:
-        handle = on.begin(b"r", deadline_s=1)
-        assert b"r" in on.fetches
-        assert on.fetches.handles() == [handle]
-        on.may_go.set()
-        on.until_told(1)
-        assert on.told == [(b"r", 32, None, FENCED)]
-        assert b"r" not in on.fetches
-
-
 def test_a_fetch_has_what_is_left_of_its_requests_deadline_when_its_turn_comes() -> None:
     with scene() as on:
         on.begin(b"first", deadline_s=60)
@@ -101,18 +89,6 @@ def test_a_store_that_hangs_takes_a_share_of_the_time_of_its_request_and_of_thos
         on.until_told(2)
         assert on.told[1] == (b"first", 32, None, FENCED)
         assert on.began.empty()
-
-
-def test_a_fetch_whose_turn_comes_after_its_deadline_never_begins() -> None:
-    with scene() as on:
-        on.begin(b"first", deadline_s=60)
-        on.begin(b"late", deadline_s=10)
-        on.clock.now_ns += 10 * SECOND_NS  # and the reactor has not heard
-        on.may_go.set()
-        on.fetches.close()
-        on.until_told(2)
-        assert on.began.qsize() == 1
-        assert [(request_id, tokens) for request_id, tokens, *_ in sorted(on.told)] == [(b"first", 32), (b"late", 0)]
 
 
 def test_a_request_that_fails_while_its_fetch_waits_is_over_at_once_and_never_fetched() -> None:
@@ -195,13 +171,3 @@ def test_where_no_thread_is_to_be_had_the_store_has_nothing(monkeypatch: pytest.
         on.until_told(3)
         assert on.told[2] == (b"next", 32, None, FENCED)
         assert on.began.qsize() == 1
-
-
-def test_to_close_waits_for_the_fetch_under_way() -> None:
-    with scene() as on:
-        on.begin(b"r", deadline_s=60)
-        on.began.get(timeout=10)
-        closing = in_background(on.fetches.close)
-        assert is_quiet(closing)
-        on.may_go.set()
-        assert closing.result(10) is None

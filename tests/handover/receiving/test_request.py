@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
 from kvstore.handover.receiving.request import CacheReceiver
-from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
+from kvstore.protocol.errors import Cancelled, ProtocolError
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)
 GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=100)
@@ -64,13 +64,6 @@ def test_what_a_sender_does_not_owe_is_refused(part: PartId) -> None:
     assert not machine.needs(1)
 
 
-def test_what_comes_a_second_time_is_refused() -> None:
-    machine = CacheReceiver({0: DIRECT})
-    offer(machine, 0, PartId(0, 2, 0))
-    with pytest.raises(ProtocolError, match="second time"):
-        offer(machine, 0, PartId(1, 3, 0))
-
-
 def test_a_slot_that_is_not_there_taken_or_too_small_is_refused() -> None:
     machine = CacheReceiver({0: GATHERED})
     offer(machine, 0, PartId(0, 2, 0), slot=1)
@@ -79,10 +72,3 @@ def test_a_slot_that_is_not_there_taken_or_too_small_is_refused() -> None:
             offer(machine, 0, PartId(2, 4, 0), slot, size_bytes)
     machine.taken(0, PartId(0, 2, 0), 100)
     offer(machine, 0, PartId(2, 4, 0), slot=1)
-
-
-def test_after_a_failure_the_first_reason_stays() -> None:
-    machine = CacheReceiver({0: DIRECT})
-    assert machine.fail(Unreachable("first"))
-    assert not machine.fail(Cancelled("second"))
-    assert (machine.state, str(machine.error)) == (State.OVER, "first")

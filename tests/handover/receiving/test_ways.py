@@ -74,11 +74,6 @@ def test_the_way_is_what_both_have_and_the_settings_want(
     assert chosen(make(**ours), info_of(make(**theirs))) == way
 
 
-def test_shared_memory_of_another_host_is_none(make: Make) -> None:
-    receiver, sender = make("shm,tcp"), make("shm,tcp")
-    assert chosen(receiver, info_of(sender, host="another")) == (PUSH, False)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "error", "complaint"),
     [

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvstore.handover.movements.parts import Chunk, PartId, PartPlan, State
 from kvstore.handover.sending.request import CacheSender, Offer
-from kvstore.protocol.errors import Cancelled, ProtocolError, Unreachable
+from kvstore.protocol.errors import Cancelled, ProtocolError
 
 DIRECT = PartPlan(range(4), (Chunk(0, 64),), 4, 100)
 GATHERED = PartPlan(range(4), (Chunk(0, 32), Chunk(32, 64)), 2, 100, slot_bytes=100)
@@ -44,14 +44,6 @@ def test_nothing_goes_before_it_is_asked_for_and_everything_that_is_ready_goes_t
     assert machine.due() == []
 
 
-def test_layers_go_as_they_become_ready_in_any_order() -> None:
-    machine = sender(0)
-    ready(machine, 2)
-    assert machine.due() == [Offer(0, PartId(2, 3, 0), 0)]
-    ready(machine, 0, 3, 3)
-    assert machine.due() == [Offer(0, PartId(0, 1, 0), 0), Offer(0, PartId(3, 4, 0), 0)]
-
-
 def test_small_layers_wait_for_one_another_but_not_for_none() -> None:
     machine = sender(0, batch_bytes=250)
     ready(machine, 0, 1)
@@ -87,13 +79,6 @@ def test_it_is_over_once_every_counterpart_has_acknowledged_everything() -> None
     assert machine.error is None
 
 
-def test_a_rank_that_gives_nothing_is_over_once_it_knows() -> None:
-    machine = CacheSender(range(4), batch_bytes=0)
-    assert state_of(machine) is State.WAITING
-    machine.expect([])
-    assert state_of(machine) is State.OVER
-
-
 def test_what_is_acknowledged_before_the_last_layer_is_ready_overlaps() -> None:
     machine = sender(0)
     ready(machine, 0)
@@ -117,27 +102,12 @@ def test_who_takes_nothing_or_asks_twice_is_refused() -> None:
     assert not machine.needs(1)
 
 
-def test_gathered_parts_need_a_slot() -> None:
-    machine = CacheSender(range(4), batch_bytes=0)
-    machine.expect([0])
-    with pytest.raises(ProtocolError, match="slots"):
-        machine.asked(0, GATHERED, slots=0)
-
-
 @pytest.mark.parametrize("plan", [GATHERED, DIRECT])
 def test_nobody_has_more_slots_than_there_can_be(plan: PartPlan) -> None:
     machine = CacheSender(range(4), batch_bytes=0)
     machine.expect([0])
     with pytest.raises(ProtocolError, match="4294967295"):
         machine.asked(0, plan, slots=0xFFFF_FFFF)
-
-
-def test_after_a_failure_nothing_goes_and_the_first_reason_stays() -> None:
-    machine = sender(0)
-    ready(machine, 0, 1, 2, 3)
-    assert machine.fail(Unreachable("first"))
-    assert not machine.fail(Cancelled("second"))
-    assert (machine.due(), machine.state, str(machine.error)) == ([], State.OVER, "first")
 
 
 @pytest.mark.no_cover

@@ -2,7 +2,7 @@
 
 from kvstore.protocol.message import MAX_RATES
 from kvstore.store.replicas.rates import SourceRates
-from kvstore.transfer.paths.bandwidth import Measured
+from kvstore.transfer.paths.path_chooser import Measured
 
 S = 1_000_000_000
 

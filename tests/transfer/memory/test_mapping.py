@@ -4,9 +4,6 @@ import gc
 import mmap
 import os
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -109,13 +106,6 @@ def test_memory_that_is_not_there_is_not_mapped_for_to_touch_it_would_kill_the_p
     assert not is_open(fd)
 
 
-def test_a_part_ends_within_its_slab() -> None:
-    slab = map_slab(memfd(), SIZE, writable=True)
-    assert len(slab.part(1, SIZE - 1)) == SIZE - 1
-    with pytest.raises(Broken, match="a slab of 65536 bytes"):
-        slab.part(1, SIZE)
-
-
 def test_allocated_memory_is_zeroed_shared_and_of_fixed_size() -> None:
     region = allocate(10_000, location="cpu:1")
     assert (region.size_bytes, region.location) == (10_000, "cpu:1")
@@ -153,29 +143,3 @@ def test_a_region_of_no_or_too_many_bytes_is_refused(size_bytes: int) -> None:
 def test_more_memory_than_the_machine_has_is_refused_before_it_is_touched() -> None:
     with pytest.raises(Full, match="this machine has"):
         allocate(MAX_REGION_BYTES)
-
-
-def test_memory_that_cannot_be_mapped_is_told_and_leaves_no_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
-    with limited(resource.RLIMIT_AS, used_bytes + (64 << 20)), pytest.raises(Full, match="no shared memory of 256 MiB: cannot map"):
-        allocate(256 << 20)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_without_a_descriptor_left_it_says_so() -> None:
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    with limited(resource.RLIMIT_NOFILE, lowest_free), pytest.raises(Full, match="no descriptor is left"):
-        allocate(SIZE)
-
-
-@contextmanager
-def limited(kind: int, limit: int) -> Iterator[None]:
-    """This process may have no more, for as long as it takes."""
-    soft, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, (soft, hard))

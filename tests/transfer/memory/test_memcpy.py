@@ -26,7 +26,6 @@ from kvstore.transfer.memory.memcpy import (
     Gather,
     MemcpyPool,
     Way,
-    copy,
     gather_and_sum_all,
 )
 from kvstore.transfer.testing.waiting import eventually
@@ -121,11 +120,6 @@ def test_every_row_is_copied_and_summed_in_order(copier: MemcpyPool, rows: int) 
     assert destinations == sources
 
 
-def test_nothing_to_copy_is_no_error(copier: MemcpyPool) -> None:
-    copier.copy([])
-    assert copier.gather_and_sum([]) == []
-
-
 def test_an_error_in_another_thread_reaches_the_caller() -> None:
     copier = MemcpyPool(2)
     half = memoryview(bytes(PARALLEL_BYTES))
@@ -134,14 +128,6 @@ def test_an_error_in_another_thread_reaches_the_caller() -> None:
         copier.copy([good, bad])
     copier.close()
     copier.close()
-
-
-@pytest.mark.parametrize("size", [0, 1, COPY_BYTES - 1, COPY_BYTES, 1 << 20])
-def test_copy(size: int) -> None:
-    source = os.urandom(size)
-    destination = bytearray(size)
-    copy(memoryview(destination), memoryview(source))
-    assert destination == source
 
 
 def test_the_threads_end_with_the_pool_and_take_nothing_of_a_later_copy() -> None:

@@ -61,11 +61,6 @@ def test_an_agent_finds_what_is_said_of_its_own_rail() -> None:
         assert [piece._replace(remote=None) for piece in by_rail(some, "rdma", "b")] == [piece._replace(remote=None) for piece in pieces]  # type: ignore[arg-type]
 
 
-def test_a_table_is_its_own() -> None:
-    table = table_of(PIECES)
-    assert table_of(table) is table
-
-
 def test_a_part_of_a_table_has_no_regions_that_it_does_not_use() -> None:
     part = table_of(PIECES)[1:3]
     assert list(part) == PIECES[1:]
@@ -74,12 +69,6 @@ def test_a_part_of_a_table_has_no_regions_that_it_does_not_use() -> None:
     columns = table_of(PIECES[2:]).columns()
     assert table_of_used(HERE[:1], THERE[:1], *columns).columns() == columns
     assert not table_of_used(HERE, THERE, *(column[:0] for column in columns)).here
-
-
-@pytest.mark.parametrize("offset", [1 << 63, 1 << 70])
-def test_places_beyond_all_memory_are_no_table(offset: int) -> None:
-    with pytest.raises(InvalidArgument):
-        table_of([Piece(HERE[0], 0, THERE[0], offset, 1)])
 
 
 def both(*pieces: Piece) -> list[Pieces]:

@@ -1,20 +1,111 @@
-"""Registered memory: what a region refuses, who holds it, and that it is not closed under a transfer."""
+"""Promises of region.py: memory is held while it is used, and peers reach what their keys open."""
 
 import signal
 import threading
 from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstore.protocol.errors import Closed, DeadlineExceeded, InvalidArgument
-from kvstore.transfer.memory.location import location_of
-from kvstore.transfer.memory.region import PlainRegion, Region, RemoteRegion, on_rail
+from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, KVStoreError, StaleHandle
+from kvstore.protocol.transfers import Fetch, Store
+from kvstore.transfer.memory import region as location
+from kvstore.transfer.memory.region import ANYWHERE, Exports, PlainRegion, Region, RemoteRegion, location_of, node_of, on_rail
 from kvstore.transfer.memory.signal_safety import Shield
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
+from tests.rpc.raw_peers import Columns, fetch, make_region, shown, store
 
 
-def make_region(size_bytes: int = 100) -> Region:
+def nodes(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def counted_anew() -> None:
+    location._count_nodes.cache_clear()
+
+
+def test_the_kernel_names_a_node_that_this_host_has_or_does_not_tell() -> None:
+    memory = np.zeros(1 << 20, np.uint8)
+    found = node_of(memory.ctypes.data)
+    assert found is None or Path(f"/sys/devices/system/node/node{found}").exists()
+
+
+def test_with_one_node_memory_is_there_and_with_several_where_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = np.zeros(1 << 20, np.uint8)
+    monkeypatch.setattr(location, "node_of", lambda address: 7 if address == memory.ctypes.data else None)
+    monkeypatch.setattr(location, "_NODES", nodes(tmp_path, "node0", "possible"))
+    assert location_of(memory.ctypes.data) == ANYWHERE
+    location._count_nodes.cache_clear()
+    nodes(tmp_path, "node1")
+    assert location_of(memory.ctypes.data) == "cpu:7"
+    assert location_of(1) == ANYWHERE
+    location._count_nodes.cache_clear()
+
+
+@pytest.fixture
+def exports() -> Exports:
+    return Exports()
+
+
+@pytest.fixture
+def region(exports: Exports) -> Region:
+    region = make_region(100, bytes(range(100)))
+    exports.add(region)
+    return region
+
+
+def test_the_read_key_lets_read_and_the_write_key_both(exports: Exports, region: Region) -> None:
+    assert exports.find(region.region_id, region.read_key, writing=False) is region
+    assert exports.find(region.region_id, region.write_key, writing=False) is region
+    assert exports.find(region.region_id, region.write_key, writing=True) is region
+
+
+def refused(exports: Exports, region: Region, request: Fetch | Store) -> KVStoreError:
+    with pytest.raises(KVStoreError) as caught:
+        exports.hold(request)
+    assert region.users == 0
+    return caught.value
+
+
+def test_a_wrong_key_is_denied_though_another_piece_has_the_right_one(exports: Exports, region: Region) -> None:
+    right, wrong = shown(region), shown(region)._replace(key=region.write_key ^ 1)
+    columns: Columns = [(right, 0, 1), (wrong, 0, 1)]
+    assert isinstance(refused(exports, region, fetch(columns)), Denied)
+    assert isinstance(refused(exports, region, store(columns)), Denied)
+    assert isinstance(refused(exports, region, store([(shown(region, writable=False), 0, 1)])), Denied)
+
+
+def test_memory_that_cannot_be_written_is_not(exports: Exports) -> None:
+    region = Region(memoryview(b"constant"))
+    exports.add(region)
+    assert isinstance(refused(exports, region, store([(shown(region), 0, 1)])), Denied)
+    assert bytes(exports.hold(fetch([(shown(region), 0, 8)]))[0][0]) == b"constant"
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 101), (100, 1), (2**64 - 1, 1), (1, 2**64 - 1)])
+def test_bytes_outside_the_region_are_refused(exports: Exports, region: Region, offset: int, size: int) -> None:
+    assert isinstance(refused(exports, region, fetch([(shown(region), 0, 1), (shown(region), offset, size)])), InvalidArgument)
+
+
+def test_a_region_is_out_of_reach_once_it_is_closed_or_was_never_exported(exports: Exports, region: Region) -> None:
+    request = fetch([(shown(region), 0, 1)])
+    region.hold()
+    with pytest.raises(TimeoutError):
+        region.close(deadline_s=0.01)
+    with pytest.raises(StaleHandle):
+        exports.hold(request)
+    region.release()
+    region.close()
+    assert isinstance(refused(exports, region, request), StaleHandle)
+    assert isinstance(refused(exports, region, fetch([(shown(make_region(1)), 0, 1)])), StaleHandle)
+    assert not exports._regions
+
+
+def numbered_region(size_bytes: int = 100) -> Region:
     return Region(memoryview(bytearray(range(size_bytes))))
 
 
@@ -28,47 +119,8 @@ def test_memory_that_is_not_flat_bytes_is_refused(memory: memoryview) -> None:
         Region(memory)
 
 
-def test_a_region_knows_where_its_memory_is() -> None:
-    array = np.zeros(64, np.uint8)
-    region = Region(memoryview(array), location="cpu:1", fd=5)  # type: ignore[arg-type]
-    assert (region.address, region.size_bytes, region.location, region.fd) == (array.ctypes.data, 64, "cpu:1", 5)
-
-
-def test_ids_and_keys_are_a_regions_own_and_stay() -> None:
-    one, other = make_region(), make_region()
-    assert one.region_id != other.region_id
-    assert len({one.read_key, one.write_key, other.read_key, other.write_key}) == 4
-    assert (one.read_key, one.write_key) == (one.read_key, one.write_key)
-
-
-def test_a_part_is_a_view() -> None:
-    region = make_region()
-    region.part(10, 3)[:] = b"abc"
-    assert bytes(region.memory[9:14]) == b"\x09abc\x0d"
-    assert len(region.part(0, 100)) == 100
-    assert len(region.part(100, 0)) == 0
-
-
-@pytest.mark.parametrize(("offset", "size"), [(-1, 5), (0, 101), (100, 1), (5, -1), (2**64, 1)])
-def test_a_part_outside_the_region_is_refused(offset: int, size: int) -> None:
-    with pytest.raises(InvalidArgument):
-        make_region().part(offset, size)
-
-
-def test_users_are_counted() -> None:
-    region = make_region()
-    region.hold()
-    region.hold()
-    assert region.users == 2
-    region.release()
-    region.release()
-    assert region.users == 0
-    with pytest.raises(AssertionError):
-        region.release()
-
-
 def test_close_waits_for_the_last_user_and_refuses_new_ones() -> None:
-    region = make_region()
+    region = numbered_region()
     region.hold()
     region.hold()
     closing = in_background(region.close)
@@ -83,7 +135,7 @@ def test_close_waits_for_the_last_user_and_refuses_new_ones() -> None:
 
 
 def test_close_gives_up_at_its_deadline_and_can_be_called_again() -> None:
-    region, closed = make_region(), list[Region]()
+    region, closed = numbered_region(), list[Region]()
     region.on_close(closed.append)
     region.hold()
     with within(SHORT_S), pytest.raises(DeadlineExceeded, match="1 transfers"):
@@ -147,13 +199,6 @@ def test_a_rail_is_reached_by_what_its_agent_said_or_all_of_its_transport() -> N
     assert region.by_rail("rdma", "a") == RemoteRegion(1, 10, 7, {"rdma": b"A"})
     assert region.by_rail("tcp", "b").descriptors == {"tcp": b""}
     assert region.by_rail("rdma", "b").descriptors == {}
-
-
-def test_a_region_says_where_it_lies_named_or_asked() -> None:
-    memory = memoryview(bytearray(8))
-    assert Region(memory, location="cpu:5").location == "cpu:5"
-    region = Region(memory)
-    assert region.location == location_of(region.address)
 
 
 def test_the_end_of_a_plain_region_is_not_cut_short_by_what_a_shield_keeps() -> None:

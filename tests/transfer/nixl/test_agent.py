@@ -29,11 +29,10 @@ from kvstore.transfer.agent import Direction, Rail, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Piece, Region
-from kvstore.transfer.nixl.agent import MAX_MESSAGE_BYTES, NixlAgent, close_all
+from kvstore.transfer.nixl.agent import NixlAgent, close_all
 from kvstore.transfer.nixl.library import PACKAGES, NativeAgent, Progress
-from kvstore.transfer.testing.conformance import AgentConformance
-from kvstore.transfer.testing.peer import PeerProcess, RegionAllocator, pattern, remote_region
-from kvstore.transfer.testing.scene import Pair, ask, notifications, outcome, whole
+from kvstore.transfer.testing.agents import AgentConformance
+from kvstore.transfer.testing.peer import Pair, PeerProcess, RegionAllocator, ask, outcome, pattern, remote_region, whole
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
 from tests.tuned import tuned
 
@@ -194,13 +193,6 @@ def test_a_description_that_nixl_did_not_make_is_refused_and_forgotten(pair: Pai
     assert ours.memory == theirs.memory
 
 
-def test_regions_that_were_exported_after_the_peers_met_are_reached(pair: Pair) -> None:
-    for _ in range(3):
-        theirs, ours, described = pair.regions(4096)
-        pair.move(Direction.READ, Piece(ours, 0, described, 0, 4096))
-        assert ours.memory == theirs.memory
-
-
 def test_of_a_peers_regions_no_more_are_kept_than_may_be(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.transfer.nixl.agent.MAX_KNOWN_REGIONS", 4)
     user, owner = pair.user, pair.owner
@@ -258,21 +250,6 @@ def test_a_region_may_outlive_its_agent() -> None:
     region.close()
 
 
-def test_what_is_closed_is_not_exported(pair: Pair) -> None:
-    theirs, _, _ = pair.regions(4096)
-    theirs.close()
-    with pytest.raises(Closed):
-        pair.owner.export(theirs)
-    pair.owner.close()
-    with pytest.raises(Closed):
-        pair.owner.export(pair.memory.allocate(4096))
-
-
-def test_a_notification_that_is_too_long_is_refused(pair: Pair) -> None:
-    with pytest.raises(InvalidArgument, match="is longer than"):
-        pair.user.notify(pair.remote, bytes(MAX_MESSAGE_BYTES + 1), Deadline(PATIENCE_S))
-
-
 def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: Pair) -> None:
     pair.user.notify(pair.remote, b"hello", Deadline(PATIENCE_S))
     pair.owner.close()
@@ -282,18 +259,6 @@ def test_a_notification_to_a_peer_that_is_gone_fails_until_it_is_back(pair: Pair
 
     eventually(is_noticed, "the notification fails")
     assert is_noticed()
-
-
-def test_running_what_is_over_does_nothing(pair: Pair) -> None:
-    _, ours, described = pair.regions(4096)
-    request = ask(pair.user, Direction.READ, pair.remote, [Piece(ours, 0, described, 0, 4096)])
-    assert outcome(request) is None
-    pair.user.run(request)
-    assert request.finish_count == 1
-
-
-def test_forgetting_a_peer_that_was_never_met_does_nothing(pair: Pair) -> None:
-    pair.user.unload_remote(pair.remote)
 
 
 @pytest.mark.parametrize("call", ["post", "progress"])
@@ -393,18 +358,3 @@ def test_the_interpreter_ends_cleanly_with_agents_open() -> None:
         "a.notify(a.load_remote(b.metadata()), b'', Deadline(9))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0
-
-
-def test_names_come_back_from_notifications_as_they_are(pair: Pair) -> None:
-    odd = make_agent("a@b@c")
-    try:
-        odd.notify(odd.load_remote(pair.owner.metadata()), b"hello", Deadline(PATIENCE_S))
-        assert notifications(pair.owner, 1) == [("a@b@c", b"hello")]
-    finally:
-        odd.close()
-
-
-def test_thousands_of_pieces_go_in_one_transfer(pair: Pair) -> None:
-    theirs, ours, described = pair.regions(3000 * 64)
-    pair.move(Direction.READ, *(Piece(ours, at * 64, described, at * 64, 64) for at in range(3000)))
-    assert ours.memory == theirs.memory

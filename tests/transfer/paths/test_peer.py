@@ -8,9 +8,9 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail
 from kvstore.transfer.description import EngineInfo
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
-from kvstore.transfer.paths.choice import Path, PathFacts
-from kvstore.transfer.paths.peer import Peer, Route, unload
-from kvstore.transfer.paths.transfers import Priority, Slice, Transfer
+from kvstore.transfer.paths.path_chooser import Path, PathFacts
+from kvstore.transfer.paths.peer import Peer, Route, Slice
+from kvstore.transfer.paths.transfers import Priority, Transfer
 from tests.transfer.faulty import FaultyAgent, settings
 
 SHM = Path("shm", "", "")
@@ -49,17 +49,6 @@ def drained(peer: Peer) -> list[Slice]:
     return found
 
 
-def test_slices_wait_in_order_within_their_priority() -> None:
-    peer = peer_with(FIRST)
-    background = [waiting(peer, Priority.BACKGROUND) for _ in range(2)]
-    foreground = [waiting(peer) for _ in range(3)]
-    peer.push(background)
-    peer.push(foreground)
-    assert peer.head() is foreground[0]
-    assert drained(peer) == foreground + background
-    assert peer.head() is None
-
-
 def test_those_that_failed_go_before_the_others_of_their_priority_only() -> None:
     peer = peer_with(FIRST)
     background, foreground = [waiting(peer, Priority.BACKGROUND) for _ in range(3)], [waiting(peer) for _ in range(4)]
@@ -90,16 +79,6 @@ def test_a_peer_is_idle_when_nothing_was_begun_and_nothing_waits_or_is_under_way
     assert not peer.is_idle(10)
     peer.chooser.succeeded(FIRST, 1, 5, 6)
     assert peer.is_idle(10)
-
-
-def test_a_closed_peer_gives_back_what_waited() -> None:
-    peer = peer_with(FIRST)
-    part = waiting(peer)
-    peer.push([part])
-    assert peer.close() == [part]
-    assert not peer.is_connected
-    assert peer.head() is None
-    assert peer.close() == []
 
 
 def test_a_path_must_reach_every_region_of_the_slice() -> None:
@@ -172,18 +151,3 @@ def test_new_routes_leave_those_that_are_gone_or_replaced() -> None:
     replacement = route()
     assert peer.set_routes(info, {FIRST: replacement}) == [stays._replace(facts=PathFacts(1))]
     assert peer.routes == {FIRST: replacement}
-
-
-def test_distances_are_measured_anew_with_new_routes() -> None:
-    peer = peer_with(FIRST, SECOND)
-    assert peer.choose(waiting(peer), 0) == FIRST
-    info = EngineInfo("peer", "host", (), {"cpu:0": (("rail9",), ())})
-    third = Path("tcp", "rail0", "rail9")
-    peer.set_routes(info, peer.routes | {third: route()})
-    assert peer.choose(waiting(peer), 0) == third
-
-
-def test_unloading_tells_the_agents() -> None:
-    one = route()
-    unload([one])
-    assert one.remote not in AGENT.loaded

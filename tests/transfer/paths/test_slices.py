@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,36 +30,9 @@ def moves(pieces: Pieces) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def test_a_large_piece_is_cut() -> None:
-    assert cut([piece(10, 20, 250)], 100) == [[piece(10, 20, 100)], [piece(110, 120, 100)], [piece(210, 220, 50)]]
-
-
-def test_small_pieces_are_put_together_and_cut_where_a_slice_is_full() -> None:
-    pieces = [piece(at * 50, at * 60, 40) for at in range(4)]
-    assert sizes(cut(pieces, 100)) == [[40, 40, 20], [20, 40]]
-
-
-def test_neighbours_at_both_ends_become_one_piece() -> None:
-    assert cut([piece(0, 50, 10), piece(10, 60, 10), piece(20, 70, 5)], 100) == [[piece(0, 50, 25)]]
-
-
-@pytest.mark.parametrize("second", [piece(11, 10, 5), piece(10, 11, 5), piece(10, 10, 5, local=1), piece(10, 10, 5, remote=1)])
-def test_pieces_that_are_neighbours_at_one_end_only_stay_apart(second: Piece) -> None:
-    assert cut([piece(0, 0, 10), second], 100) == [[piece(0, 0, 10), second]]
-
-
 def test_a_piece_that_fits_is_handed_on_as_it_is() -> None:
     whole = piece(0, 0, 100)
     assert cut([whole], 100)[0][0] is whole
-
-
-def test_no_bytes_make_no_slices() -> None:
-    assert cut([], 100) == []
-    assert cut([piece(0, 0, 0), piece(7, 9, 0)], 100) == []
-
-
-def test_an_empty_piece_does_not_part_its_neighbours() -> None:
-    assert cut([piece(0, 0, 10), piece(10, 10, 0), piece(40, 50, 0), piece(10, 10, 5)], 100) == [[piece(0, 0, 15)]]
 
 
 def test_a_slice_has_at_most_so_many_pieces() -> None:

@@ -1,4 +1,4 @@
-"""Promises of a transfer to whoever holds it; that it ends is the carrier's (test_carrier.py)."""
+"""Promises of a transfer to whoever holds it; that it ends is the carrier's (test_slice_dispatcher.py)."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,6 @@ import pytest
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, Unreachable
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.memory.region import Region
-from kvstore.transfer.memory.signal_safety import Gate
 from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
@@ -52,21 +51,6 @@ def test_whoever_waits_helps_and_returns_when_it_is_over() -> None:
     assert engine.helped == 3, "it is over"
 
 
-def test_its_gate_can_be_shut_once_it_is_over() -> None:
-    transfer, gate = Engine().transfer(), Gate()
-    transfer.stays_in(gate)
-    shutting = in_background(gate.shut)
-    assert is_quiet(shutting)
-    transfer.complete()
-    shutting.result(PATIENCE_S)
-
-
-def test_help_may_be_all_that_it_needed() -> None:
-    engine = Engine()
-    engine.on_help = Transfer.complete
-    engine.transfer().wait()
-
-
 def test_the_error_is_raised_to_everyone_who_waits() -> None:
     transfer = Engine().transfer()
     transfer.error = Unreachable("gone")
@@ -79,11 +63,6 @@ def test_the_error_is_raised_to_everyone_who_waits() -> None:
 def test_waiting_ends_with_the_deadline() -> None:
     with within(SHORT_S), pytest.raises(DeadlineExceeded, match=r"0\.3 s"):
         Engine().transfer(deadline_s=SHORT_S).wait()
-
-
-def test_a_deadline_that_was_over_before_waiting_began() -> None:
-    with pytest.raises(DeadlineExceeded):
-        Engine().transfer(deadline_s=0).wait()
 
 
 def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
@@ -160,14 +139,6 @@ def test_its_error_keeps_nothing_of_its_callers() -> None:
     assert (transfer.error.__traceback__, transfer.error.__context__) == (None, None)
 
 
-def test_a_transfer_that_is_over_may_be_abandoned() -> None:
-    transfer = Engine().transfer()
-    transfer.complete()
-    transfer.abandon()
-    assert transfer.is_over
-    assert transfer.error is None
-
-
 def test_it_lets_go_of_its_regions_before_it_tells() -> None:
     regions = [Region(memoryview(bytearray(4))) for _ in range(2)]
     for region in regions:
@@ -187,17 +158,3 @@ def test_a_callback_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCapt
     transfer.complete()
     waiting.result(PATIENCE_S)
     assert "a mistake" in caplog.text
-
-
-def test_it_can_be_cancelled_and_expired() -> None:
-    cancelled, expired = Engine().transfer(), Engine().transfer(deadline_s=2)
-    cancelled.cancel()
-    with pytest.raises(Cancelled):
-        cancelled.wait()
-    expired.expire()
-    with pytest.raises(DeadlineExceeded, match="2 s"):
-        expired.wait()
-
-
-def test_foreground_comes_before_background() -> None:
-    assert Priority.FOREGROUND < Priority.BACKGROUND

@@ -1,4 +1,4 @@
-"""Promises of target.py, to peers that speak to its socket themselves."""
+"""Promises of shm/target.py: descriptors for those who show keys, and a table of the open regions."""
 
 import ctypes
 import mmap
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvstore.protocol.errors import (
@@ -22,27 +23,98 @@ from kvstore.protocol.errors import (
     ConfigError,
     Denied,
     Full,
-    InvalidArgument,
     ProtocolError,
     StaleHandle,
     Unavailable,
 )
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags, Hello, Ok
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, SERVER_AGENT, Attach, Notice
-from kvstore.rpc.address import Address, socket_id
+from kvstore.protocol.transfers import ROLE_AGENT, Attach, Notice
+from kvstore.rpc.address import Address
 from kvstore.rpc.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer import notices
-from kvstore.transfer.memory.exports import Exports
 from kvstore.transfer.memory.mapping import allocate, map_slab
-from kvstore.transfer.memory.region import Region
-from kvstore.transfer.shm.target import SharedTarget
+from kvstore.transfer.memory.region import Exports, Region
+from kvstore.transfer.shm.target import CLOSED_COUNT, LiveRegions, SharedTarget
 from kvstore.transfer.testing.waiting import eventually
 from tests.rpc.wires import frame, read_frame
 
 SIZE = 10_000
 NOBODY = 65_534
+
+
+@pytest.fixture
+def regions() -> Iterator[LiveRegions]:
+    regions = LiveRegions(3)
+    yield regions
+    regions.close()
+
+
+def read_only(regions: LiveRegions) -> int:
+    return os.open(f"/proc/self/fd/{regions.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def as_seen(regions: LiveRegions) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(map_slab(read_only(regions), regions.size_bytes, writable=False).memory, np.uint64)
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_open_regions_stand_at_their_place_and_closed_ones_do_not(regions: LiveRegions) -> None:
+    table = as_seen(regions)
+    places = [regions.add(region_id) for region_id in (7, 8)]
+    assert [int(table[place]) for place in places] == [7, 8]
+    regions.remove(places[0])
+    assert [int(table[place]) for place in places] == [0, 8]
+
+
+def test_a_full_table_says_so_and_takes_another_once_one_is_closed(regions: LiveRegions) -> None:
+    places = [regions.add(region_id) for region_id in (1, 2, 3)]
+    with pytest.raises(Full, match="close some"):
+        regions.add(4)
+    regions.remove(places[1])
+    assert regions.add(4) == places[1]
+    with pytest.raises(Full):
+        regions.add(5)
+
+
+def test_whoever_has_a_read_only_descriptor_cannot_write_to_the_table_by_any_way(regions: LiveRegions) -> None:
+    fd = read_only(regions)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, regions.size_bytes)
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        mmap.mmap(again, regions.size_bytes)
+    with pytest.raises(PermissionError):
+        os.pwrite(again, b"\1", 0)
+    for size_bytes in (0, 2 * regions.size_bytes):
+        with pytest.raises(PermissionError):
+            os.ftruncate(again, size_bytes)
+    os.close(again)
+    os.close(fd)
+
+
+def test_without_a_descriptor_left_it_says_so() -> None:
+    with no_descriptor_left(), pytest.raises(Full, match="no descriptor is left"):
+        LiveRegions()
+
+
+def test_a_forked_child_closes_no_region_of_its_parents(regions: LiveRegions, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, place = as_seen(regions), regions.add(7)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        regions.remove(place)
+    assert (seen[place], seen[CLOSED_COUNT]) == (7, 0)
 
 
 @pytest.fixture
@@ -78,26 +150,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 # --- who comes in ---
-
-
-def test_it_says_who_it_is(target: SharedTarget, channel: Channel) -> None:
-    welcome = channel.welcome
-    assert (welcome.server, welcome.name, welcome.host_id, welcome.unix) == (SERVER_AGENT, "owner", socket_id(target.path), target.path)
-
-
 def test_its_folder_is_for_this_user_alone() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
@@ -153,14 +206,6 @@ def test_messages_of_others_and_payloads_are_refused_and_the_connection_serves_o
 
 
 # --- descriptors of regions ---
-
-
-def test_the_write_key_gets_memory_to_read_and_write(channel: Channel, region: Region) -> None:
-    slab = map_slab(attach(channel, region.region_id, region.write_key, writable=True), SIZE, writable=True)
-    slab.memory[:3] = b"abc"
-    assert bytes(region.memory[:3]) == b"abc"
-
-
 @pytest.mark.parametrize("with_write_key", [False, True])
 def test_what_was_given_for_reading_cannot_be_mapped_nor_made_writable(channel: Channel, region: Region, with_write_key: bool) -> None:
     fd = attach(channel, region.region_id, region.write_key if with_write_key else region.read_key)
@@ -194,14 +239,6 @@ def test_memory_that_is_read_only_at_its_owner_is_never_given_for_writing(target
         attach(channel, region.region_id, region.write_key, writable=True)
     region.close()
     whole.close()
-
-
-def test_unknown_and_closed_regions_are_stale(channel: Channel, region: Region) -> None:
-    with pytest.raises(StaleHandle):
-        attach(channel, region.region_id + 1, 0)
-    region.close()
-    with pytest.raises(StaleHandle):
-        attach(channel, region.region_id, region.read_key)
 
 
 def test_exported_memory_that_is_not_shared_has_no_descriptor() -> None:
@@ -240,8 +277,6 @@ def test_without_a_descriptor_left_the_peer_is_told_and_can_ask_again(channel: C
 
 
 # --- regions that are open ---
-
-
 @pytest.mark.parametrize("writable", [0, 1])
 def test_the_table_of_open_regions_needs_no_key_and_is_never_given_for_writing(channel: Channel, region: Region, writable: int) -> None:
     answer, [fd] = channel.call_for_fds(Attach(0, 0, writable), Deadline(10))
@@ -263,10 +298,6 @@ def test_a_region_has_one_place_for_as_long_as_it_is_open(target: SharedTarget) 
     three.close()
 
 
-def test_memory_without_a_descriptor_has_no_place(target: SharedTarget) -> None:
-    assert target.export(Region(memoryview(bytearray(1)))) is None
-
-
 def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -> None:
     regions = [allocate(1) for _ in range(4)]
     for region in regions[:3]:
@@ -279,14 +310,6 @@ def test_more_regions_than_the_table_has_places_are_told(target: SharedTarget) -
         region.close()
 
 
-def test_a_closed_region_is_not_exported(target: SharedTarget) -> None:
-    region = allocate(1)
-    region.close()
-    for _ in range(4):  # and takes no place
-        with pytest.raises(Closed):
-            target.export(region)
-
-
 def test_a_closed_target_exports_nothing_and_regions_may_outlive_it(target: SharedTarget) -> None:
     before, after = allocate(1), allocate(1)
     target.export(before)
@@ -296,50 +319,3 @@ def test_a_closed_target_exports_nothing_and_regions_may_outlive_it(target: Shar
         target.export(after)
     before.close()
     after.close()
-
-
-# --- notifications ---
-
-
-def test_notifications_are_kept_in_order_until_they_are_taken(target: SharedTarget, channel: Channel) -> None:
-    for message in (b"one", b"", b"x" * MAX_NOTICE_BYTES):
-        channel.call(Notice(message), Ok, Deadline(10))
-    assert target.notices() == [("user", b"one"), ("user", b""), ("user", b"x" * MAX_NOTICE_BYTES)]
-    assert target.notices() == []
-
-
-def test_one_that_is_too_long_is_refused(target: SharedTarget, channel: Channel) -> None:
-    with pytest.raises(InvalidArgument, match=f"at most {MAX_NOTICE_BYTES} bytes"):
-        channel.call(Notice(bytes(MAX_NOTICE_BYTES + 1)), Ok, Deadline(10))
-    assert target.notices() == []
-
-
-def test_more_than_anyone_takes_are_refused(target: SharedTarget, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
-    for _ in range(2):
-        channel.call(Notice(b"x"), Ok, Deadline(10))
-    with pytest.raises(Full, match="that nobody took"):
-        channel.call(Notice(b"x"), Ok, Deadline(10))
-    assert len(target.notices()) == 2
-    channel.call(Notice(b"y"), Ok, Deadline(10))
-
-
-def test_threads_that_take_them_at_once_share_them(target: SharedTarget, channel: Channel) -> None:
-    taken: list[tuple[str, bytes]] = []
-    is_over = threading.Event()
-
-    def take() -> None:
-        while not is_over.is_set():
-            taken.extend(target.notices())
-            is_over.wait(0.001)
-
-    takers = [threading.Thread(target=take) for _ in range(3)]
-    for taker in takers:
-        taker.start()
-    for number in range(500):
-        channel.call(Notice(number.to_bytes(2)), Ok, Deadline(10))
-    eventually(lambda: len(taken) == 500, "all are taken")
-    is_over.set()
-    for taker in takers:
-        taker.join()
-    assert sorted(message for _, message in taken) == [number.to_bytes(2) for number in range(500)]

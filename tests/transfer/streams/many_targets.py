@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpListener
 from tests.tuned import tuned

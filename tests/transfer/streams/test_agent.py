@@ -1,6 +1,5 @@
 """An agent over TCP connections: which connections it keeps, how it shares them, and what becomes of requests when they break."""
 
-import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,27 +11,24 @@ import pytest
 from kvstore.protocol.errors import (
     Cancelled,
     Closed,
-    ConfigError,
     DeadlineExceeded,
     InvalidArgument,
-    KVStoreError,
     ProtocolError,
     Unavailable,
     Unreachable,
 )
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_PIECES
+from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Remote, Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
+from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion
 from kvstore.transfer.streams.agent import ConnectionAgent
 from kvstore.transfer.streams.lane import Lane
 from kvstore.transfer.streams.target import Target
 from kvstore.transfer.streams.tcp import TcpConnection
-from kvstore.transfer.testing.conformance import AgentConformance
+from kvstore.transfer.testing.agents import AgentConformance
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
-from tests.rpc.raw_peers import AGENT_MAGIC, Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
+from tests.rpc.raw_peers import Proxy, RawAnswerer, an_agent, make_region, outcome, read_request, shown, submit, welcome
 
 SIZE = 64 << 10
 CLOSE_S = SOON_S
@@ -101,19 +97,6 @@ def test_a_lane_whose_runner_could_not_be_started_is_run_once(
         assert runs == [threading.current_thread().name]
 
 
-def test_without_a_thread_that_closes_idle_connections_there_are_connections_all_the_same(
-    owner: ConnectionAgent, remote_region: RemoteRegion
-) -> None:
-    with an_agent(tcp_streams=1, idle_ttl_s=0.05) as agent:
-        remote = agent.load_remote(owner.metadata())
-        with no_thread_for("kvstore-sweep"):
-            read_once(agent, remote, remote_region)
-        assert agent.open_connections == 1
-        agent.unload_remote(remote)
-        read_once(agent, agent.load_remote(owner.metadata()), remote_region)
-        eventually(lambda: agent.open_connections == 0, "it is closed once there is a thread")
-
-
 @contextmanager
 def no_thread_for(name: str) -> Iterator[None]:
     """The system has none for threads of this name."""
@@ -136,14 +119,6 @@ def read_once(agent: ConnectionAgent, remote: Remote, remote_region: RemoteRegio
 
 
 # --- connections ---
-
-
-def test_a_peer_has_one_connection_a_stream_whatever_is_asked(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
-    with an_agent(tcp_streams=3) as agent:
-        remote = agent.load_remote(owner.metadata())
-        requests = [submit(agent, READ, remote, all_of(remote_region)) for _ in range(30)]
-        assert [outcome(request) for request in requests] == [None] * 30
-        assert agent.open_connections == 3
 
 
 def test_threads_share_few_endpoints_among_many_peers_and_none_starves(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
@@ -240,13 +215,6 @@ def test_an_agent_of_a_shared_target_leaves_it_open_and_takes_its_listener_away(
         target.close()
 
 
-def test_an_address_of_another_host_is_a_config_error_that_leaves_nothing() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ConfigError):
-        ConnectionAgent("agent", Rail(address="192.0.2.1"), TransferSettings(), TcpConnection)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 # --- requests ---
 
 
@@ -259,31 +227,6 @@ def test_a_request_over_a_limit_is_refused_at_once(owner: ConnectionAgent, count
     pieces = [Piece(region, 0, RemoteRegion(1, reach * (size + 1), 0, {}), 0, size)] * count
     assert isinstance(outcome(submit(owner, READ, remote, pieces)), InvalidArgument)
     assert owner.open_connections == 0
-
-
-def test_a_peer_of_nobody_is_refused(owner: ConnectionAgent) -> None:
-    with pytest.raises(InvalidArgument):
-        submit(owner, READ, object(), [])
-
-
-class SmallBuffers(TcpConnection):
-    @classmethod
-    def connect(cls, metadata: bytes, rail: Rail, deadline: Deadline) -> TcpConnection:
-        connection = super().connect(metadata, rail, deadline)
-        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
-        return connection
-
-
-def test_requests_of_many_pieces_at_once(owner: ConnectionAgent, theirs: Region, remote_region: RemoteRegion) -> None:
-    """Asked ahead, they would be more than the sockets hold: neither side may wait for the other."""
-    owner._listener._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # type: ignore[union-attr]
-    with an_agent(tcp_streams=1, connection_class=SmallBuffers, stall_timeout_s=PATIENCE_S) as agent:
-        remote, ours = agent.load_remote(owner.metadata()), make_region(SIZE)
-        pieces = [[Piece(ours, at, remote_region, at, 1) for at in range(SIZE)] for _ in range(3)]
-        big = [Piece(make_region(SIZE), 0, remote_region, 0, SIZE)] * 1000
-        requests = [submit(agent, READ, remote, one) for one in [big, *pieces]]
-        assert [outcome(request) for request in requests] == [None] * 4
-        assert ours.memory == theirs.memory
 
 
 def test_cancelling_one_request_leaves_the_others_right(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
@@ -331,35 +274,12 @@ def test_waiting_for_an_endpoint_ends_at_the_deadline(stalled: RawAnswerer, remo
             assert isinstance(outcome(submit(agent, READ, other, all_of(remote_region), timeout_s=SHORT_S)), DeadlineExceeded)
 
 
-class CancelledAtItsEnd(Request):
-    def finish(self, error: KVStoreError | None = None) -> None:
-        self.context.cancel(self)
-        super().finish(error)
-
-
-def test_cancelling_at_the_moment_of_the_end_changes_nothing(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
-    request = CancelledAtItsEnd(READ, owner.load_remote(owner.metadata()), all_of(remote_region), Deadline(PATIENCE_S), context=owner)
-    owner.submit(request)
-    assert outcome(request) is None
-
-
 def test_without_threads_of_its_own_the_submitters_does_the_work(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
     """As when the system has no more, or the agent is being closed."""
     owner._runners.shutdown()
     request = submit(owner, READ, owner.load_remote(owner.metadata()), all_of(remote_region))
     assert request.is_over
     assert request.error is None
-
-
-def test_running_what_is_over_or_was_never_submitted_does_nothing(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
-    request = submit(owner, READ, owner.load_remote(owner.metadata()), all_of(remote_region))
-    assert outcome(request) is None
-    owner.run(request)
-    owner.cancel(request)
-    fresh = Request(READ, None, [], Deadline(PATIENCE_S))
-    owner.run(fresh)
-    owner.cancel(fresh)
-    assert not fresh.is_over
 
 
 def test_a_waiting_thread_hands_on_what_is_not_its_own(owner: ConnectionAgent, remote_region: RemoteRegion) -> None:
@@ -452,14 +372,6 @@ def test_late_bytes_of_a_write_that_was_tried_again_never_land(
 # --- notifications, forgetting, the end ---
 
 
-def test_a_notification_too_long_is_refused(owner: ConnectionAgent) -> None:
-    remote = owner.load_remote(owner.metadata())
-    with pytest.raises(InvalidArgument):
-        owner.notify(remote, b"x" * (MAX_NOTICE_BYTES + 1), Deadline(PATIENCE_S))
-    owner.notify(remote, b"x" * MAX_NOTICE_BYTES, Deadline(PATIENCE_S))
-    assert owner.notifications() == [("owner", b"x" * MAX_NOTICE_BYTES)]
-
-
 def test_a_notification_that_nobody_takes_is_given_up_at_the_deadline(stalled: RawAnswerer) -> None:
     with an_agent(stall_timeout_s=PATIENCE_S) as agent:
         with within(SHORT_S), pytest.raises(DeadlineExceeded):
@@ -542,26 +454,9 @@ def test_close_ends_everything_quickly(owner: ConnectionAgent, stalled: RawAnswe
         assert isinstance(outcome(submit(agent, READ, remotes[0], all_of(remote_region))), Closed)
 
 
-def test_close_ends_the_callers_thread_too(stalled: RawAnswerer, remote_region: RemoteRegion) -> None:
-    with an_agent(stall_timeout_s=PATIENCE_S) as agent:
-        remote = agent.load_remote(stalled.metadata)
-        asking = in_background(lambda: agent.transfer(READ, remote, all_of(remote_region), Deadline(PATIENCE_S)))
-        eventually(lambda: agent.open_connections == 1, "it is being asked")
-        agent.close()
-        with pytest.raises(Closed):
-            asking.result(SOON_S)
-
-
 def test_a_refusal_is_told_as_it_came(remote_region: RemoteRegion) -> None:
     with an_agent("full", max_connections=1) as full, an_agent("one") as one, an_agent("two") as two:
         region = make_region(SIZE, b"theirs")
         full.export(region)
         read_once(one, one.load_remote(full.metadata()), shown(region))
         assert type(outcome(submit(two, READ, two.load_remote(full.metadata()), all_of(shown(region))))) is Unavailable
-
-
-def test_metadata_says_how_it_is_reached(owner: ConnectionAgent) -> None:
-    assert owner.metadata().startswith(AGENT_MAGIC + b"tcp1 127.0.0.1:")
-    for metadata in (b"kvagent1 ucx tcp1 127.0.0.1:1", AGENT_MAGIC, AGENT_MAGIC + bytes(70_000)):
-        with pytest.raises(ProtocolError):
-            owner.load_remote(metadata)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.protocol.errors import Closed, InvalidArgument
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.transfer.streams.endpoints import EndpointPool, Open, Ready, Wait
-from tests.transfer.streams.test_sieve import NaiveSieve
+from tests.transfer.streams.naive_sieve import NaiveSieve
 
 SECOND_NS = 1_000_000_000
 KEYS = st.integers(0, 6)
@@ -47,37 +47,6 @@ def idle(pool: Pool, key: str, now_ns: int = 0) -> Endpoint:
     return endpoint
 
 
-def test_one_connects_while_the_others_wait_and_then_all_share() -> None:
-    pool = pool_of(2)
-    assert pool.take("a") == Open(None)
-    assert (pool.take("a"), pool.take("a")) == (Wait(), Wait())
-    endpoint = Endpoint("a")
-    pool.opened("a", endpoint)
-    assert (pool.take("a"), pool.take("a")) == (Ready(endpoint), Ready(endpoint))
-    assert (pool.open_count, pool.in_flight) == (1, 3)
-    pool.check_integrity()
-
-
-def test_after_a_failed_attempt_another_may_try() -> None:
-    pool = pool_of(1)
-    assert (pool.take("a"), pool.take("a")) == (Open(None), Wait())
-    pool.failed("a")
-    assert (pool.take("a"), pool.open_count) == (Open(None), 0)
-
-
-def test_hits_misses_and_evictions_are_counted_and_waiting_is_not() -> None:
-    pool = pool_of(1)
-    first = opened(pool, "a")
-    assert pool.take("b") == Wait()
-    pool.withdraw("b")
-    assert pool.give_back("a", first, 0) is first
-    second = idle(pool, "b")
-    assert pool.take("b") == Ready(second)
-    pool.give_back("b", second, 0)
-    assert pool.take("c") == Open(second)
-    assert (pool.hits, pool.misses, pool.evictions) == (1, 3, 2)
-
-
 def test_a_full_pool_evicts_the_idle_endpoint_that_sieve_chooses() -> None:
     pool = pool_of(2)
     first, second = idle(pool, "a"), idle(pool, "b")
@@ -86,21 +55,6 @@ def test_a_full_pool_evicts_the_idle_endpoint_that_sieve_chooses() -> None:
     assert pool.take("c") == Open(second)
     assert pool.open_count == 1
     pool.check_integrity()
-
-
-def test_an_endpoint_enters_unvisited_though_it_has_a_user() -> None:
-    pool = pool_of(2)
-    first, second = idle(pool, "a"), idle(pool, "b")
-    pool.take("b")
-    pool.give_back("b", second, 0)
-    assert pool.take("c") == Open(first)
-
-
-def test_an_endpoint_in_use_is_passed_over() -> None:
-    pool = pool_of(2)
-    opened(pool, "a")
-    second = idle(pool, "b")
-    assert pool.take("c") == Open(second)
 
 
 def test_when_all_are_in_use_one_drains_and_its_last_user_closes_it() -> None:
@@ -117,14 +71,6 @@ def test_when_all_are_in_use_one_drains_and_its_last_user_closes_it() -> None:
     pool.check_integrity()
 
 
-def test_a_draining_endpoint_takes_no_work_and_its_key_queues_like_any_other() -> None:
-    pool = pool_of(1)
-    first = opened(pool, "a")
-    assert (pool.take("b"), pool.take("a")) == (Wait(), Wait())
-    assert pool.give_back("a", first, 0) is first
-    assert (pool.take("a"), pool.take("b")) == (Wait(), Open(None))
-
-
 def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
     pool = pool_of(2)
     first, second = opened(pool, "a"), opened(pool, "b")
@@ -133,25 +79,6 @@ def test_a_user_that_holds_on_is_told_that_its_endpoint_has_to_leave() -> None:
     assert (pool.is_leaving(first), pool.is_leaving(second)) == (True, False)
     pool.give_back("a", first, 0)
     assert not pool.is_leaving(first)
-
-
-def test_asking_again_drains_no_more() -> None:
-    pool = pool_of(2)
-    opened(pool, "a"), opened(pool, "b")
-    assert [pool.take("c") for _ in range(3)] == [Wait()] * 3
-    assert (pool.evictions, pool.open_count) == (1, 2)
-    assert pool.take("d") == Wait()
-    assert pool.evictions == 2
-
-
-def test_while_all_places_are_being_connected_nothing_can_drain_yet() -> None:
-    pool = pool_of(1)
-    assert (pool.take("a"), pool.take("b")) == (Open(None), Wait())
-    endpoint = Endpoint("a")
-    pool.opened("a", endpoint)
-    assert pool.take("b") == Wait()
-    assert pool.give_back("a", endpoint, 0) is endpoint
-    assert pool.take("b") == Open(None)
 
 
 def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
@@ -163,84 +90,6 @@ def test_a_stream_of_new_work_on_a_busy_endpoint_keeps_nobody_out() -> None:
     assert (pool.take("cold"), pool.take("hot")) == (Wait(), Wait())
     assert pool.give_back("hot", endpoint, 0) is endpoint
     assert (pool.take("hot"), pool.take("cold")) == (Wait(), Open(None))
-
-
-def test_keys_get_places_in_the_order_in_which_they_came() -> None:
-    pool = pool_of(1)
-    endpoint = opened(pool, "a")
-    assert [pool.take(key) for key in "bcd"] == [Wait()] * 3
-    pool.give_back("a", endpoint, 0)
-    assert [pool.take(key) for key in "edcb"] == [Wait()] * 3 + [Open(None)]
-    pool.failed("b")
-    assert [pool.take(key) for key in "edc"] == [Wait()] * 2 + [Open(None)]
-
-
-def test_of_two_that_may_go_on_either_may_be_the_first_to_ask() -> None:
-    pool = pool_of(2)
-    first, second = opened(pool, "a"), opened(pool, "b")
-    assert [pool.take(key) for key in "cde"] == [Wait()] * 3
-    assert pool.give_back("a", first, 0) is first
-    assert pool.give_back("b", second, 0) is second
-    assert [pool.take(key) for key in "edc"] == [Wait(), Open(None), Open(None)]
-    pool.check_integrity()
-
-
-def test_whoever_withdraws_makes_way_for_the_next() -> None:
-    pool = pool_of(1)
-    endpoint = opened(pool, "a")
-    assert (pool.take("b"), pool.take("c")) == (Wait(), Wait())
-    assert pool.give_back("a", endpoint, 0) is endpoint
-    assert pool.take("c") == Wait()
-    pool.withdraw("b")
-    pool.withdraw("b")
-    assert (pool.take("b"), pool.take("c")) == (Wait(), Open(None))
-
-
-def test_when_idle_endpoints_that_would_have_made_way_are_taken_as_many_drain() -> None:
-    pool = pool_of(5)
-    a, b, c, d, e = (opened(pool, key) for key in "abcde")
-    assert (pool.take("w"), pool.take("x")) == (Wait(), Wait())  # a and b drain
-    assert (pool.give_back("c", c, 0), pool.give_back("d", d, 0)) == (None, None)
-    assert (pool.take("y"), pool.take("z")) == (Wait(), Wait())  # for two of the four the idle ones are enough
-    assert pool.evictions == 2
-    assert [pool.take(key) for key in "cde"] == [Ready(c), Ready(d), Ready(e)]
-    assert pool.take("w") == Wait()
-    assert pool.evictions == 4
-    assert [pool.give_back(key, endpoint, 0) for key, endpoint in zip("abcd", (a, b, c, d), strict=True)] == [a, b, c, d]
-    assert [pool.take(key) for key in "wxyz"] == [Open(None)] * 4
-
-
-def test_a_broken_endpoint_is_closed_by_its_only_user_and_the_next_connects() -> None:
-    pool = pool_of(1)
-    endpoint = opened(pool, "a")
-    assert pool.give_back("a", endpoint, 0, broken=True) is endpoint
-    assert (pool.open_count, pool.in_flight) == (0, 0)
-    assert pool.take("a") == Open(None)
-
-
-def test_a_broken_endpoint_takes_no_work_while_others_still_hold_it() -> None:
-    pool = pool_of(2)
-    broken = opened(pool, "a")
-    assert (pool.take("a"), pool.take("a")) == (Ready(broken), Ready(broken))
-    assert pool.give_back("a", broken, 0, broken=True) is None
-    replacement = opened(pool, "a")
-    assert pool.take("a") == Ready(replacement)
-    assert (pool.open_count, pool.evictions) == (2, 0)
-    assert pool.give_back("a", broken, 0, broken=True) is None
-    pool.check_integrity()
-    assert pool.give_back("a", broken, 0) is broken
-    assert (pool.open_count, pool.in_flight) == (1, 2)
-
-
-def test_a_key_that_waits_uses_the_place_of_a_broken_endpoint_and_drains_no_other() -> None:
-    pool = pool_of(2)
-    broken = opened(pool, "a")
-    opened(pool, "b")
-    pool.take("a")
-    pool.give_back("a", broken, 0, broken=True)
-    assert (pool.take("c"), pool.evictions) == (Wait(), 0)
-    assert pool.give_back("a", broken, 0) is broken
-    assert pool.take("c") == Open(None)
 
 
 def test_an_endpoint_expires_when_it_was_idle_for_the_time_to_live() -> None:
@@ -258,78 +107,6 @@ def test_an_endpoint_expires_when_it_was_idle_for_the_time_to_live() -> None:
     pool.check_integrity()
 
 
-def test_a_dropped_peer_leaves_at_once_when_idle_and_with_its_users_when_not() -> None:
-    pool = pool_of(2)
-    first, second = idle(pool, "a"), opened(pool, "b")
-    assert pool.drop("a") is first
-    assert pool.drop("b") is None
-    assert pool.drop("b") is None
-    assert pool.take("b") == Open(None), "a peer that comes back gets a new endpoint"
-    assert pool.open_count == 1
-    assert pool.give_back("b", second, 0) is second
-    assert pool.drop("nobody") is None
-    pool.check_integrity()
-
-
-def test_what_was_dropped_while_it_was_opened_serves_its_first_user_only() -> None:
-    pool = pool_of(2)
-    assert pool.take("a") == Open(None)
-    assert pool.drop("a") is None
-    assert pool.take("a") == Wait()
-    endpoint = Endpoint("a")
-    pool.opened("a", endpoint)
-    assert pool.take("a") == Open(None)
-    assert pool.give_back("a", endpoint, 0) is endpoint
-
-
-def test_close_returns_the_idle_and_the_rest_come_back_with_their_users() -> None:
-    pool = pool_of(4)
-    first, second = opened(pool, "a"), opened(pool, "b")
-    assert (pool.take("c"), pool.take("d"), pool.take("e")) == (Open(None), Open(None), Wait())  # a drains
-    pool.give_back("b", second, 0)
-    assert pool.close() == [second]
-    pool.check_integrity()
-    late = Endpoint("c")
-    pool.opened("c", late)
-    pool.failed("d")
-    assert pool.give_back("c", late, 0) is late
-    assert pool.give_back("a", first, 0) is first
-    assert (pool.open_count, pool.in_flight) == (0, 0)
-
-
-def test_close_has_an_endpoint_in_use_leave() -> None:
-    pool = pool_of(1)
-    endpoint = opened(pool, "a")
-    assert pool.close() == []
-    assert pool.give_back("a", endpoint, 0) is endpoint
-
-
-def test_after_close_nothing_is_given_and_a_second_close_returns_nothing() -> None:
-    pool = pool_of(2)
-    first, second = idle(pool, "a"), idle(pool, "b")
-    assert pool.close() == [first, second]
-    assert pool.close() == []
-    with pytest.raises(Closed, match="closed"):
-        pool.take("a")
-    pool.withdraw("a")
-    assert pool.open_count == 0
-    pool.check_integrity()
-
-
-def test_endpoints_are_told_apart_by_identity() -> None:
-    pool: EndpointPool[str, list[int]] = EndpointPool(max_endpoints=2, idle_ttl_s=60)
-    one: list[int] = []
-    other: list[int] = []
-    pool.take("a")
-    pool.opened("a", one)
-    pool.take("a")
-    pool.give_back("a", one, 0, broken=True)
-    pool.take("a")
-    pool.opened("a", other)
-    assert pool.give_back("a", one, 0) is one
-    assert pool.give_back("a", other, 0, broken=True) is other
-
-
 def test_reports_and_returns_that_match_nothing_are_misuse_and_change_nothing() -> None:
     pool = pool_of(2)
     endpoint = idle(pool, "a")
@@ -343,12 +120,6 @@ def test_reports_and_returns_that_match_nothing_are_misuse_and_change_nothing() 
     assert (pool.open_count, pool.in_flight) == (1, 0)
     assert pool.take("a") == Ready(endpoint)
     pool.check_integrity()
-
-
-@pytest.mark.parametrize(("max_endpoints", "idle_ttl_s"), [(0, 1.0), (1, 0.0), (1, -1.0)])
-def test_settings_that_allow_nothing_are_refused(max_endpoints: int, idle_ttl_s: float) -> None:
-    with pytest.raises(InvalidArgument, match="must be positive"):
-        EndpointPool(max_endpoints=max_endpoints, idle_ttl_s=idle_ttl_s)
 
 
 @pytest.mark.no_cover

@@ -24,7 +24,7 @@ from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Jo
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction, Rail, Request
 from kvstore.transfer.memory.region import Piece
-from kvstore.transfer.streams.lane import LAST_ID, MAX_AHEAD_PIECES, Lane, Link, NoticeRequest
+from kvstore.transfer.streams.lane import MAX_AHEAD_PIECES, Lane, Link, NoticeRequest
 from kvstore.transfer.streams.tcp import TcpConnection
 from kvstore.transfer.testing.waiting import PATIENCE_S, POLL_S
 from tests.rpc.raw_peers import RawAnswerer, frame, make_region, outcome, read, shown
@@ -150,13 +150,6 @@ def test_requests_of_many_pieces_are_not_asked_ahead_beyond_what_sockets_hold(la
     assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1, 2, 2, 1]
 
 
-def test_writes_of_many_pieces_are(lane: Lane) -> None:
-    recorder = Recorder()
-    with a_link(recorder) as link:
-        run(lane, link, [a_request(WRITE, pieces=MAX_AHEAD_PIECES + 1) for _ in range(3)])
-    assert [len(ahead) for ahead in recorder.ahead] == [3, 2, 1]
-
-
 def test_a_lane_that_has_to_leave_takes_answers_and_asks_no_more(lane: Lane) -> None:
     recorder = Recorder()
     with a_link(recorder) as link:
@@ -228,27 +221,6 @@ def test_a_failure_that_names_no_request_ends_the_connection(lane: Lane) -> None
         assert not link.connection.is_open
 
 
-def test_joining_says_who_asks_and_shows_the_peers_secret() -> None:
-    seen: list[Join] = []
-
-    def play(sock: socket.socket) -> None:
-        header = unpack_header(read(sock, HEADER_BYTES))
-        seen.append(Join.unpack(read(sock, header.body_bytes)))
-        sock.sendall(frame(Joined("them"), header.request_id))
-
-    with a_link(play) as link:
-        link.join("us", b"secret", Deadline(PATIENCE_S))
-    assert seen == [Join("us", 7, b"secret")]
-
-
-def test_numbers_of_requests_begin_anew_after_the_last(lane: Lane) -> None:
-    recorder = Recorder()
-    with a_link(recorder) as link:
-        link.request_id = link.answer_id = LAST_ID - 2
-        run(lane, link, [a_request() for _ in range(4)])
-        assert link.request_id == 2
-
-
 def test_a_request_that_is_not_asked_for_yet_can_be_taken_back(lane: Lane) -> None:
     one, other = a_request(), a_request()
     lane.add(one)
@@ -272,24 +244,6 @@ def under_way(lane: Lane, *requests: Request) -> None:
     for request in requests:
         lane.add(request)
         lane.sent.append(lane.queue.popleft())
-
-
-def test_when_no_connection_can_be_had_all_fail(lane: Lane) -> None:
-    one, other = a_request(), a_request(WRITE)
-    lane.add(one)
-    lane.add(other)
-    assert broken(lane, Unreachable(""), has_link=False) == [(one, Unreachable), (other, Unreachable)]
-    assert other.unsettled == ()
-    assert lane.queued_bytes == 0
-
-
-def test_a_connection_that_had_answered_fails_all(lane: Lane) -> None:
-    one, other = a_request(WRITE), a_request(WRITE)
-    under_way(lane, one)
-    lane.add(other)
-    lane.is_proven = True
-    assert broken(lane, Unreachable("")) == [(one, Unreachable), (other, Unreachable)]
-    assert (one.unsettled, other.unsettled) == ((7,), ())
 
 
 def test_one_that_was_open_before_and_is_dead_fails_none(lane: Lane) -> None:
@@ -322,9 +276,3 @@ def test_a_request_that_ends_by_itself_is_no_fault_of_the_others(lane: Lane, pro
     cancelled.is_cancelled = True
     assert broken(lane, Closed("")) == [(late, DeadlineExceeded), (cancelled, Cancelled), (queued, DeadlineExceeded)]
     assert list(lane.queue) == [innocent]
-
-
-def test_a_peer_at_fault_fails_all(lane: Lane) -> None:
-    request = a_request()
-    under_way(lane, request)
-    assert broken(lane, ProtocolError("")) == [(request, ProtocolError)]

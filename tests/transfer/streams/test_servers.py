@@ -51,16 +51,6 @@ def begun(works: list[Work]) -> int:
     return sum(work.begun.is_set() for work in works)
 
 
-def test_threads_are_made_up_to_the_usual_number_and_used_again(servers: Servers) -> None:
-    assert servers.next_ns() is None
-    for _ in range(3):
-        works = submit(servers, USUAL)
-        eventually(lambda works=works: begun(works) == USUAL, "both are at work")  # type: ignore[misc]
-        let_go(works)
-        eventually(lambda: servers._free == USUAL, "both are idle")
-        assert len(servers._threads) == USUAL
-
-
 def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers: Servers) -> None:
     held = submit(servers, USUAL)
     eventually(lambda: begun(held) == USUAL, "all threads are held")
@@ -78,17 +68,6 @@ def test_what_waits_for_long_gets_a_thread_more_for_as_long_as_it_takes(servers:
     assert servers.next_ns() is None
     let_go(held + waiting)
     eventually(lambda: len(servers._threads) == servers._free == USUAL, "the one too many has left")
-
-
-def test_there_are_no_more_threads_than_the_most(servers: Servers) -> None:
-    held = submit(servers, MOST + 2)
-    servers.relieve(later_ns())
-    eventually(lambda: begun(held) == MOST, "all that may be are held")
-    assert servers.next_ns() is None
-    servers.relieve(later_ns())
-    assert len(servers._threads) == MOST
-    let_go(held)
-    eventually(lambda: begun(held) == MOST + 2, "the others had their turn")
 
 
 def test_where_the_system_has_no_thread_more_the_others_do_until_it_has(

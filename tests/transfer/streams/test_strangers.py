@@ -43,12 +43,6 @@ def test_a_join_is_heard_however_it_is_cut() -> None:
             assert hear(greeting, JOIN[cut:]) == Join("name", 7, b"secret")
 
 
-def test_nothing_behind_the_join_is_taken() -> None:
-    connection = Arriving(JOIN + b"more")
-    Greeting().hear(connection)  # type: ignore[arg-type]
-    assert connection.said == [b"more"]
-
-
 @pytest.mark.parametrize(
     "data",
     [

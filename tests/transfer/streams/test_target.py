@@ -1,6 +1,5 @@
 """The passive side: who is served by what, how a connection is fenced off, and that nothing is left after close."""
 
-import contextlib
 import logging
 import socket
 import threading
@@ -14,8 +13,6 @@ from kvstore.protocol.errors import (
     Closed,
     ConfigError,
     Denied,
-    Full,
-    InvalidArgument,
     ProtocolError,
     Unauthorized,
     Unavailable,
@@ -23,12 +20,10 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
-from kvstore.protocol.transfers import MAX_NOTICE_BYTES, MAX_PIECE_BYTES, MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
+from kvstore.protocol.transfers import MAX_TRANSFER_BODY_BYTES, Fence, Fetch, Join, Joined, Notice, Store
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer import notices
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.exports import Exports
-from kvstore.transfer.memory.region import Region
+from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.streams import answering
 from kvstore.transfer.streams import servers as servers_module
 from kvstore.transfer.streams import target as target_module
@@ -79,14 +74,6 @@ def raw(metadata: bytes) -> Iterator[RawAsker]:
         yield raw
 
 
-def test_bytes_are_read_and_written_and_counted(target: Target, raw: RawAsker, region: Region) -> None:
-    raw.send(store([(shown(region), 10, 3), (shown(region), 0, 2)]), b"abcde")
-    assert raw.answer()[0].type == Ok.TYPE
-    raw.send(fetch([(shown(region), 9, 5), (shown(region), 0, 3)]))
-    assert raw.answer()[1] == b"uabcuder"
-    eventually(lambda: (target.served_bytes, region.users) == (5 + 8, 0), "both requests are counted and over")
-
-
 def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing(exports: Exports, region: Region) -> None:
     with a_target(exports, b"the secret", stall_timeout_s=PATIENCE_S) as (target, metadata):
         for shows in (b"", b"the secre", b"the secret!", b"x" * 1000):
@@ -103,50 +90,6 @@ def test_only_who_shows_the_secret_joins_and_others_read_write_and_leave_nothing
             known.send(Join("known", 1, b"the secret"))
             assert known.answer()[0].type == Joined.TYPE
             assert known.works()
-
-
-def test_requests_sent_ahead_are_answered_in_order(raw: RawAsker, region: Region) -> None:
-    for number in range(100):
-        raw.send(fetch([(shown(region), number, 1)]))
-    answers = [raw.answer() for _ in range(100)]
-    assert [header.request_id for header, _ in answers] == list(range(2, 102))
-    assert b"".join(body for _, body in answers) == bytes(region.memory[:100])
-
-
-def test_an_asker_that_pauses_is_answered_again(target: Target, raw: RawAsker) -> None:
-    eventually(lambda: bool(target._parked), "no thread waits for it")
-    assert raw.works()
-
-
-def test_notifications_are_told_once_in_order_with_their_sender(target: Target, raw: RawAsker) -> None:
-    for message in (b"one", b"", b"three"):
-        raw.send(Notice(message))
-        assert raw.answer()[0].type == Ok.TYPE
-    assert target.notices() == [("raw", b"one"), ("raw", b""), ("raw", b"three")]
-    assert target.notices() == []
-
-
-def test_notifications_that_nobody_takes_are_refused_at_the_limit(target: Target, raw: RawAsker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "MAX_NOTICES", 2)
-    for _ in range(2):
-        raw.send(Notice(b"x"))
-        assert raw.answer()[0].type == Ok.TYPE
-    raw.send(Notice(b"x"))
-    assert isinstance(raw.failure(), Full)
-    raw.send(Notice(b"x" * (MAX_NOTICE_BYTES + 1)))
-    assert isinstance(raw.failure(), InvalidArgument)
-    assert len(target.notices()) == 2
-    raw.send(Notice(b"x"))
-    assert raw.answer()[0].type == Ok.TYPE
-
-
-def test_what_is_not_allowed_fails_alone(raw: RawAsker, region: Region) -> None:
-    wrong = shown(region)._replace(key=1)
-    raw.send(fetch([(wrong, 0, 1)]))
-    assert isinstance(raw.failure(), Denied)
-    raw.send(store([(wrong, 0, 5), (shown(region), 0, 3)]), b"12345678")
-    assert isinstance(raw.failure(), Denied)
-    assert raw.works()
 
 
 def test_what_is_refused_is_not_held_however_long_it_is(raw: RawAsker, region: Region) -> None:
@@ -181,29 +124,6 @@ def test_what_is_no_request_ends_the_connection_with_the_reason(target: Target, 
     eventually(lambda: target.connections == 0, "it is forgotten")
 
 
-COUNT = 65_537
-UNFIT = [
-    Fetch([1] * COUNT, [0] * COUNT, [0] * COUNT, [0] * COUNT),
-    Fetch([1], [0], [0], [MAX_PIECE_BYTES + 1]),
-    Fetch([1] * 5, [0] * 5, [0] * 5, [MAX_PIECE_BYTES] * 5),
-    Store([1], [0], [0], [1]),
-]
-
-
-@pytest.mark.parametrize("message", UNFIT, ids=["pieces", "piece", "together", "payload"])
-def test_a_request_over_a_limit_is_refused(raw: RawAsker, message: Fetch | Store) -> None:
-    raw.send(message)
-    assert isinstance(raw.failure(), ProtocolError)
-    assert raw.is_refused()
-
-
-def test_who_has_not_joined_is_not_served(metadata: bytes) -> None:
-    for message in (Fetch([], [], [], []), Join("", 1), Join("x" * 256, 1)):
-        with RawAsker(metadata) as raw:
-            raw.send(message)
-            assert isinstance(raw.failure(), ProtocolError)
-
-
 # --- fencing ---
 
 
@@ -222,23 +142,6 @@ def test_a_fenced_connection_is_closed_whatever_it_does(target: Target, metadata
         assert target.connections == 1
         assert idle.is_refused()
         assert busy.is_refused()
-
-
-def test_a_connection_does_not_fence_itself(raw: RawAsker) -> None:
-    raw.send(Fence([1]))
-    assert isinstance(raw.failure(), ProtocolError)
-
-
-def test_a_number_is_free_again_once_its_connection_is_fenced(metadata: bytes) -> None:
-    with RawAsker(metadata) as old, RawAsker(metadata) as asker, RawAsker(metadata) as new:
-        old.join("raw", 1)
-        new.send(Join("raw", 1))
-        assert isinstance(new.failure(), ProtocolError)
-        asker.join("raw", 2)
-        asker.send(Fence([1]))
-        assert asker.answer()[0].type == Ok.TYPE
-        with RawAsker(metadata) as again:
-            again.join("raw", 1)
 
 
 def test_a_connection_that_waits_for_the_only_thread_is_fenced_by_it(
@@ -347,21 +250,6 @@ def test_a_fence_that_cannot_be_kept_is_not_promised(target: Target, metadata: b
         assert asker.answer()[0].type == Ok.TYPE
 
 
-@pytest.fixture
-def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "ACCEPT_POLL_S", 0.01)
-
-
-@pytest.mark.usefixtures("quick_polls")
-def test_a_listener_that_fails_is_tried_again_later(target: Target, caplog: pytest.LogCaptureFixture) -> None:
-    listener = Wrapping(TcpConnection, failures=2)
-    target.attach(listener)
-    eventually(lambda: not listener.failures, "it has failed")
-    with RawAsker(listener.metadata()) as raw:
-        raw.join()
-    assert "out of descriptors" in caplog.text
-
-
 @pytest.mark.parametrize("lacking", ["kvstore-parked", "kvstore-accept"])
 def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_is_served_later(exports: Exports, lacking: str) -> None:
     start = threading.Thread.start
@@ -384,25 +272,6 @@ def test_a_listener_for_which_there_is_no_thread_is_closed_and_one_at_its_place_
     target.close()
 
 
-@pytest.mark.usefixtures("quick_polls")
-def test_a_connection_for_which_there_is_no_thread_is_closed_and_the_next_one_served(
-    target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_thread(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    listener = Wrapping(WithoutDescriptor)
-    target.attach(listener)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
-        with contextlib.suppress(ConnectionError), RawAsker(listener.metadata()) as raw:  # it may be hung up on before it is connected
-            assert raw.is_refused()
-    eventually(lambda: "can't start new thread" in caplog.text, "it is said")
-    assert target.connections == 0
-    with RawAsker(listener.metadata()) as raw:
-        raw.join()
-
-
 def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
     target: Target, metadata: bytes, raw: RawAsker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -422,15 +291,6 @@ def test_what_goes_wrong_with_one_stranger_is_no_end_of_the_others(
     with RawAsker(metadata) as other:
         other.join(number=2)
     eventually(lambda: target.connections == 1, "the others have left")
-
-
-@pytest.mark.usefixtures("quick_polls")
-def test_a_listener_that_nobody_comes_to_is_asked_again(target: Target) -> None:
-    listener = Wrapping(TcpConnection)
-    target.attach(listener)
-    eventually(lambda: listener.empty > 1, "nobody came twice")
-    with RawAsker(listener.metadata()) as raw:
-        raw.join()
 
 
 def test_a_listener_at_fault_does_not_hold_up_close(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,16 +327,6 @@ def test_a_fault_of_this_side_ends_one_connection_and_is_logged(caplog: pytest.L
 
 
 # --- limits and the end ---
-
-
-def test_connections_beyond_the_limit_are_told_so(exports: Exports) -> None:
-    with a_target(exports, max_connections=1) as (_, metadata), RawAsker(metadata) as first:
-        first.join()
-        with RawAsker(metadata) as second:
-            second.send(Join("raw", 2))
-            assert isinstance(second.failure(), Unavailable)
-            assert second.is_refused()
-        assert first.works()
 
 
 # --- strangers ---
@@ -623,16 +473,6 @@ def test_close_hangs_up_on_everyone_quickly(exports: Exports, region: Region) ->
         assert busy.is_refused()
         with pytest.raises(OSError, match="refused"):
             RawAsker(metadata)
-
-
-def test_a_closed_target_takes_no_listener(target: Target) -> None:
-    target.close()
-    target.close()
-    listener = TcpListener("127.0.0.1", 0)
-    with pytest.raises(Closed):
-        target.attach(listener)
-    with pytest.raises(Closed):
-        listener.accept(PATIENCE_S)
 
 
 def test_a_connection_that_comes_while_it_closes_is_not_kept(exports: Exports) -> None:

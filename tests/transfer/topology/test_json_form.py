@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from kvstore.protocol.errors import ConfigError, ProtocolError
 from kvstore.transfer.topology.json_form import (
     MAX_ENTRIES,
-    MAX_TOPOLOGY_BYTES,
     as_json,
     dump_topology,
-    matrix_as_json,
     override_from_file,
     parse_topology,
 )
-from kvstore.transfer.topology.model import ETHERNET, UNKNOWN_NODE, Gpu, Nic, NumaNode, Rails, Topology
+from kvstore.transfer.topology.model import Nic, NumaNode, Rails, Topology
 from tests.transfer.topology.machines import dgx, laptop, server
 
 FOUND = Topology(
@@ -37,18 +35,6 @@ def test_a_topology_comes_back_with_its_matrix(machine: Any, tmp_path: Path) -> 
     assert (again.host, again.numa_nodes, again.nics, again.gpus) == (topology.host, topology.numa_nodes, topology.nics, topology.gpus)
     assert again.matrix == topology.matrix
     assert dump_topology(again) == data
-
-
-def test_the_matrix_has_mooncakes_form() -> None:
-    assert matrix_as_json(FOUND.matrix) == {"cpu:0": [["a"], ["b"]], "cpu:1": [["b"], ["a"]]}
-
-
-def test_what_need_not_be_said_has_a_default() -> None:
-    text = b'{"version": 1, "host": "h", "numa_nodes": [{"number": 3}], "nics": [{"name": "eth0"}], "gpus": [{"index": 2}]}'
-    topology = parse_topology(text)
-    assert topology.nics == (Nic("eth0", ETHERNET, "", (), UNKNOWN_NODE, 0.0, True, ""),)
-    assert (topology.numa_nodes, topology.gpus) == ((NumaNode(3),), (Gpu(2),))
-    assert parse_topology(b'{"version": 1, "host": ""}') == Topology("")
 
 
 def document(**changed: Any) -> dict[str, Any]:
@@ -96,11 +82,6 @@ def test_an_error_names_the_place(changed: dict[str, Any], message: str) -> None
 def test_what_is_not_json_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^a topology is JSON|^the document"):
         parse_topology(data)
-
-
-def test_a_topology_over_the_limit_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ProtocolError, match="over the limit of 262144"):
-        parse_topology(b" " * (MAX_TOPOLOGY_BYTES + 1))
 
 
 @pytest.mark.no_cover

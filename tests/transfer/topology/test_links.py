@@ -42,12 +42,6 @@ def test_a_change_says_what_happened(before: Nic | None, after: Nic | None, text
     assert str(LinkChange(before, after)) == text
 
 
-def test_what_stayed_as_it_was_is_no_change() -> None:
-    other = Nic("eth1")
-    assert changes(HOST, HOST) == []
-    assert changes(replace(HOST, nics=(NIC, other)), replace(HOST, nics=(other, NIC))) == []
-
-
 @contextlib.contextmanager
 def reporting(hosts: TwoHosts, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "tests.transfer.topology.link_report", *arguments]
@@ -146,17 +140,6 @@ def test_a_look_that_finds_no_change_is_told_of_too() -> None:
     assert looked.wait(WAIT_S)
     watch.close()
     assert not changed
-
-
-def test_a_first_look_that_fails_is_the_callers() -> None:
-    with pytest.raises(Broken):
-        LinkWatch(Looks(Broken("no netlink")), lambda topology, found: None, poll_interval_s=1)
-
-
-def test_a_watch_that_was_never_started_can_be_closed() -> None:
-    watch = LinkWatch(Looks(HOST), lambda topology, found: None, poll_interval_s=1)
-    watch.close()
-    watch.close()
 
 
 def refuse() -> None:

@@ -8,18 +8,14 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.transfer.topology.model import (
     LOOPBACK,
-    NUMA_LOCAL,
-    NUMA_UNKNOWN,
-    PCI_APART,
     ROCE,
     Gpu,
     Nic,
     NumaNode,
     Rails,
     Topology,
-    pci_distance,
 )
-from tests.transfer.topology.machines import dgx, laptop, server
+from tests.transfer.topology.machines import dgx
 
 LO = Nic("lo", LOOPBACK, "lo", ("127.0.0.1",))
 TWO_NODES = (NumaNode(0, (10, 21)), NumaNode(1, (21, 10)))
@@ -39,16 +35,6 @@ def test_each_gpu_of_a_dgx_prefers_the_nic_below_its_own_switch_and_then_its_soc
         assert same_socket <= set(available[: 3 + (index < 4)]), "eno1 hangs on the first socket too"
     assert topology.preferred("cpu:0") == (("eno1", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"), ("mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7"))
     assert topology.preferred("cpu:1").preferred == ("mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7")
-
-
-def test_each_socket_of_a_server_prefers_its_own_nic(tmp_path: Path) -> None:
-    topology = server(tmp_path).topology()
-    assert topology.matrix == {"cpu:0": Rails(("mlx5_0",), ("mlx5_1",)), "cpu:1": Rails(("mlx5_1",), ("mlx5_0",))}
-
-
-def test_a_laptop_has_one_rail_for_everything(tmp_path: Path) -> None:
-    topology = laptop(tmp_path).topology()
-    assert topology.matrix == {"cpu:0": Rails(("wlp0s20f3",), ()), "cuda:0": Rails(("wlp0s20f3",), ())}
 
 
 def test_a_nic_that_is_down_is_no_rail_and_the_next_nearest_takes_its_place(tmp_path: Path) -> None:
@@ -101,22 +87,6 @@ def test_for_memory_at_an_unknown_place_no_rail_is_better_than_another(location:
     assert Topology("h", TWO_NODES, (nic("b", 1), nic("a", 0), LO)).preferred(location) == (("a", "b"), ())
 
 
-def test_distance_is_counted_in_hops_through_the_closest_common_bridge() -> None:
-    switch = "pci0000:00/0000:00:01.0/0000:01:00.0"
-    near, other = f"{switch}/0000:02:00.0/0000:03:00.0", f"{switch}/0000:02:01.0/0000:04:00.0"
-    assert pci_distance(near, near) == 0
-    assert pci_distance(near, other) == 4
-    assert pci_distance(near, "pci0000:00/0000:00:02.0") == 5
-    assert pci_distance(near, "pci0000:80/0000:80:02.0") == PCI_APART
-    assert pci_distance("", "") == pci_distance(near, "") == PCI_APART
-
-
-def test_numa_distances_are_the_firmwares_as_far_as_it_tells_them() -> None:
-    topology = Topology("h", (NumaNode(0, (10, 17)), NumaNode(1)))
-    assert (topology.numa_distance(0, 0), topology.numa_distance(0, 1)) == (NUMA_LOCAL, 17)
-    assert topology.numa_distance(1, 0) == topology.numa_distance(0, 9) == topology.numa_distance(9, 0) == NUMA_UNKNOWN
-
-
 def test_an_override_holds_for_the_locations_it_names_as_far_as_its_nics_are_up() -> None:
     override = {"cpu:0": Rails(("b",), ("a",)), "cpu:1": Rails(("c",), ()), "cuda:3": Rails(("c",), ())}
     topology = Topology("h", TWO_NODES, (nic("a", 0), nic("b", 1), nic("c", 1, is_up=False)), override=override)
@@ -134,9 +104,3 @@ def test_rails_are_chosen_by_name_or_interface_up_or_down() -> None:
         topology.rails("eth1")
     with pytest.raises(ConfigError, match="are: none"):
         Topology("h").rails("eth1")
-
-
-def test_a_device_is_known_by_the_last_part_of_its_path() -> None:
-    path = "pci0000:00/0000:00:01.0/0000:01:00.0"
-    assert nic("a", pci_path=path).pci_address == Gpu(0, pci_path=path).pci_address == "0000:01:00.0"
-    assert nic("a").pci_address == ""

@@ -48,13 +48,6 @@ def address(index: int, value: bytes, *, kind: int = IFA_LOCAL, flags: int = 0, 
     return RTM_NEWADDR, memoryview(struct.pack("=BBBBi", 2, 24, flags, scope, index) + attribute(kind, value))
 
 
-def test_the_loopback_of_this_machine_is_found() -> None:
-    found = read_interfaces()
-    assert found["lo"].index == socket.if_nametoindex("lo")
-    assert "127.0.0.1" in found["lo"].addresses
-    assert set(found) == {name for _, name in socket.if_nameindex()}
-
-
 def test_interfaces_have_their_addresses_ipv4_first() -> None:
     addresses = [address(2, V6, kind=IFA_ADDRESS), address(2, V4), address(2, V4), address(3, V6)]
     assert interfaces_of([link(2, "eth0"), link(3, "eth1")], addresses) == {
@@ -138,16 +131,3 @@ def test_draining_empties_the_queue_even_one_that_overflowed() -> None:
     queue.answers = [OSError(9, "Bad file descriptor")]
     with pytest.raises(OSError, match="Bad file"):
         drain(queue)  # type: ignore[arg-type]
-
-
-class Unbindable(socket.socket):
-    """What a filter on system calls makes of a netlink socket."""
-
-    def bind(self, address: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-
-def test_a_socket_that_cannot_be_bound_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "socket", Unbindable)
-    with pytest.raises(PermissionError):  # and warnings of sockets left open are errors
-        open_changes()

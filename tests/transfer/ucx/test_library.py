@@ -31,23 +31,10 @@ def loaded_in_new_process(**environment: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_is_loaded_where_there_is_no_system_ucx() -> None:
-    said = loaded_in_new_process()
-    assert str(WHEEL) in said
-    assert "has_verbs=False" in said
-
-
 def test_a_system_ucx_with_verbs_is_preferred(system: Path) -> None:
     said = loaded_in_new_process(LD_LIBRARY_PATH=str(system))
     assert str(system) in said
     assert "has_verbs=True" in said
-
-
-def test_the_operator_may_say_otherwise(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ucx_library.PREFER_SYSTEM, "false")
-    monkeypatch.setattr(ucx_library, "system_library", lambda: pytest.fail("nobody asked"))
-    ucx_library._prefer_system_library()
-    assert str(WHEEL) in loaded_in_new_process(LD_LIBRARY_PATH=str(system), RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY="false")
 
 
 def test_the_preference_is_told_to_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +64,6 @@ def test_a_system_ucx_is_not_preferred_without_verbs_or_when_too_old_or_broken(s
     (system / "libucp.so.0").write_bytes(b"broken")
     assert ucx_library.version_of(system) == ()
     assert ucx_library.system_library([str(system)]) is None
-
-
-def test_the_version_is_that_of_the_library() -> None:
-    assert ".".join(map(str, ucx_library.version_of(WHEEL))) == ucx_library.loaded().version
 
 
 def test_without_a_system_ucx_nothing_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:

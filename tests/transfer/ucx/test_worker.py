@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.errors import ConfigError, Unreachable
+from kvstore.protocol.errors import Unreachable
 from kvstore.transfer.testing.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.ucx import worker as ucx_worker
-from kvstore.transfer.ucx.operation import Message, Operation
-from kvstore.transfer.ucx.worker import UcxWorker
+from kvstore.transfer.ucx.worker import Message, Operation, UcxWorker
 from tests.no_threads import no_more_threads
 
 pytest.importorskip("ucxx")
@@ -66,24 +65,6 @@ def test_without_a_thread_to_be_had_there_is_no_worker_and_nothing_is_left_of_it
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
     UcxWorker.acquire("").release()
-
-
-def test_it_says_what_it_can_use() -> None:
-    worker = UcxWorker.acquire("lo")
-    assert "tcp/lo" in worker.resources()
-    assert "tcp/eth0" not in worker.resources()
-    worker.release()
-
-
-def test_a_device_that_is_not_there_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="nothing0"):
-        UcxWorker.acquire("nothing0")
-
-
-def test_settings_that_ucx_does_not_take_are_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "nonsense")
-    with pytest.raises(ConfigError, match="doctor"):
-        UcxWorker.acquire("")
 
 
 def test_messages_go_from_memory_to_memory(worker: UcxWorker, endpoint: Any) -> None:
@@ -271,11 +252,3 @@ def test_a_watched_descriptor_calls_back_once_it_can_be_read(worker: UcxWorker) 
     worker.unwatch(reading)
     os.close(reading)
     os.close(writing)
-
-
-def test_closing_twice_is_closing_once() -> None:
-    worker = UcxWorker.acquire("lo")
-    worker.close()
-    worker.close()
-    worker.unwatch(0)
-    worker.release()

@@ -1,4 +1,4 @@
-"""Promises of choice.py, most of them on simulated rails with a clock of their own."""
+"""Promises of path_chooser.py: the rate of delivery is followed, and slices go by it; on simulated rails with a clock of their own."""
 
 import heapq
 import random
@@ -11,16 +11,82 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.paths.choice import LATENCY_BUCKETS, UNKNOWN_SPEED_BYTES_S, Path, PathChooser, PathFacts
+from kvstore.transfer.paths.path_chooser import SAMPLE_BYTES, Bandwidth, Measured, Path, PathChooser, PathFacts
 from tests.tuned import tuned
 
 MIB = 1 << 20
-MS_NS = 1_000_000
 SECOND_NS = 1_000_000_000
+MS_NS = 1_000_000
 GBIT_S = 125e6
 """Bytes per second."""
 SETTINGS = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.02, numa_penalty=2.0)
 NO_PROBES = tuned(TransferSettings, cooldown_s=0.5, cooldown_max_s=8.0, probe_share=0.0, numa_penalty=2.0)
+
+
+def deliver(bandwidth: Bandwidth, *, bytes_s: float, begin_ns: int, took_s: float, size_bytes: int = MIB) -> int:
+    """Slices one after another at this rate, without a pause; returns when that ended."""
+    bandwidth.restart(begin_ns)
+    now_ns = begin_ns
+    for number in range(1, int(took_s * bytes_s / size_bytes) + 1):
+        now_ns = begin_ns + int(number * size_bytes / bytes_s * 1e9)
+        bandwidth.delivered(size_bytes, now_ns, is_idle=False)
+    return now_ns
+
+
+def test_what_was_measured_is_told_with_what_it_rests_on_once_that_is_enough() -> None:
+    bandwidth = Bandwidth(1.0)
+    assert bandwidth.measured() is None
+    bandwidth.restart(0)
+    bandwidth.delivered(SAMPLE_BYTES - 1, 1000, is_idle=True)
+    assert bandwidth.measured_ns == 1000, "it is at least that fast"
+    assert bandwidth.measured() is None, "but nobody knows how fast"
+    bandwidth = Bandwidth(1e9)
+    bandwidth.delivered(SAMPLE_BYTES, SECOND_NS, is_idle=False)
+    assert bandwidth.measured() == Measured(SAMPLE_BYTES, SAMPLE_BYTES, SECOND_NS)
+
+
+@pytest.mark.parametrize("size_bytes", [4096, 64 << 10, MIB, 16 * MIB])
+def test_the_rate_is_found_whatever_the_size_of_slices(size_bytes: int) -> None:
+    bandwidth = Bandwidth(12.5e9)
+    deliver(bandwidth, bytes_s=5e8, begin_ns=0, took_s=1.0, size_bytes=size_bytes)
+    assert bandwidth.bytes_s == pytest.approx(5e8, rel=0.01)
+
+
+@pytest.mark.parametrize(("before", "after"), [(5e8, 5e7), (5e7, 5e8)])
+def test_a_change_of_rate_is_followed_within_a_second(before: float, after: float) -> None:
+    bandwidth = Bandwidth(1e9)
+    changed_ns = deliver(bandwidth, bytes_s=before, begin_ns=0, took_s=2.0)
+    deliver(bandwidth, bytes_s=after, begin_ns=changed_ns, took_s=1.0)
+    assert bandwidth.bytes_s == pytest.approx(after, rel=0.25)
+
+
+def test_time_with_nothing_in_flight_does_not_count() -> None:
+    bandwidth = Bandwidth(1e9)
+    for second in range(10):
+        bandwidth.restart(second * SECOND_NS)
+        bandwidth.delivered(MIB, second * SECOND_NS + 10_000_000, is_idle=True)
+    assert bandwidth.bytes_s == pytest.approx(MIB * 100, rel=0.01)
+
+
+def test_after_a_long_idle_time_one_slice_outweighs_the_past() -> None:
+    bandwidth = Bandwidth(1e9)
+    ended_ns = deliver(bandwidth, bytes_s=1e9, begin_ns=0, took_s=2.0)
+    later_ns = ended_ns + 5 * SECOND_NS
+    bandwidth.restart(later_ns)
+    bandwidth.delivered(MIB, later_ns + 10_000_000, is_idle=True)
+    assert bandwidth.bytes_s == pytest.approx(MIB * 100, rel=0.1)
+
+
+def test_a_few_bytes_alone_may_raise_the_rate_and_not_lower_it() -> None:
+    bandwidth = Bandwidth(1e9)
+    ended_ns = deliver(bandwidth, bytes_s=1e8, begin_ns=0, took_s=1.0)
+    few_bytes = SAMPLE_BYTES - 1
+    bandwidth.restart(ended_ns)
+    bandwidth.delivered(few_bytes, ended_ns + SECOND_NS, is_idle=True)
+    assert bandwidth.bytes_s == pytest.approx(1e8)
+    bandwidth.restart(ended_ns + SECOND_NS)
+    bandwidth.delivered(few_bytes, ended_ns + SECOND_NS + 1000, is_idle=True)
+    assert bandwidth.bytes_s > 1.01e8
 
 
 def path(rail: str, transport: str = "tcp") -> Path:
@@ -149,30 +215,6 @@ def test_when_all_rails_stop_they_are_tried_at_the_wake_ups() -> None:
     assert sum(rails.run(1.0).values()) >= 0.9 * 2 * GBIT_S
 
 
-def test_an_unknown_speed_is_taken_to_be_high() -> None:
-    paths = PathChooser(NO_PROBES, random.Random(1))
-    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), B: PathFacts()})
-    assert paths.choose(MIB, 0) == B
-    assert paths.states[B].bandwidth.bytes_s == UNKNOWN_SPEED_BYTES_S
-
-
-def test_equal_paths_take_turns() -> None:
-    paths = chooser(A, B, C)
-    assert [paths.choose(MIB, 0) for _ in range(6)] == [A, B, C, A, B, C]
-
-
-def test_the_path_that_would_deliver_first_is_chosen() -> None:
-    paths = PathChooser(NO_PROBES, random.Random(1))
-    paths.set_paths({A: PathFacts(speed_bytes_s=GBIT_S), B: PathFacts(speed_bytes_s=3.5 * GBIT_S)})
-    taken = []
-    for _ in range(5):
-        chosen = paths.choose(MIB, 0)
-        assert chosen is not None
-        paths.begun(chosen, MIB, 0)
-        taken.append(chosen)
-    assert taken == [B, B, B, A, B]
-
-
 def test_a_rail_of_another_numa_node_counts_as_slower_for_each_end() -> None:
     paths = PathChooser(NO_PROBES, random.Random(1))
     paths.set_paths({A: PathFacts(speed_bytes_s=3.9 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
@@ -211,16 +253,6 @@ def test_probes_go_to_the_path_that_was_not_measured_for_longest() -> None:
     assert all(first != second for first, second in pairwise(probes))
 
 
-def test_no_probe_goes_to_a_path_that_has_something_in_flight() -> None:
-    """It may have stalled, and probes would pile up on it."""
-    paths = PathChooser(tuned(TransferSettings, probe_share=0.5), random.Random(1))
-    paths.set_paths({A: PathFacts(speed_bytes_s=99 * GBIT_S), B: PathFacts(speed_bytes_s=GBIT_S)})
-    paths.begun(B, MIB, 0)
-    assert {paths.choose(MIB, number) for number in range(100)} == {A}
-    paths.succeeded(B, MIB, 0, MS_NS)
-    assert {paths.choose(MIB, number) for number in range(100)} == {A, B}
-
-
 def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
     paths, now_ns = chooser(A), 0
     for rest_s in (0.5, 1, 2, 4, 8, 8, 8):
@@ -230,22 +262,6 @@ def test_a_path_rests_for_twice_as_long_each_time_up_to_a_limit() -> None:
         assert paths.choose(MIB, until_ns - 1) is None
         now_ns = until_ns
         assert paths.choose(MIB, now_ns) == A
-
-
-def test_a_rest_is_never_cut_below_the_first_one() -> None:
-    paths = chooser(A, settings=tuned(TransferSettings, cooldown_s=5.0, cooldown_max_s=1.0))
-    fail(paths, A, 0)
-    assert paths.next_wakeup_ns() == 5 * SECOND_NS
-
-
-def test_slices_that_fail_together_are_one_failure() -> None:
-    paths = chooser(A)
-    for _ in range(3):
-        paths.begun(A, MIB, 0)
-    for now_ns in (10, 20, 30):
-        paths.failed(A, MIB, now_ns)
-    assert paths.next_wakeup_ns() == 10 + SECOND_NS // 2
-    assert paths.states[A].failed_slices == 3
 
 
 def test_after_a_rest_one_slice_at_a_time_is_tried_first_of_all_until_one_arrives() -> None:
@@ -324,25 +340,6 @@ def test_the_rate_of_all_paths_together_is_measured_while_any_has_something_in_f
     measured = paths.bandwidth.measured()
     assert measured is not None
     assert measured.bytes_s == pytest.approx(1 << 20, rel=1e-6), "what failed, and its time, count for nothing"
-
-
-def test_counters_tell_what_went_on() -> None:
-    paths = chooser(A)
-    for took_us in (0, 1, 3, 700, 1 << 40):
-        paths.begun(A, 100, 0, is_retry=took_us == 3)
-        paths.succeeded(A, 100, 0, took_us * 1000)
-    fail(paths, A, 0)
-    paths.begun(A, 7, 0)
-    state = paths.states[A]
-    assert (state.delivered_bytes, state.delivered_slices, state.failed_slices, state.retried_slices) == (500, 5, 1, 1)
-    assert (state.in_flight_bytes, state.in_flight_slices) == (7, 1)
-    assert {bucket: count for bucket, count in enumerate(state.latency_counts) if count} == {
-        0: 1,
-        1: 1,
-        2: 1,
-        10: 1,
-        LATENCY_BUCKETS - 1: 1,
-    }
 
 
 class AgainstList(RuleBasedStateMachine):

@@ -1,19 +1,122 @@
-"""What a signal handler raises while a shield is up comes at its end; handlers run at once, and are the program's own again afterwards."""
+"""Promises of signal_safety.py: gates, latches and shields, whatever signal handlers raise."""
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 import pytest
 
+from kvstore.transfer.memory import signal_safety as latch_module
 from kvstore.transfer.memory import signal_safety as module
-from kvstore.transfer.memory.signal_safety import Shield, shielded
-from kvstore.transfer.testing.waiting import PATIENCE_S, in_background
+from kvstore.transfer.memory.signal_safety import Gate, Latch, Shield, shielded
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
 
 
-class Struck(Exception):
+def test_a_gate_that_is_shut_lets_nobody_in() -> None:
+    gate = Gate()
+    done: list[int] = []
+    assert gate.pass_through(lambda: done.append(1))
+    gate.shut()
+    assert not gate.pass_through(lambda: done.append(2))
+    assert done == [1]
+
+
+def test_shutting_waits_for_all_who_are_inside() -> None:
+    gate, inside, go_on = Gate(), threading.Barrier(3), threading.Event()
+    left: list[int] = []
+
+    def work() -> None:
+        inside.wait()
+        go_on.wait()
+        left.append(1)
+
+    threads = [threading.Thread(target=gate.pass_through, args=(work,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait()
+    threading.Timer(0.01, go_on.set).start()
+    gate.shut()
+    assert left == [1, 1]
+    for thread in threads:
+        thread.join()
+
+
+class Struck(BaseException):
+    pass
+
+
+@pytest.fixture
+def strikes() -> Iterator[None]:
+    """While it lasts, SIGALRM raises."""
+
+    def strike(number: int, frame: object) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_all_who_wait_go_on_once_it_is_open() -> None:
+    latch = Latch(60)
+    waiting = [in_background(latch.wait) for _ in range(3)]
+    assert all(is_quiet(one) for one in waiting)
+    assert not latch.wait(0)
+    assert not latch.wait(-1)
+    assert not latch.is_open
+    latch.open()
+    latch.open()
+    assert [one.result(10) for one in waiting] == [True] * 3
+    assert latch.is_open
+    assert latch.wait(0)
+    latch.sit_out()
+
+
+@pytest.mark.usefixtures("strikes")
+def test_a_wait_is_ended_by_what_a_signal_handler_raises() -> None:
+    latch = Latch(60)
+    with pytest.raises(Struck):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        latch.wait(30)
+    assert not latch.wait(0)
+    latch.open()
+    assert latch.wait()
+
+
+def test_to_sit_out_ends_at_the_limit() -> None:
+    latch = Latch(0.01)
+    began_ns = time.monotonic_ns()
+    latch.sit_out()
+    assert time.monotonic_ns() - began_ns < 30 * 1_000_000_000
+    assert not latch.is_open
+
+
+@pytest.mark.skipif(not latch_module._IS_STEADY, reason="this C library waits by the wall clock alone")
+def test_a_step_of_the_wall_clock_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)  # as if it had been set since, by half a century
+    latch = Latch(60)
+    monkeypatch.undo()
+    waiting = in_background(latch.sit_out)
+    assert is_quiet(waiting)
+    latch.open()
+    waiting.result(10)
+
+
+def test_where_the_c_library_has_the_wall_clock_alone_it_waits_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latch_module, "_IS_STEADY", False)
+    Latch(0.01).sit_out()
+    latch = Latch(60)
+    waiting = in_background(latch.sit_out)
+    assert is_quiet(waiting)
+    latch.open()
+    waiting.result(10)
+
+
+class ShieldStruck(Exception):
     pass
 
 
@@ -27,7 +130,7 @@ class Handler:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.calls.append(number)
         if self.raises:
-            raise Struck(len(self.calls))
+            raise ShieldStruck(len(self.calls))
 
 
 @pytest.fixture
@@ -46,29 +149,21 @@ def strike(number: signal.Signals = signal.SIGUSR1) -> None:
 
 def test_what_is_raised_comes_at_the_end_and_once(handler: Handler) -> None:
     steps = []
-    with pytest.raises(Struck, match="1"), Shield() as shield:
+    with pytest.raises(ShieldStruck, match="1"), Shield() as shield:
         strike()
         steps.append("one")
         strike(signal.SIGUSR2)
         steps.append("two")
-        assert isinstance(shield.raised, Struck)
+        assert isinstance(shield.raised, ShieldStruck)
     assert steps == ["one", "two"]
     assert handler.calls == [signal.SIGUSR1, signal.SIGUSR2], "handlers run when the signal comes"
-    with pytest.raises(Struck):
+    with pytest.raises(ShieldStruck):
         strike()
-
-
-def test_a_handler_that_raises_nothing_changes_nothing(handler: Handler) -> None:
-    handler.raises = False
-    with Shield() as shield:
-        strike()
-        assert shield.raised is None
-    assert handler.calls == [signal.SIGUSR1]
 
 
 def test_the_inner_shield_raises_first_and_the_outer_goes_on(handler: Handler) -> None:
     with Shield() as outer:
-        with pytest.raises(Struck), Shield():
+        with pytest.raises(ShieldStruck), Shield():
             strike()
         assert outer.raised is None
         strike()
@@ -77,7 +172,7 @@ def test_the_inner_shield_raises_first_and_the_outer_goes_on(handler: Handler) -
 
 
 def test_it_raises_the_handlers_exception_in_place_of_one_from_inside(handler: Handler) -> None:
-    with pytest.raises(Struck) as caught, Shield():
+    with pytest.raises(ShieldStruck) as caught, Shield():
         strike()
         raise KeyError
     assert isinstance(caught.value.__context__, KeyError)
@@ -90,7 +185,7 @@ def test_what_is_raised_cancels_the_work_from_another_thread(handler: Handler) -
         threads.append(threading.get_ident())
         cancelled.set()
 
-    with pytest.raises(Struck), Shield() as shield:
+    with pytest.raises(ShieldStruck), Shield() as shield:
         shield.cancels(cancel)
         strike()
         assert cancelled.wait(PATIENCE_S)
@@ -103,19 +198,11 @@ def test_where_no_thread_is_to_be_had_to_cancel_it_the_work_goes_on(handler: Han
 
     monkeypatch.setattr("_thread.start_new_thread", no_thread)
     steps = []
-    with pytest.raises(Struck, match="1"), Shield() as shield:
+    with pytest.raises(ShieldStruck, match="1"), Shield() as shield:
         shield.cancels(lambda: steps.append("cancelled"))
         strike()
         steps.append("went on")
     assert steps == ["went on"]
-
-
-def test_what_was_raised_before_the_work_could_be_cancelled_cancels_it_at_once(handler: Handler) -> None:
-    calls = []
-    with pytest.raises(Struck), Shield() as shield:
-        strike()
-        shield.cancels(lambda: calls.append(1))
-        assert calls == [1]
 
 
 def test_a_handler_that_chooses_its_successor_is_succeeded_by_it(handler: Handler) -> None:
@@ -125,7 +212,7 @@ def test_a_handler_that_chooses_its_successor_is_succeeded_by_it(handler: Handle
         signal.signal(number, successor)
 
     signal.signal(signal.SIGUSR1, first)
-    with pytest.raises(Struck), Shield():
+    with pytest.raises(ShieldStruck), Shield():
         strike()
         strike()
     assert len(successor.calls) == 1
@@ -159,7 +246,7 @@ def test_a_shield_that_is_cut_off_as_it_goes_up_gives_the_handlers_back(handler:
             strike()
 
     monkeypatch.setattr(module, "_keep_of", struck)
-    with pytest.raises(Struck), Shield():
+    with pytest.raises(ShieldStruck), Shield():
         raise AssertionError("it did not go up")
 
 
@@ -184,10 +271,10 @@ def test_a_shield_that_is_cut_off_as_it_goes_down_raises_what_it_kept_and_the_ne
 ) -> None:
     give_back = module._give_back_all
 
-    with monkeypatch.context() as patch, pytest.raises(Struck, match="1"), Shield():
+    with monkeypatch.context() as patch, pytest.raises(ShieldStruck, match="1"), Shield():
         strike()
         patch.setattr(module, "_give_back_all", strike)
-    with pytest.raises(Struck):
+    with pytest.raises(ShieldStruck):
         strike()
     assert signal.getsignal(signal.SIGUSR1) is not handler
     assert give_back is module._give_back_all
@@ -203,7 +290,7 @@ def test_a_shielded_function_is_done_before_anything_is_raised(handler: Handler)
         strike()
         done.append(number + more)
 
-    with pytest.raises(Struck):
+    with pytest.raises(ShieldStruck):
         act(1, more=2)
     assert done == [3]
 
@@ -215,7 +302,7 @@ def test_a_process_forked_by_another_thread_has_no_shield_up(handler: Handler) -
             status = 1
             try:
                 strike()
-            except Struck:
+            except ShieldStruck:
                 status = 0 if signal.getsignal(signal.SIGUSR1) is handler else 2
             finally:
                 os._exit(status)
@@ -226,7 +313,7 @@ def test_a_process_forked_by_another_thread_has_no_shield_up(handler: Handler) -
 
 
 def test_a_shield_of_a_thread_that_a_fork_left_behind_comes_down_and_one_of_its_own_stays(handler: Handler) -> None:
-    with pytest.raises(Struck), Shield() as shield:
+    with pytest.raises(ShieldStruck), Shield() as shield:
         module._after_fork()  # as in a child that the handler forked
         strike()
         assert shield.raised is not None

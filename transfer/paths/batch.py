@@ -1,17 +1,24 @@
-"""What callers ask for: copies from a source to a destination, one of them a peer's; checked, and made into pieces."""
+"""Batches of copies: from a source to a destination, one of them a peer's. A batch is checked, its memory held, cut into slices, and handed
+to the dispatcher as a transfer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction
-from kvstore.transfer.memory.pieces import Int64s, Pieces, check_pieces, table_of_used
+from kvstore.transfer.memory.pieces import Int64s, Pieces, check_pieces, regions_here, table_of_used, total_bytes
 from kvstore.transfer.memory.region import Piece, PlainRegion, Region
-from kvstore.transfer.paths.peer import Peer, PeerRegion
+from kvstore.transfer.memory.signal_safety import Gate
+from kvstore.transfer.paths.peer import Peer, PeerRegion, Slice
+from kvstore.transfer.paths.slice_dispatcher import SliceDispatcher
+from kvstore.transfer.paths.slices import cut
+from kvstore.transfer.paths.transfers import Priority, Transfer
 
 MAX_COPY_BYTES: Final = 1 << 40
 
@@ -149,3 +156,66 @@ def flat(buffer: Any) -> memoryview:
         return view if view.format == "B" and view.ndim == 1 else view.cast("B")
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgument(f"registered memory is a C-contiguous buffer (memoryview, bytearray, numpy array): {error}") from None
+
+
+def begin_transfer(
+    batch: Batch,
+    dispatcher: SliceDispatcher,
+    owner: object,
+    *,
+    deadline: Deadline,
+    priority: Priority,
+    on_done: Callable[[Transfer], None] | None = None,
+    waits: bool = False,
+    gate: Gate | None = None,
+) -> Transfer:
+    """The transfer, which is under way or over. `owner` is who may use the peers, `waits` says that the caller calls `wait` next, and
+    `gate` is entered until it is over.
+
+    Raises InvalidArgument, Closed (a region, or the engine) or Unreachable: nothing is begun then, and nothing held.
+    """
+    groups = groups_of(batch)
+    for peer, _, _ in groups:
+        if peer.owner is not owner:
+            raise InvalidArgument("a region of a peer is used by the engine that imported it, not by another one")
+    regions = _hold(_used_in(groups))
+    transfer = Transfer(deadline, priority, regions, dispatcher.abort, dispatcher.help, on_done)
+    parts: dict[Peer, list[Slice]] = {}
+    for peer, direction, pieces in groups:
+        for cut_pieces in cut(pieces, peer.slice_bytes):
+            part = Slice(transfer, peer, direction, cut_pieces, total_bytes(cut_pieces))
+            parts.setdefault(peer, []).append(part)
+            transfer.size_bytes += part.size_bytes
+            transfer.slices_left += 1
+    if gate is not None:
+        transfer.stays_in(gate)
+    try:
+        dispatcher.begin(parts, transfer if waits else None)
+    except KVStoreError:
+        if gate is not None:
+            gate.leave()
+        for region in regions:
+            region.release()
+        raise
+    if not parts:
+        transfer.complete()
+    return transfer
+
+
+def _used_in(groups: Sequence[Group]) -> Collection[Region]:
+    """Each region of this process that a batch uses, once."""
+    if len(groups) == 1:
+        return regions_here(groups[0][2])
+    return {id(region): region for _, _, pieces in groups for region in regions_here(pieces)}.values()
+
+
+def _hold(regions: Collection[Region]) -> Collection[Region]:
+    """Hold all or none. Raises Closed."""
+    for number, region in enumerate(regions):
+        try:
+            region.hold()
+        except Closed:
+            for held in islice(regions, number):
+                held.release()
+            raise
+    return regions

@@ -1,4 +1,4 @@
-"""Promises of executor.py: ranks that tell one another agree on what is over, and learn of failures and deaths; rank 0 decides."""
+"""Promises of completion_tracker.py: a request is over for an executor when it is for all ranks of its group, or has failed on one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Sending
 from kvstore.handover.ranks import completion_tracker as module
-from kvstore.handover.ranks.completion_tracker import GRACE_NS, Executor, Outcome
+from kvstore.handover.ranks.completion_tracker import GRACE_NS, CompletionTracker, Executor, Outcome
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import Report, Verdict
@@ -17,7 +17,65 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.reactor import Reactor
 from tests.handover.scene import layout_of
 
+LATE = 100
 DEADLINE_NS = 1_000_000_000
+
+
+def over(roll: CompletionTracker, rank: int, error: KVStoreError | None = None, *, request_id: bytes = b"r", dp: int = 0) -> Outcome | None:
+    return roll.over(request_id, rank, error, dp=dp, deadline_ns=LATE)
+
+
+def test_it_is_over_once_every_rank_says_so() -> None:
+    roll = CompletionTracker(Parallel(tp=3))
+    roll.begun(b"r", 0, deadline_ns=LATE)
+    assert [over(roll, 2), over(roll, 2), over(roll, 0)] == [None, None, None]
+    assert len(roll) == 1
+    assert over(roll, 1) == (b"r", None)
+    assert len(roll) == 0
+
+
+def test_the_first_failure_decides_and_names_the_rank() -> None:
+    roll = CompletionTracker(Parallel(tp=2))
+    over(roll, 0)
+    outcome = over(roll, 1, Cancelled("enough"))
+    assert outcome is not None
+    assert isinstance(outcome.error, Cancelled)
+    assert str(outcome.error) == "rank 1: enough"
+    assert over(roll, 0, Unreachable("later")) is None
+    roll.begun(b"r", 0, deadline_ns=LATE)
+    assert len(roll) == 0
+
+
+def test_what_a_lost_rank_has_not_finished_has_failed() -> None:
+    roll = CompletionTracker(Parallel(tp=4, dp=2))
+    over(roll, 2, request_id=b"of the other group", dp=1)
+    over(roll, 0, request_id=b"not yet")
+    over(roll, 1, request_id=b"finished there")
+    [(request_id, error)] = roll.lost(1)
+    assert request_id == b"not yet"
+    assert isinstance(error, Unreachable)
+    assert len(roll) == 2
+
+
+def test_what_a_rank_never_finishes_fails_after_the_latest_deadline() -> None:
+    roll = CompletionTracker(Parallel(tp=2))
+    roll.begun(b"r", 0, deadline_ns=1)
+    over(roll, 1)
+    assert roll.expire(LATE + GRACE_NS - 1) == []
+    [(_, error)] = roll.expire(LATE + GRACE_NS)
+    assert isinstance(error, DeadlineExceeded)
+    assert "[0]" in str(error)
+
+
+def test_failures_are_remembered_for_those_who_report_late_and_no_longer() -> None:
+    roll = CompletionTracker(Parallel(tp=2))
+    over(roll, 1, Cancelled("enough"))
+    roll.expire(LATE + GRACE_NS - 1)
+    assert over(roll, 0) is None
+    assert len(roll) == 0
+    roll.expire(LATE + GRACE_NS)
+    assert over(roll, 0) is None
+    assert len(roll) == 1
 
 
 class Wire:
@@ -79,12 +137,6 @@ def test_a_request_is_finished_everywhere_once_it_is_over_everywhere() -> None:
     assert scene.failed == [[], [], []]
 
 
-def test_a_rank_alone_decides_alone() -> None:
-    for scene in (Scene(), Scene(tp=2, joins=False)):
-        scene.over(0)
-        assert scene.finished()[0] == [Outcome(b"r", None)]
-
-
 def test_a_failure_is_told_to_all_and_finished_where_it_is_over() -> None:
     scene = Scene(pp=3)
     scene.over(1)
@@ -114,12 +166,6 @@ def test_what_has_failed_elsewhere_while_its_end_was_waited_for_is_finished_with
     assert scene.finished() == [[], []], "once each"
 
 
-def test_groups_hear_of_their_own_requests_only() -> None:
-    scene = Scene(tp=4, dp=2)
-    scene.over(2, Cancelled("enough"))
-    assert [len(told) for told in scene.failed] == [1, 0, 1, 1]
-
-
 def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EARLY", 2)
     scene, stranger = Scene(pp=2, joins=False), Scene(pp=3).infos[2]
@@ -132,14 +178,6 @@ def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.Mo
     assert scene.finished() == [[], []]
     scene.over(0)
     assert scene.finished() == [[Outcome(b"r", None)]] * 2
-
-
-def test_failures_are_remembered_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-    [one] = Scene().executors
-    for number in range(3):
-        one.remember(bytes([number]), Cancelled(""))
-    assert [one.failure_of(bytes([number])) is not None for number in range(3)] == [False, True, True]
 
 
 def test_a_rank_that_dies_fails_what_it_had_not_finished() -> None:

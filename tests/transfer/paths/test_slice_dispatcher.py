@@ -18,10 +18,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.transfer.agent import Request
 from kvstore.transfer.engine import TransferEngine
-from kvstore.transfer.memory.region import Region
-from kvstore.transfer.paths.choice import PathState
-from kvstore.transfer.paths.peer import PeerRegion
-from kvstore.transfer.paths.spans import Span
+from kvstore.transfer.paths.path_chooser import PathState
 from kvstore.transfer.paths.transfers import Priority, Transfer
 from kvstore.transfer.testing.waiting import PATIENCE_S
 from tests.transfer.faulty import DELIVER, FAULTY, SPARE, WAIT, Answer, FaultyAgent, RaisingAgent, SpareAgent, agents, settings, topology
@@ -114,12 +111,6 @@ def test_what_is_no_fault_of_the_path_fails_the_transfer_once_and_cancels_the_re
         assert not scene.spare.begun
 
 
-def test_a_transfer_of_one_slice_that_is_refused_is_told_once(scene: Scene) -> None:
-    scene.agent.default = Answer(Denied("no"), 0)
-    transfer = scene.read(1)
-    assert scene.done == [transfer]
-
-
 @pytest.mark.parametrize("error", [Unreachable("down"), ProtocolError("mad"), KVStoreError("who knows")])
 def test_after_the_last_path_the_last_error_is_told(scene: Scene, error: KVStoreError) -> None:
     scene.agent.default, scene.spare.default = Answer(Unreachable("first"), 0), Answer(error, 0)
@@ -195,28 +186,6 @@ def test_cancelling_ends_all_that_is_under_way(scene: Scene) -> None:
     assert not scene.agent.under_way
     assert scene.done == [transfer]
     assert isinstance(transfer.error, Cancelled)
-
-
-def test_cancelling_what_is_over_does_nothing(scene: Scene) -> None:
-    transfer = scene.read()
-    transfer.cancel()
-    transfer.expire()
-    transfer.wait()
-    failed = scene.read(deadline_s=0)
-    failed.cancel()
-    assert isinstance(failed.error, DeadlineExceeded)
-    assert scene.done == [transfer, failed]
-
-
-def test_what_waits_is_dropped_with_its_transfer(scene: Scene) -> None:
-    scene.agent.default = WAIT
-    blocking, dropped, last = scene.read(2), scene.read(3), scene.read(1)
-    dropped.cancel()
-    assert scene.done == [dropped]
-    scene.agent.default = DELIVER
-    scene.agent.end_all()
-    assert scene.done == [dropped, last, blocking] or scene.done == [dropped, blocking, last]
-    assert dropped not in scene.begun()
 
 
 def test_a_deadline_that_is_over_when_its_turn_comes_fails_the_transfer(scene: Scene) -> None:
@@ -296,29 +265,6 @@ def test_a_slice_of_somebody_else_is_not_left_for_the_caller(scene: Scene) -> No
         scene.agent.end_all()
     assert other.is_over
     assert not any(request.caller_runs for request in scene.agent.begun if request.context.transfer is other)
-
-
-def test_a_thread_that_waits_does_not_run_what_is_not_submitted_yet(scene: Scene) -> None:
-    scene.agent.default = WAIT
-    seen: list[Request] = []
-    scene.agent.run = seen.append  # type: ignore[method-assign, assignment]
-    scene.agent.before_submit = lambda request: scene.engine._carrier.help(request.context.transfer)
-    transfer = scene.read(1)
-    assert not seen
-    scene.engine._carrier.help(transfer)
-    assert len(seen) == 1
-    scene.agent.end_all()
-
-
-def test_a_batch_to_a_peer_that_is_gone_begins_nothing_at_the_others(scene: Scene) -> None:
-    third = TransferEngine("third", settings(), topology=topology("rail0"))
-    region: Region = third.register(bytearray(SLICE))
-    remote: PeerRegion = scene.engine.import_region(scene.engine.connect(third.describe()), third.export(region))
-    scene.engine.disconnect(remote.peer)
-    with pytest.raises(Unreachable):
-        scene.engine.submit([(scene.remote, bytearray(4), 4), (Span(remote), bytearray(4), 4)])
-    assert not scene.agent.begun
-    third.close()
 
 
 @pytest.mark.parametrize("slices", [1, 2, 5])

@@ -1,29 +1,31 @@
-"""What callers may ask for, and every way of asking wrongly."""
+"""Promises of batch.py: what cannot be copied is refused, and a batch is begun whole or not at all."""
 
 import array
 import mmap
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import Closed, InvalidArgument, Unreachable
+from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.agent import Direction
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo
+from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region, RemoteRegion
+from kvstore.transfer.memory.signal_safety import Gate
+from kvstore.transfer.paths.batch import MAX_COPY_BYTES, Copy, Runs, Span, begin_transfer, flat, groups_of, piece_of
 from kvstore.transfer.paths.peer import Peer, PeerRegion
-from kvstore.transfer.paths.spans import MAX_COPY_BYTES, Copy, Runs, Span, flat, groups_of, piece_of
+from kvstore.transfer.paths.transfers import Priority, Transfer
+from kvstore.transfer.testing.waiting import PATIENCE_S, in_background, is_quiet
+from tests.transfer.faulty import FAULTY, WAIT, agents, settings, topology
 
 PEER = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
 REMOTE = PeerRegion(PEER, RemoteRegion(1, 100, 7, {}))
 LOCAL = Region(memoryview(bytearray(50)))
-
-
-def test_from_a_peer_is_a_read_and_to_it_a_write() -> None:
-    assert piece_of((Span(REMOTE, 60), Span(LOCAL, 10), 40)) == (PEER, Direction.READ, (LOCAL, 10, REMOTE.remote, 60, 40))
-    assert piece_of((LOCAL, REMOTE, 50)) == (PEER, Direction.WRITE, (LOCAL, 0, REMOTE.remote, 0, 50))
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,7 @@ def test_what_is_no_contiguous_buffer_is_refused(buffer: Any) -> None:
         flat(buffer)
 
 
-def test_a_flat_view_is_taken_as_it_is() -> None:
-    view = memoryview(bytearray(4))
-    assert flat(view).obj is view.obj
-
-
 # --- runs ---
-
 OTHER = PeerRegion(PEER, RemoteRegion(2, 60, 7, {}))
 STRANGER = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSettings(), random.Random(0), lambda place: ()), REMOTE.remote)
 SOURCE_REGIONS, SOURCE_OFFSETS = [1, 0], [5, 60]
@@ -113,18 +109,6 @@ def test_runs_are_the_copies_that_their_rows_are() -> None:
         [(peer, direction, expected)] = groups_of(copies)
         [(found_peer, found_direction, found)] = groups_of(runs)
         assert (found_peer, found_direction, list(found)) == (peer, direction, list(expected))
-
-
-def test_columns_of_any_integers_will_do() -> None:
-    ones = np.broadcast_to(np.uint8(1), (3,))
-    [(_, _, found)] = groups_of(Runs([LOCAL], [REMOTE, OTHER], np.zeros(3, np.int32), ones, ones, np.arange(3, dtype=np.uint64), [4] * 3))
-    assert list(found) == [(LOCAL, 1, OTHER.remote, at, 4) for at in range(3)]
-
-
-def test_no_runs_are_no_pieces() -> None:
-    nothing = np.empty(0, np.int64)
-    [(_, _, found)] = groups_of(Runs([LOCAL], [REMOTE], *[nothing] * 5))
-    assert not len(found)
 
 
 @pytest.mark.parametrize(
@@ -150,3 +134,87 @@ def test_no_runs_are_no_pieces() -> None:
 def test_runs_that_cannot_be_made_are_refused(runs: Runs, reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         groups_of(runs)
+
+
+class Scene:
+    """An engine over a faulty agent, another one, and a region of its of 256 bytes as the first knows it."""
+
+    def __init__(self) -> None:
+        self.engine, self.other = (TransferEngine(name, settings(FAULTY), topology=topology("rail0")) for name in ("me", "other"))
+        self.region = self.other.register(bytearray(256))
+        peer = self.engine.connect(self.other.describe())
+        self.remote = self.engine.import_region(peer, self.other.export(self.region, writable=True))
+        [self.agent] = agents(self.engine)
+
+    def begin(self, *batch: Copy, gate: Gate | None = None) -> Transfer:
+        carrier = self.engine._dispatcher
+        return begin_transfer(batch, carrier, self.engine, deadline=Deadline(PATIENCE_S), priority=Priority.FOREGROUND, gate=gate)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    with scene.engine, scene.other:
+        yield scene
+
+
+def test_memory_is_held_once_and_the_gate_entered_until_all_slices_are_over(scene: Scene) -> None:
+    scene.agent.default = WAIT
+    region, gate = scene.engine.allocate(200), Gate()
+    transfer = scene.begin((scene.remote, region, 100), (scene.remote, Span(region, 100), 100), gate=gate)
+    assert (region.users, transfer.size_bytes) == (1, 200)
+    assert transfer.slices_left > 1
+    shutting = in_background(gate.shut)
+    assert is_quiet(shutting)
+    while not transfer.is_over:
+        scene.agent.end_all()
+    shutting.result(PATIENCE_S)
+    assert region.users == 0
+
+
+def test_where_the_peer_is_gone_nothing_is_begun_nor_held(scene: Scene) -> None:
+    region, gate = scene.engine.allocate(10), Gate()
+    scene.engine.disconnect(scene.remote.peer)
+    with pytest.raises(Unreachable):
+        scene.begin((scene.remote, region, 10))
+    with pytest.raises(Unreachable):
+        scene.begin((scene.remote, region, 10), gate=gate)
+    gate.shut()
+    assert region.users == 0
+
+
+@pytest.mark.parametrize(
+    ("copy", "reason"),
+    [
+        (lambda ours, remote: (ours, bytearray(4), 4), "none is"),
+        (lambda ours, remote: (remote, remote, 4), "both are"),
+        (lambda ours, remote: (remote, bytes(4), 4), "read-only"),
+        (lambda ours, remote: (ours, remote, -1), "length"),
+        (lambda ours, remote: (ours, remote, 65), "outside a region"),
+        (lambda ours, remote: (bytes(300), Span(remote, 200), 57), "outside the peer"),
+        (lambda ours, remote: (ours, remote), "a copy is"),
+    ],
+)
+def test_a_copy_that_cannot_be_is_refused_and_nothing_is_begun(
+    scene: Scene, copy: Callable[[Region, PeerRegion], Copy], reason: str
+) -> None:
+    engine, remote = scene.engine, scene.remote
+    ours = engine.allocate(64)
+    with pytest.raises(InvalidArgument, match=reason):
+        engine.submit([(ours, remote, 4), copy(ours, remote)])
+    assert ours.users == 0
+    assert not scene.agent.begun
+
+
+def test_a_region_that_is_closed_is_refused_and_the_others_are_let_go(scene: Scene) -> None:
+    engine, remote = scene.engine, scene.remote
+    first, closed = engine.allocate(64), engine.allocate(64)
+    closed.close()
+    with pytest.raises(Closed):
+        engine.submit([(first, remote, 4), (closed, remote, 4)])
+    assert first.users == 0
+
+
+def test_a_region_imported_by_another_engine_is_refused(scene: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="imported"):
+        scene.other.submit([(b"1234", scene.remote, 4)])

@@ -1,7 +1,7 @@
-"""Moves slices: which goes next, by which path, and what follows from its success or failure. The engine's state and its one lock.
+"""Dispatch of slices over paths: which goes next, by which path, and what follows from its success or failure.
 
-It has no threads. Agents' threads call it when a request is over, and callers that wait copy themselves where that is quicker.
-"""
+It holds the engine's state and its one lock, and has no threads. Agents' threads call it when a request is over, and callers that wait copy
+themselves where that is quicker."""
 
 import functools
 import logging
@@ -9,18 +9,58 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 
 from kvstore.protocol.errors import Cancelled, Closed, DeadlineExceeded, Denied, Fenced, InvalidArgument, KVStoreError, Unreachable
 from kvstore.transfer.agent import Request, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.pieces import by_rail
-from kvstore.transfer.paths.peer import Peer
-from kvstore.transfer.paths.rail_counts import RailCounts
-from kvstore.transfer.paths.transfers import Slice, Transfer
+from kvstore.transfer.paths.path_chooser import Path
+from kvstore.transfer.paths.peer import Peer, Slice
+from kvstore.transfer.paths.transfers import Transfer
 
 After = list[Callable[[], None]]
 """What is to be done once the lock is released: calls of agents and callers, which may call back."""
 log = logging.getLogger("kvstore.transfer")
+
+
+@dataclass(slots=True)
+class RailCount:
+    """`failed` slices were begun here and went elsewhere, or nowhere; `rests` is how often a path of the rail was let rest for that."""
+
+    delivered_bytes: int = 0
+    delivered_slices: int = 0
+    failed_slices: int = 0
+    rests: int = 0
+
+
+class RailCounts:
+    """By transport and rail of this side. The dispatcher's lock guards it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], RailCount] = {}
+
+    def of(self, path: Path) -> RailCount:
+        """The live one."""
+        name = path.transport, path.local_rail
+        count = self._counts.get(name)
+        if count is None:
+            count = self._counts[name] = RailCount()
+        return count
+
+    def delivered(self, path: Path, size_bytes: int) -> None:
+        count = self.of(path)
+        count.delivered_bytes += size_bytes
+        count.delivered_slices += 1
+
+    def failed(self, path: Path, *, rests: bool) -> None:
+        count = self.of(path)
+        count.failed_slices += 1
+        count.rests += rests
+
+    def read(self) -> Mapping[tuple[str, str], RailCount]:
+        """As they are now."""
+        return {name: replace(count) for name, count in self._counts.items()}
 
 
 class _Thread(threading.local):
@@ -29,7 +69,7 @@ class _Thread(threading.local):
     peers: dict[Peer, None] | None = None
 
 
-class Carrier:
+class SliceDispatcher:
     """See the module. Thread-safe. `lock` guards every peer, slice and transfer."""
 
     def __init__(self, settings: TransferSettings, clock_ns: Callable[[], int]) -> None:

@@ -1,0 +1,111 @@
+"""One side of a rank: its requests, by whom each fails, and their end. The giving and the taking side add what moves.
+
+Everything here runs in the reactor's thread.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from kvstore.handover.description import RankInfo
+from kvstore.handover.handles import Handover
+from kvstore.handover.movements.movement import Ending, Window
+from kvstore.handover.movements.parts import State
+from kvstore.handover.resources import RankResources
+from kvstore.protocol.errors import KVStoreError, StaleHandle
+
+
+class Machine(Protocol):
+    """CacheSender or CacheReceiver."""
+
+    error: KVStoreError | None
+
+    @property
+    def state(self) -> State: ...
+
+    def fail(self, error: KVStoreError) -> bool: ...
+
+    def needs(self, rank: int) -> bool: ...
+
+
+class PartMover(Protocol):
+    """PartSender or PartReceiver: the parts of one pair of ranks."""
+
+    window: Window | None
+
+    def release(self, *, is_fenced: bool) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class SideRequest:
+    """One request of a side. `asked`: the counterpart ranks that take part in it, by their number."""
+
+    handle: Handover
+    machine: Machine
+    ending: Ending
+    deadline_ns: int
+    asked: dict[int, RankInfo] = field(default_factory=dict)
+    window: Window | None = None
+    """Leave to write the pool."""
+
+    @property
+    def movers(self) -> Collection[PartMover]:
+        raise NotImplementedError
+
+
+R = TypeVar("R", bound=SideRequest)
+
+
+class Side(Generic[R]):
+    """See the module."""
+
+    def __init__(self, resources: RankResources) -> None:
+        self._resources = resources
+        self._requests: dict[bytes, R] = {}
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return request_id in self._requests
+
+    def handles(self) -> list[Handover]:
+        """Of the requests that are not over."""
+        return [request.handle for request in self._requests.values()]
+
+    def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
+        """It has failed elsewhere, or is cancelled. False if it is not here. Raises StaleHandle: `told_by` has nothing to do with it."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if told_by is not None and told_by.instance not in {info.instance for info in request.asked.values()}:
+            raise StaleHandle("only ranks that take part in a request may stop it")
+        self._fail(request, error, told_by=told_by)
+        return True
+
+    def lost(self, info: RankInfo, error: KVStoreError) -> None:
+        """A rank is gone."""
+        for request in list(self._requests.values()):
+            asked = request.asked.get(info.rank)
+            if asked is not None and asked.instance == info.instance and request.machine.needs(info.rank):
+                self._fail(request, error, told_by=info)
+
+    def _fail(self, request: R, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
+        if not request.machine.fail(error):
+            return
+        for info in request.asked.values():
+            if told_by is None or info.instance != told_by.instance:
+                self._resources.stop(info, request.handle.request_id, error)
+        self._settle(request)
+
+    def _settle(self, request: R) -> None:
+        """Once it is over: end what moves and the leave of its peers, then say so."""
+        if request.machine.state is State.OVER:
+            windows = [request.window, *(mover.window for mover in request.movers)]
+            is_failed = request.machine.error is not None
+            request.ending.begin([window for window in windows if window is not None], is_failed=is_failed)
+
+    def _finish(self, request: R, is_fenced: bool) -> None:
+        handle = request.handle
+        del self._requests[handle.request_id]
+        for mover in request.movers:
+            mover.release(is_fenced=is_fenced)
+        handle.finish(request.machine.error, is_fenced=is_fenced)
+        self._resources.over(handle, request.deadline_ns)
