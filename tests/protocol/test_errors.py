@@ -7,6 +7,7 @@ import pytest
 from kvstore.protocol import errors
 from kvstore.protocol.errors import (
     BY_CODE,
+    GRPC_STATUS,
     ChecksumMismatch,
     Closed,
     DeadlineExceeded,
