@@ -9,7 +9,9 @@ for _field in dataclasses.fields(MasterSettings):
     if not is_setting(_field):
         _field.metadata = setting(_field.default, "A constant of kvstore-master.").metadata
 
-from kvstore.master.daemon import main  # noqa: E402 - its options are made of these fields
+from kvstore.master import daemon  # noqa: E402 - its options are made of these fields
+
+main = daemon.main
 
 if __name__ == "__main__":
     main()
