@@ -92,14 +92,12 @@ def test_the_canonical_form_is_the_documented_one(namespace: Namespace) -> None:
     assert namespace.canonical() == naive_canonical(namespace)
 
 
-@pytest.mark.no_cover
 @given(namespaces, namespaces)
 def test_namespaces_are_equal_exactly_when_their_canonical_forms_are(first: Namespace, second: Namespace) -> None:
     assert (first == second) == (first.canonical() == second.canonical())
     assert (first == second) == (first.id == second.id)
 
 
-@pytest.mark.no_cover
 @given(st.data(), namespaces, st.sampled_from(FIELDS))
 def test_a_change_of_any_one_field_changes_the_canonical_form_and_the_id(data: st.DataObject, namespace: Namespace, name: str) -> None:
     other = replace(namespace, **{name: getattr(data.draw(namespaces), name)})
@@ -108,7 +106,6 @@ def test_a_change_of_any_one_field_changes_the_canonical_form_and_the_id(data: s
     assert (other.id == namespace.id) == same
 
 
-@pytest.mark.no_cover
 @given(namespaces)
 def test_a_namespace_comes_back_from_its_canonical_form(namespace: Namespace) -> None:
     for data in (namespace.canonical(), bytearray(namespace.canonical()), memoryview(namespace.canonical())):
@@ -118,7 +115,6 @@ def test_a_namespace_comes_back_from_its_canonical_form(namespace: Namespace) ->
         assert hash(back) == hash(namespace)
 
 
-@pytest.mark.no_cover
 @given(namespaces)
 def test_the_order_in_which_extra_is_given_does_not_matter(namespace: Namespace) -> None:
     turned = replace(namespace, extra=dict(reversed(list(namespace.extra.items()))))

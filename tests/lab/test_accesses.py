@@ -15,7 +15,6 @@ from kvstore.tiers.policies.by_name import POLICIES
 from tests.lab.prompts import prompts, public_trace, requests
 
 
-@pytest.mark.no_cover
 @given(prompts)
 def test_uses_are_linked_to_the_ones_before_and_after(found: list[list[int]]) -> None:
     accesses = flatten(requests(found, every_s=2))
@@ -43,7 +42,6 @@ def test_a_distance_is_the_number_of_other_blocks_since_the_last_use(ids: list[i
         assert found[index] == (len(set(ids[before[-1] + 1 : index])) if before else np.inf)
 
 
-@pytest.mark.no_cover
 @given(prompts, st.integers(1, 12))
 def test_lru_hits_what_was_used_within_its_capacity(found: list[list[int]], capacity: int) -> None:
     lru: list[int] = []
@@ -124,7 +122,6 @@ def test_a_bound_needs_a_capacity() -> None:
         belady_hits(flatten([]), 0)
 
 
-@pytest.mark.no_cover
 def test_the_public_traces_bounds_are_the_published_ones() -> None:
     accesses = flatten(public_trace())
     assert infinite_hits(accesses) / len(accesses) == pytest.approx(0.3664, abs=5e-5)

@@ -105,7 +105,6 @@ def test_names_are_kept_apart_in_the_order_of_what_they_name(wanted: list[float]
 # --- files ---
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_equal_numbers_give_equal_files(tmp_path: Path, suffix: str) -> None:
     for name in ("one", "two"):

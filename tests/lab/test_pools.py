@@ -45,7 +45,6 @@ def test_one_instance_is_the_pool(routing: Routing) -> None:
     assert found.local == found.pooled == Replay("lru", 500).run(conversations())
 
 
-@pytest.mark.no_cover
 def test_the_public_traces_pool_gains_about_what_was_published() -> None:
     """2.22 times, with 3M tokens (5,859 blocks) an instance. Four of them, dealt to without regard to caches."""
     found = compare(public_trace(), policy="lru", instances=4, blocks_per_instance=5859, routing=Routing.ROUND_ROBIN)

@@ -62,7 +62,6 @@ def naive_lru(found: list[TraceRequest], capacity: int) -> HitCounts:
     return counts
 
 
-@pytest.mark.no_cover
 @given(prompts, st.integers(1, 14))
 def test_lru_counts_as_a_list_does(found: list[list[int]], capacity: int) -> None:
     assert Replay("lru", capacity).run(requests(found)) == naive_lru(requests(found), capacity)
@@ -114,7 +113,6 @@ def test_an_unknown_policy_is_named() -> None:
         Replay("fifo", 1)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("policy", "capacity", "ratio"),
     [("lru", 1000, 0.0445), ("lru", 10_000, 0.2112), ("lru", 50_000, 0.3546)],

@@ -115,7 +115,6 @@ def test_ctrl_c_goes_to_the_whole_group_and_only_the_caller_hears_it() -> None:
         process.wait()
 
 
-@pytest.mark.no_cover
 @given(ids)
 def test_blocks_are_the_same_ones_under_other_ids(found: list[list[int]]) -> None:
     old, new = requests(found), spread(requests(found))

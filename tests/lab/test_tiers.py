@@ -178,7 +178,6 @@ def relieve(store: Store) -> None:
     store.settle()
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(("dram", "nvme"), [(40, 60), (21, 200), (100, 30)])
 def test_it_counts_as_a_nodes_block_table_does(tmp_path: Path, dram: int, nvme: int) -> None:
     random = Random(dram)

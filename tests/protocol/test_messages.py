@@ -32,7 +32,6 @@ EVERY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 ANY_MESSAGE = st.sampled_from(KINDS).flatmap(messages_of)
 
 
-@pytest.mark.no_cover
 @given(ANY_MESSAGE)
 @settings(max_examples=300)
 def test_every_message_round_trips(message: Message) -> None:
@@ -63,7 +62,6 @@ def test_garbage_gives_a_message_or_a_protocol_error(kind: type[Message], garbag
     assert type(message) is kind
 
 
-@pytest.mark.no_cover
 @given(ANY_MESSAGE, st.data())
 @settings(max_examples=300)
 def test_one_changed_byte_gives_a_message_or_a_protocol_error(message: Message, data: st.DataObject) -> None:

@@ -96,7 +96,6 @@ def test_an_unknown_admission_is_answered_with_those_there_are() -> None:
 TIMES_S = st.lists(st.integers(0, 40).map(lambda quarter: quarter / 4), max_size=12).map(sorted)
 
 
-@pytest.mark.no_cover
 @given(begun_s=TIMES_S, ends_s=TIMES_S, ahead_s=st.integers(0, 40).map(lambda quarter: quarter / 4), decode_s=st.integers(0, 20))
 def test_predictions_count_one_sequence_after_the_other(begun_s: list[float], ends_s: list[float], ahead_s: float, decode_s: int) -> None:
     now_s = 10.0
@@ -115,7 +114,6 @@ def course(name: str, seed: int) -> Course:
     return run(admission(name), seed=seed)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rejecting_by_the_load_of_now_makes_both_pools_swing_and_prediction_steadies_them(seed: int) -> None:
     early, predicted = course("early", seed), course("predicted", seed)
@@ -125,7 +123,6 @@ def test_rejecting_by_the_load_of_now_makes_both_pools_swing_and_prediction_stea
     assert pstdev(predicted.decoding) < pstdev(early.decoding) * 0.7
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", [1, 2])
 def test_prediction_prefills_less_for_nothing_and_decodes_no_less(seed: int) -> None:
     late, early, predicted = (course(name, seed) for name in ("late", "early", "predicted"))
@@ -134,7 +131,6 @@ def test_prediction_prefills_less_for_nothing_and_decodes_no_less(seed: int) -> 
     assert fmean(predicted.decoding) > 95  # of 100
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_published_prediction_admits_in_bursts_where_ours_does_not(seed: int) -> None:
     uniform, predicted = course("predicted_uniform", seed), course("predicted", seed)

@@ -143,7 +143,6 @@ def test_what_equal_prefixes_take_is_estimated_once(threshold: float, asked: int
 SECONDS = st.integers(0, 40).map(lambda value: value / 8)
 
 
-@pytest.mark.no_cover
 def test_what_is_computed_sooner_than_fetched_is_computed() -> None:
     """4 blocks take 4 s here; as published it would be fetched for 8 s, or rejected."""
     pool = prefill(0, 5, send_bytes_per_s=50.0)

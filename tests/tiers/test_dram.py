@@ -42,7 +42,7 @@ class DramAgainstDict(OpenDram, TierMachine):
     pass
 
 
-TestDramAgainstDict = pytest.mark.no_cover(DramAgainstDict.TestCase)
+TestDramAgainstDict = DramAgainstDict.TestCase
 TestDramAgainstDict.settings = MACHINE_SETTINGS
 
 

@@ -37,7 +37,7 @@ class HbmAgainstDict(OpenHbm, TierMachine):
     pass
 
 
-TestHbmAgainstDict = pytest.mark.no_cover(HbmAgainstDict.TestCase)
+TestHbmAgainstDict = HbmAgainstDict.TestCase
 TestHbmAgainstDict.settings = MACHINE_SETTINGS
 
 if torch.cuda.is_available():

@@ -66,9 +66,9 @@ class NvmeExtentsAgainstDict(OpenNvme, TierMachine):
     UNIT_BYTES = 300
 
 
-TestNvmeAgainstDict = pytest.mark.no_cover(NvmeAgainstDict.TestCase)
+TestNvmeAgainstDict = NvmeAgainstDict.TestCase
 TestNvmeAgainstDict.settings = MACHINE_SETTINGS
-TestNvmeExtentsAgainstDict = pytest.mark.no_cover(NvmeExtentsAgainstDict.TestCase)
+TestNvmeExtentsAgainstDict = NvmeExtentsAgainstDict.TestCase
 TestNvmeExtentsAgainstDict.settings = MACHINE_SETTINGS
 
 

@@ -93,7 +93,7 @@ class NaiveAgainstDict(OpenNaive, TierMachine):
     pass
 
 
-TestNaiveAgainstDict = pytest.mark.no_cover(NaiveAgainstDict.TestCase)
+TestNaiveAgainstDict = NaiveAgainstDict.TestCase
 TestNaiveAgainstDict.settings = MACHINE_SETTINGS
 
 

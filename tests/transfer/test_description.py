@@ -156,7 +156,6 @@ def test_bytes_that_were_changed_on_the_way_are_read_or_a_protocol_error(data: s
             continue
 
 
-@pytest.mark.no_cover
 @given(
     st.sampled_from(["kvstore_engine", "name", "host", "agents", "matrix"]),
     st.sampled_from(["transport", "device", "address", "numa_node", "speed_gbit_s", "metadata"]),

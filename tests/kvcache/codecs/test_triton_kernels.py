@@ -71,7 +71,6 @@ def test_on_cuda_kernels_are_the_torch_codec_to_the_bit(scheme: Scheme, is_key: 
             assert same(decoded.cpu(), plain)
 
 
-@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the NaNs and infinities that the interpreter computes with
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize(("is_key", "tokens", "head_dim"), [(True, 64, 80), (False, 64, 192)])

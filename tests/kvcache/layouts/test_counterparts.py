@@ -93,7 +93,6 @@ def layouts(draw: st.DrawFn, *, kv_heads: int, layers: int) -> CacheLayout:
     return layout_of(spec, tp=shards * dp, dp=dp, pp=pp, cp=cp)
 
 
-@pytest.mark.no_cover
 @given(data=st.data(), kv_heads=st.sampled_from([1, 2, 4, 6]), layers=st.integers(1, 4))
 @settings(max_examples=40)
 def test_each_receiver_gets_each_of_its_elements_once_from_one_that_has_it(data: st.DataObject, kv_heads: int, layers: int) -> None:

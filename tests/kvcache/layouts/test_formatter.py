@@ -78,7 +78,6 @@ TPS, PPS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 ORDER_PAIRS = (("HND", "NHD"), ("NHD", "HND"), ("HND", "HND"), ("NHD", "NHD"))
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(("tp", "pp"), list(itertools.product(TPS, PPS)))
 def test_any_tp_and_pp_becomes_any_other(tp: int, pp: int) -> None:
     """Heads are held up to four times on either side, and every other layout has uneven stages.
@@ -98,7 +97,6 @@ def test_any_tp_and_pp_becomes_any_other(tp: int, pp: int) -> None:
         move(source, destination, 2, staged=turn % 3 == 0)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -113,7 +111,6 @@ def test_any_order_becomes_any_other(ours: str, theirs: str) -> None:
         move(layout_of(spec, order=ours, tp=2), layout_of(spec, order=theirs, tp=4, pp=2), 5, staged=staged)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(("ours", "theirs"), [(2, 8), (8, 2), (2, 6), (6, 6), (8, 4)])
 @pytest.mark.parametrize("first_token", [0, 5])
 def test_blocks_of_another_size_are_packed_anew(ours: int, theirs: int, first_token: int) -> None:
@@ -123,7 +120,6 @@ def test_blocks_of_another_size_are_packed_anew(ours: int, theirs: int, first_to
         move(source, destination, 15, first_token=first_token, staged=staged)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 3), (2, 2), (2, 3), (4, 2), (3, 1)])
 def test_context_parallel_ranks_become_any_other(ours: int, theirs: int) -> None:
     for small, large in ((2, 2), (2, 4), (4, 2)):
@@ -139,7 +135,6 @@ def test_the_latent_of_mla_goes_to_every_rank() -> None:
         move(layout_of(spec, tp=tp, order="vllm-mla"), layout_of(spec, tp=other, pp=2), 5)
 
 
-@pytest.mark.no_cover
 def test_tensor_parallel_sizes_need_not_divide_one_another() -> None:
     spec = spec_of(kv_heads=12)
     for tp, other in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=2):
@@ -193,7 +188,6 @@ def two_layouts(draw: st.DrawFn) -> tuple[CacheLayout, CacheLayout]:
     return layout(), layout()
 
 
-@pytest.mark.no_cover
 @given(both=two_layouts(), tokens=st.integers(1, 18), data=st.data())
 @settings(max_examples=60)
 def test_any_layout_becomes_any_other_or_is_refused(both: tuple[CacheLayout, CacheLayout], tokens: int, data: st.DataObject) -> None:

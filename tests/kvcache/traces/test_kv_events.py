@@ -206,7 +206,6 @@ def interleave(cluster: Cluster, sent: Sequence[Chain], *, share_lost: float) ->
         cluster.lose(share_lost)
 
 
-@pytest.mark.no_cover
 @given(
     st.lists(st.text("ab", min_size=1, max_size=6).map(tuple), max_size=12),
     st.integers(1, 3),

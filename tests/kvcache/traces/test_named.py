@@ -72,7 +72,6 @@ def parents(requests: Sequence[TraceRequest]) -> list[int | None]:
     return found
 
 
-@pytest.mark.no_cover
 def test_the_same_seed_gives_the_same_requests_and_another_one_others(requests: list[TraceRequest]) -> None:
     assert list(itertools.islice(generate(seed=0), 100)) == requests[:100]
     assert list(itertools.islice(generate(seed=1), 100)) != requests[:100]

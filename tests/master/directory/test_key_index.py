@@ -227,5 +227,5 @@ class AgainstDict(RuleBasedStateMachine):
         assert self.rows.find(list(self.model)).tolist() == list(self.model.values())
 
 
-TestAgainstDict = pytest.mark.no_cover(AgainstDict.TestCase)
+TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(stateful_step_count=20, max_examples=30, deadline=None)

@@ -310,7 +310,7 @@ class AgainstModel(RuleBasedStateMachine):
         assert {key: self.rows.version(row).parent for key, row in self.red.rows.items()} == self.links
 
 
-TestAgainstModel = pytest.mark.no_cover(AgainstModel.TestCase)
+TestAgainstModel = AgainstModel.TestCase
 
 
 def test_namespaces_are_named_by_index() -> None:

@@ -22,7 +22,6 @@ def times(*coefficients: float) -> list[float]:
     return [sum(c * f for c, f in zip(coefficients, row, strict=True)) for row in ROWS]
 
 
-@pytest.mark.no_cover
 @given(st.tuples(*[st.integers(0, 50)] * 3).filter(any))
 def test_what_is_a_sum_of_the_features_is_found_again(coefficients: tuple[int, int, int]) -> None:
     found, report = fit(ROWS, times(*coefficients))

@@ -36,7 +36,6 @@ LOADS = st.builds(
 TIERS = st.lists(st.builds(dram, st.integers(0, 200), bytes_per_s=st.floats(10, 1e4)), max_size=2)
 
 
-@pytest.mark.no_cover
 @settings(max_examples=60)
 @given(LOADS, st.integers(1, 200), TIERS, st.sampled_from(STRATEGIES), st.integers(0, 1000))
 def test_nothing_is_lost_and_nothing_done_for_nobody(
@@ -85,7 +84,6 @@ def big(name: str, *, users: int, cache_tokens: int = 10_000) -> Outcome:
     return relieve(serving, strategy(name), load, Random(5))
 
 
-@pytest.mark.no_cover
 def test_where_all_fit_strategies_make_no_difference() -> None:
     found = [replace(big(each.name, users=5), strategy="") for each in STRATEGIES]
     assert all(each == found[0] for each in found)
@@ -93,7 +91,6 @@ def test_where_all_fit_strategies_make_no_difference() -> None:
     assert found[0].displacements == found[0].rejected == found[0].evicted == 0
 
 
-@pytest.mark.no_cover
 def test_under_pressure_each_has_its_price() -> None:
     found = {each.name: big(each.name, users=20, cache_tokens=4000) for each in STRATEGIES}
     reject, queue, evict = found["reject"], found["queue"], found["evict"]

@@ -88,7 +88,6 @@ def closed(times: Times, found: Sequences) -> tuple[dict[int, float], int]:
     return ends, stretches
 
 
-@pytest.mark.no_cover
 @given(sequences)
 def test_affine_times_are_exact_in_one_stretch_an_end(found: Sequences) -> None:
     ends, stretches = closed(AFFINE, found)
@@ -96,7 +95,6 @@ def test_affine_times_are_exact_in_one_stretch_an_end(found: Sequences) -> None:
     assert stretches <= len(found)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("times", [CURVED, KINKED], ids=["curved", "kinked"])
 @given(found=sequences)
 def test_other_times_are_taken_in_short_stretches(times: Times, found: Sequences) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +37,6 @@ def test_the_policy_says_which_leaves_and_the_index_hears_of_it() -> None:
     assert [key in cache for key in (1, 3, 4, 5)] == [False, True, True, True]
 
 
-@pytest.mark.no_cover
 @given(st.integers(1, 5), st.lists(st.tuples(st.lists(st.integers(0, 8), unique=True), st.integers(0, 3))))
 def test_index_and_cache_hold_the_same_and_never_too_much(blocks: int, prompts: list[tuple[list[int], int]]) -> None:
     cache, index = make(blocks)

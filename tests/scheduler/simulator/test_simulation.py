@@ -59,7 +59,6 @@ def test_what_is_not_known_is_said_before_anything_runs(changed: dict[str, Any],
         Scenario(**changed).simulation()
 
 
-@pytest.mark.no_cover
 def test_what_knows_more_answers_sooner() -> None:
     """The order of the published comparison, on conversations with the statistics of its trace."""
     requests = list(islice(generate(seed=1), 1200))
@@ -82,7 +81,6 @@ def run(requests: Sequence[TraceRequest], **plan: Any) -> tuple[Simulation, Repo
     return found, found.run(requests)
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("dispatcher", DISPATCHERS)
 def test_equal_inputs_give_equal_reports(dispatcher: str) -> None:
     plan = Plan(prefill=3, decode=2, cache_blocks=500, rate=0.2)
@@ -90,7 +88,6 @@ def test_equal_inputs_give_equal_reports(dispatcher: str) -> None:
     assert first == second
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("admission", [AdmitAll, RejectEarly, RejectLate])
 def test_every_request_ends_once_and_leaves_nothing_behind(mode: Mode, admission: type[Admission]) -> None:

@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from kvstore.tiers.policies.conformance import PolicyConformance
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy
 from kvstore.tiers.policies.lhd import CLASSES, GHOSTS_PER_KEY, LHD
@@ -44,7 +42,6 @@ def test_the_victim_has_the_lowest_density_of_all_and_any_schedule_keeps_the_inv
             policy.check_integrity()
 
 
-@pytest.mark.no_cover
 def test_keys_read_in_a_loop_larger_than_the_cache_are_hit_nevertheless() -> None:
     """LRU has no hit there: each key leaves just before it is read again."""
     policy: LHD[int] = LHD()
@@ -52,7 +49,6 @@ def test_keys_read_in_a_loop_larger_than_the_cache_are_hit_nevertheless() -> Non
     assert hits > 0.2 * 15_000
 
 
-@pytest.mark.no_cover
 def test_keys_read_again_outlive_a_scan() -> None:
     chance = random.Random(1)
     policy: LHD[int] = LHD()

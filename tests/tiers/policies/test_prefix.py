@@ -110,7 +110,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert all(key in self.policy for key in self.parents)
 
 
-TestPrefixMachine = pytest.mark.no_cover(PrefixMachine.TestCase)
+TestPrefixMachine = PrefixMachine.TestCase
 TestPrefixMachine.settings = MACHINE_SETTINGS
 
 
@@ -235,7 +235,6 @@ def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
             policy.remove(victim)
 
 
-@pytest.mark.no_cover
 def test_what_was_learned_to_come_back_stays() -> None:
     """LRU would keep the newest prompts, long and short."""
     clock = Clock()
@@ -264,7 +263,6 @@ def test_last_blocks_leave_first_where_they_never_come_back() -> None:
     assert all(key is not None and key.startswith(("unfinished", "more")) for key in first)
 
 
-@pytest.mark.no_cover
 def test_a_prefix_that_many_share_outlives_what_hangs_on_it() -> None:
     """And so do all of its blocks, though only the last one has many children."""
     clock = Clock()

@@ -1,6 +1,5 @@
 """The heap finds what a scan for the lowest rank finds."""
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -45,7 +44,7 @@ class AgainstScan(RuleBasedStateMachine):
         assert all((key in self.heap) == (key in self.ranks) for key in range(6))
 
 
-TestAgainstScan = pytest.mark.no_cover(AgainstScan.TestCase)
+TestAgainstScan = AgainstScan.TestCase
 TestAgainstScan.settings = MACHINE_SETTINGS
 
 

@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from kvstore.tiers.machine_conformance import MACHINE_SETTINGS
 from kvstore.tiers.policies.conformance import NaivePolicy, PolicyConformance, PolicyMachine
 from kvstore.tiers.policies.interface import MAX_SCAN, EvictionPolicy, ObservedCapacity
@@ -78,7 +76,7 @@ class WTinyLFUAgainstNaive(PolicyMachine):
         return NaiveTinyLFU()
 
 
-TestWTinyLFUAgainstNaive = pytest.mark.no_cover(WTinyLFUAgainstNaive.TestCase)
+TestWTinyLFUAgainstNaive = WTinyLFUAgainstNaive.TestCase
 TestWTinyLFUAgainstNaive.settings = MACHINE_SETTINGS
 
 

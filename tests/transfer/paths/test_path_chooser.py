@@ -164,7 +164,6 @@ class Rails:
 SHAPED = {A: 1 * GBIT_S, B: 2 * GBIT_S, C: 4 * GBIT_S}
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize("speed_bytes_s", [0.0, 10 * GBIT_S])
 @pytest.mark.parametrize("size_bytes", [64 << 10, MIB, 4 * MIB])
 def test_rails_of_different_speed_are_used_in_proportion_and_nearly_in_full(speed_bytes_s: float, size_bytes: int) -> None:
@@ -189,7 +188,6 @@ def test_a_rail_that_changes_its_speed_gets_its_new_share_within_a_second() -> N
     assert sum(delivered.values()) >= 0.9 * 2.0 * 7 * GBIT_S
 
 
-@pytest.mark.no_cover
 def test_the_share_of_a_rail_that_stops_goes_to_the_others_until_it_works_again() -> None:
     rails = Rails(chooser(*SHAPED, settings=SETTINGS), dict(SHAPED))
     rails.run(2.0)
@@ -392,5 +390,5 @@ class AgainstList(RuleBasedStateMachine):
         assert {one for one, _, _ in self.slices} <= set(self.paths.states)
 
 
-TestAgainstList = pytest.mark.no_cover(AgainstList.TestCase)
+TestAgainstList = AgainstList.TestCase
 TestAgainstList.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)

@@ -122,7 +122,6 @@ def test_reports_and_returns_that_match_nothing_are_misuse_and_change_nothing() 
     pool.check_integrity()
 
 
-@pytest.mark.no_cover
 def test_a_thousand_peers_through_64_endpoints_hit_as_often_as_the_reference() -> None:
     """Zipf access (s = 1), 50,000 times: the reference's hits, at most 64 open at any time, none left open."""
     weights = 1 / np.arange(1, 1001)
@@ -209,7 +208,6 @@ class Schedule:
             self.pool.opened(key, self.held[user])
 
 
-@pytest.mark.no_cover
 @given(st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=10), st.integers(1, 4), st.integers(0, 1 << 32))
 @settings(max_examples=300)
 def test_under_any_schedule_every_user_gets_on(keys: list[list[int]], max_endpoints: int, seed: int) -> None:
@@ -374,5 +372,5 @@ class AgainstModel(RuleBasedStateMachine):
         self.pool.check_integrity()
 
 
-TestAgainstModel = pytest.mark.no_cover(AgainstModel.TestCase)
+TestAgainstModel = AgainstModel.TestCase
 TestAgainstModel.settings = settings(max_examples=200, stateful_step_count=50)

@@ -84,7 +84,6 @@ def test_what_is_not_json_is_refused(data: bytes) -> None:
         parse_topology(data)
 
 
-@pytest.mark.no_cover
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_any_json_gives_a_topology_or_a_protocol_error(value: Any) -> None:
     for data in (json.dumps(value), json.dumps(document(nics=value)), json.dumps(document(matrix=value))):
