@@ -192,7 +192,11 @@ class Server:
                 sock = self._tls.begin_from(sock)
             except OSError:  # gone already
                 return
-        session = Session(self._reactor, sock, _Tracked(self), self._send_limits, self._observer, self.tracer)
+        try:
+            session = Session(self._reactor, sock, _Tracked(self), self._send_limits, self._observer, self.tracer)
+        except (MemoryError, OSError):
+            self._turn_away(sock, "the server has no memory for another connection")
+            return
         session.on_denied = self.on_denied
         session.number = next(self._numbers)
         session.limit_bodies(MAX_HELLO_BYTES)

@@ -29,7 +29,7 @@ SETTINGS: Final = {
     "jobs": "client.jobs.config:JobSettings",
     "lmcache": "engines.lmcache.settings:LMCacheSettings",
     "master": "master.config:MasterSettings",
-    "mooncake": "engines.mooncake.settings:MooncakeSettings",
+    "mooncake": "engines.mooncake.setup:MooncakeSettings",
     "node": "store.config:NodeSettings",
     "publisher": "engines.publisher.config:PublisherSettings",
     "router": "router.config:RouterSettings",

@@ -73,7 +73,7 @@ def _node() -> Iterator[tuple[str, Point]]:
         "replicate.report": "store.replicas.queue:ReplicaQueue._report",
         "replicate.shown": "store.replicas.queue:ReplicaQueue._settle",
         "drain.mode": "store.leaving:Leaving.drain",
-        "drain.save": "store.moves.saving:Saver.begin",
+        "drain.save": "store.leaving:Saver.begin",
     }
     for name, function in functions.items():
         yield from _around(f"node.{name}", f"kvstore.{function}")
@@ -87,10 +87,10 @@ def _master() -> Iterator[tuple[str, Point]]:
     yield from _served("master", "replicate", Replicate, Copied)
     functions = {
         "publish.commit": "master.catalogs.group_commit:GroupCommit._commit",
-        "publish.durable": "master.catalogs.committing:Committer._committed",
+        "publish.durable": "master.catalogs.group_commit:Committer._committed",
         "publish.merge": "master.catalogs.segments.merging:Merging.step",
-        "remove.planned": "master.directory.removing:Removing.plan",
-        "remove.dropped": "master.directory.removing:Removing.dropped",
+        "remove.planned": "master.directory.removals:Removing.plan",
+        "remove.dropped": "master.directory.removals:Removing.dropped",
         "replicate.order": "master.frames.nodes:NodeFrames.replicate",
         "replicate.enter": "master.directory.replication:Replication.enter",
         "register": "master.roles.leading:Leading.register",

@@ -110,6 +110,7 @@ def test_a_node_that_gets_no_memory_refuses_and_goes_on_once_it_does(tmp_path: P
         with system.client() as client:
             assert client.put(b"k", value)
             assert client.pin([b"k"]) == [True]  # it is not what makes room for others
+            assert client.get(b"k") == value  # it has the connections and the index that a get needs
             with limited(pid, resource.RLIMIT_AS, (used_kb << 10) + MIB), system.client(deadline_s=2.0) as short:
                 for number in range(40):  # of as many sizes: each wants a slab of its own
                     key = b"more-%d" % number

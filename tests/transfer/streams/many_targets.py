@@ -15,6 +15,7 @@ from kvstore.transfer.streams.tcp import TcpListener
 from tests.tuned import tuned
 
 REGION_BYTES = 4096
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class ManyTargets:
@@ -42,7 +43,7 @@ class ManyTargets:
 @contextmanager
 def many_targets(count: int) -> Iterator[ManyTargets]:
     """The process is gone at the end."""
-    process = subprocess.Popen([sys.executable, str(Path(__file__)), str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", __name__, str(count)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield ManyTargets(process)
     finally:

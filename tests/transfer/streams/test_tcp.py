@@ -279,7 +279,8 @@ def test_who_has_no_certificate_cannot_be_connected_to() -> None:
         transport(certificates(shared().client())).listen(RAIL)
 
 
-def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_path: Path) -> None:
+def test_a_peer_whose_certificate_is_revoked_has_nothing_it_asks_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     revoked = tmp_path / "revoked"
     revoke(revoked)
     settings = shared().server(Subject(NODE, "one"), hosts=("nowhere",))
